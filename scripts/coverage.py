@@ -20,9 +20,9 @@ ROOMS = {
     "containers": ["crates/checkpoint/src/**/*.rs"],
     "quantized checkpoints": ["crates/dequant/src/**/*.rs"],
     "tokenizers": ["crates/tokenizer/src/**/*.rs"],
-    "texts": ["src/convert/model_card.rs", "src/convert/metadata.rs", "crates/gguf/src/assign.rs", "src/verify/prompts/read.rs",
-              "src/verify/tasks/hellaswag.rs", "src/verify/tasks/winogrande.rs", "src/verify/tasks/multiple_choice.rs",
-              "src/verify/logit_file/read.rs", "src/verify/chat.rs", "src/quantize/options.rs"],
+    "texts": ["crates/convert/src/model_card.rs", "crates/convert/src/metadata.rs", "crates/gguf/src/assign.rs", "crates/verify/src/prompts/read.rs",
+              "crates/verify/src/tasks/hellaswag.rs", "crates/verify/src/tasks/winogrande.rs", "crates/verify/src/tasks/multiple_choice.rs",
+              "crates/verify/src/logit_file/read.rs", "crates/verify/src/chat.rs", "crates/quantize/src/options.rs"],
     "cards": ["crates/arch/src/load.rs", "crates/arch/src/expr.rs", "crates/arch/src/names.rs", "crates/arch/src/schema.rs",
               "crates/arch/src/read/*.rs", "crates/arch/src/read.rs", "crates/arch/src/card_merge.rs", "crates/arch/src/graph/*.rs", "crates/arch/src/graph.rs"],
 }

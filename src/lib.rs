@@ -39,30 +39,24 @@
 //! [`core::progress::Progress`]. The feature `cli` (default) adds the four programs, the feature `remote` (default)
 //! checkpoints on servers.
 
-pub mod calibrate;
 #[cfg(feature = "cli")]
 pub mod cli;
-pub mod convert;
-pub mod inspect;
 pub mod job;
-pub mod quantize;
-#[cfg(feature = "remote")]
-pub mod remote;
-pub mod verify;
-
-#[cfg(test)]
-extern crate self as gguf_foundry;
-#[cfg(test)]
-#[path = "../tests/testkit/mod.rs"]
-mod testkit;
 
 pub use gguf_arch as arch;
+pub use gguf_calibration as calibrate;
 pub use gguf_checkpoint as checkpoint;
+pub use gguf_conversion as convert;
 pub use gguf_core as core;
 pub use gguf_dequant as dequant;
 pub use gguf_engine as engine;
 pub use gguf_format as gguf;
+pub use gguf_inspection as inspect;
 pub use gguf_quant as quant;
+pub use gguf_quantization as quantize;
+#[cfg(feature = "remote")]
+pub use gguf_remote as remote;
 pub use gguf_solve as solve;
 pub use gguf_tokenizer as tokenizer;
+pub use gguf_verification as verify;
 pub use gguf_views as views;

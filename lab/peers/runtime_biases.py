@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes src/convert/runtime_biases.tsv: under which architectures llama.cpp's loader takes which biases.
+"""Writes crates/convert/src/runtime_biases.tsv: under which architectures llama.cpp's loader takes which biases.
 
-Usage: runtime_biases.py LLAMA_CPP_DIR > src/convert/runtime_biases.tsv
+Usage: runtime_biases.py LLAMA_CPP_DIR > crates/convert/src/runtime_biases.tsv
 
 A line has an architecture, a tab, and the names of tensors, `N` for a number, whose `.bias` the architecture's
 `load_arch_tensors` asks for. A file with a tensor that nobody asks for is not loaded ("wrong number of tensors").

@@ -1,7 +1,7 @@
-//! Material of tests: noise, tensors in memory, models of some kilobytes, checkpoints, folders.
+//! Material of tests: noise, tensors in memory, models of some kilobytes, checkpoints.
 //!
-//! The unit tests of the library, `tests/it` and the benchmarks include this folder, other crates its `noise` alone. It
-//! uses only what the library exports.
+//! `tests/it` and the benchmarks include this folder; the engine's own tests include its models and formulas. It uses
+//! only what the crates export.
 #![allow(dead_code, unreachable_pub, clippy::unwrap_used, reason = "whoever includes this uses a part of it")]
 
 pub mod checkpoints;

@@ -38,9 +38,10 @@ fn agrees(dir: &Path, input: JobInput, types: &str, program: &str, args: &[&str]
     assert!(!own.exists());
     let theirs = run(program, dir, &[args, &["--json"]].concat()).ok().json();
     let report = job.run(&Silent).unwrap();
-    assert_eq!(report.files(), [own.clone()]);
+    assert_eq!(report.files(), std::slice::from_ref(&own));
     assert_eq!(steady(serde_json::to_value(&report).unwrap()), steady(theirs), "{args:?}");
     assert!(fs_err::read(&own).unwrap() == fs_err::read(dir.join("theirs.gguf")).unwrap(), "{args:?}");
+    fs_err::remove_file(own).unwrap();
 }
 
 #[test]

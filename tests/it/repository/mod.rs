@@ -3,4 +3,4 @@
 mod coverage;
 mod dependencies;
 mod docs;
-mod layers;
+mod vector_levels;

@@ -1,0 +1,330 @@
+//! Attempts at a model, one after the other: each is solved or resumed from an interrupted run, then measured.
+
+use std::collections::BTreeMap;
+
+use crate::calibration_run::{CalibrateOptions, CalibrationRun};
+use crate::figures::{HeldOutFigures, WORTH_IT};
+use crate::importance::total_importance;
+use crate::matrices::{MatrixSolver, SolveTarget, solver_bytes};
+use crate::options::{FidelityOptions, Keep, Solver, StatisticsOutput};
+use crate::program::program;
+use crate::sequential::{Followed, Task};
+use crate::solved::SolvedBlocks;
+use crate::solver::LayerSolver;
+use crate::store::identity;
+use crate::work::{FinishedAttempt, Resumed, WorkFacts};
+use crate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, StatisticsWriter};
+use gguf_core::progress::{Progress, Titled};
+use gguf_core::{GgmlType, TensorMeta};
+use gguf_engine::{EngineError, EngineOptions};
+use gguf_format::{ColumnSums, Imatrix, ImatrixSums};
+use gguf_quantization::{Input, QuantizeError, QuantizePlan};
+use gguf_verification::{Divergence, Fingerprint, Model, Window, divergence_on};
+
+/// Inputs that all attempts share.
+pub(super) struct Attempts<'a> {
+    pub(super) model: &'a Model<'a>,
+    pub(super) input: &'a Input<'a>,
+    pub(super) text: &'a CalibrationText,
+    pub(super) options: &'a FidelityOptions<'a>,
+    pub(super) targets: &'a BTreeMap<String, SolveTarget>,
+    /// Quantized tensors whose type has no solver.
+    pub(super) others: &'a [(String, GgmlType)],
+    pub(super) held_out: &'a [Window],
+    pub(super) progress: &'a dyn Progress,
+}
+
+/// Result of one attempt.
+pub(super) struct AttemptResult {
+    pub(super) imatrix: Imatrix,
+    pub(super) blocks: SolvedBlocks,
+    pub(super) left: Vec<NotSolved>,
+    /// Matrices that an earlier run has solved.
+    pub(super) n_found: usize,
+}
+
+impl Attempts<'_> {
+    /// Begins to keep the work of this run, or resumes from the work that is kept.
+    ///
+    /// # Errors
+    /// Kept work of a run that would have given another result.
+    pub(super) fn begin(&self) -> Result<(), CalibrateError> {
+        let Some(work) = self.options.keep.work else { return Ok(()) };
+        Ok(work.begin(self.facts()?)?)
+    }
+
+    /// Solves all matrices that are not solved yet.
+    pub(super) fn attempt(
+        &self,
+        number: usize,
+        solver: SolverOptions,
+    ) -> Result<AttemptResult, CalibrateError> {
+        let tensors = self.input.source.tensors();
+        let places = self.targets.values().map(|target| (&tensors[target.tensor], target.ty));
+        let Some(work) = self.options.keep.work else {
+            let blocks = SolvedBlocks::new(self.options.dir, places)?;
+            let (sums, left) = self.solve(number, &blocks, solver)?;
+            return Ok(AttemptResult { imatrix: imatrix(&sums)?, blocks, left, n_found: 0 });
+        };
+        let finished = work.finished(number);
+        if let Some(FinishedAttempt { importance, left }) =
+            finished.as_ref().filter(|_| self.is_given_up(number))
+        {
+            let blocks = SolvedBlocks::new(self.options.dir, std::iter::empty())?;
+            let imatrix = imatrix(&self.sums(importance.clone()))?;
+            return Ok(AttemptResult { imatrix, blocks, left: left.clone(), n_found: 0 });
+        }
+        let Resumed { blocks, n_found, n_damaged } = work.blocks(number, places, self.progress)?;
+        if n_found + n_damaged > 0 {
+            let damaged = match n_damaged {
+                0 => String::new(),
+                n => format!("; the blocks of {n} others are damaged, they are solved again"),
+            };
+            let text = format!("resuming: {n_found} of {} matrices are there{damaged}", blocks.n_all());
+            self.progress.warn(&text);
+        }
+        if let Some(FinishedAttempt { importance, left }) = finished.filter(|_| n_damaged == 0) {
+            blocks.meet_all();
+            let imatrix = imatrix(&self.sums(importance))?;
+            return Ok(AttemptResult { imatrix, blocks, left, n_found });
+        }
+        let (sums, left) = self.solve(number, &blocks, solver)?;
+        blocks.meet_all();
+        work.finish(number, &sums.tensors, &left)?;
+        Ok(AttemptResult { imatrix: imatrix(&sums)?, blocks, left, n_found })
+    }
+
+    /// Returns true if an earlier run measured this attempt, found it not worth it, and went on to the next one.
+    fn is_given_up(&self, number: usize) -> bool {
+        let judged = |attempt| self.options.keep.work.and_then(|work| work.judged(attempt));
+        judged(None).zip(judged(Some(number))).is_some_and(|(plain, own)| own.ratio(&plain) > WORTH_IT)
+    }
+
+    /// Importance sums with the names, chunks and context length of the text.
+    fn sums(&self, tensors: BTreeMap<String, ColumnSums>) -> ImatrixSums {
+        let kinds = &self.text.kinds;
+        let n_chunks = match self.options.keep.statistics {
+            None => kinds.iter().map(|kind| kind.windows.len()).sum(),
+            Some(statistics) => {
+                let counts = statistics.kinds().into_iter().map(|kind| kind.n_sequences);
+                let own = counts.zip(self.text.weights_of(statistics)).filter(|(_, weight)| *weight > 0.0);
+                usize::try_from(own.map(|(n, _)| n).sum::<u64>()).unwrap_or(usize::MAX)
+            }
+        };
+        ImatrixSums {
+            tensors,
+            datasets: kinds.iter().map(|kind| kind.name.as_bytes().to_vec()).collect(),
+            n_chunks,
+            chunk_size: self.text.n_ctx,
+        }
+    }
+
+    fn solve(
+        &self,
+        number: usize,
+        blocks: &SolvedBlocks,
+        solver: SolverOptions,
+    ) -> Result<(ImatrixSums, Vec<NotSolved>), CalibrateError> {
+        if self.options.solver == Solver::Sequential {
+            let solved = self.targets.iter().map(|(name, target)| (name.clone(), target.ty));
+            let task = Task {
+                model: self.model,
+                source: self.input.source,
+                text: self.text,
+                engine: self.options.engine,
+                targets: self.targets,
+                types: &solved.chain(self.others.iter().cloned()).collect(),
+                options: solver,
+                blocks,
+                dir: self.options.dir,
+                progress: self.progress,
+            };
+            let Followed { importance, left } = task.run()?;
+            return Ok((importance, left));
+        }
+        let statistics = self.options.keep.statistics;
+        let mut solver = LayerSolver {
+            matrices: MatrixSolver {
+                source: self.input.source,
+                level: self.options.engine.level,
+                options: solver.solve,
+                blocks,
+                progress: self.progress,
+            },
+            shrinkage: solver.shrinkage,
+            targets: self.targets,
+            weights: match statistics {
+                Some(statistics) => self.text.weights_of(statistics),
+                None => self.text.kinds.iter().map(|kind| f64::from(kind.weight)).collect(),
+            },
+            left: Vec::new(),
+        };
+        let sums = match statistics {
+            Some(statistics) => self.by_statistics(statistics, &mut solver)?,
+            None => self.by_text(number, &mut solver)?,
+        };
+        Ok((total_importance(&sums), solver.left))
+    }
+
+    /// Runs the model, and saves its moments if asked to.
+    fn by_text(
+        &self,
+        number: usize,
+        solver: &mut LayerSolver<'_>,
+    ) -> Result<Vec<ImatrixSums>, CalibrateError> {
+        let mut writer = self.writer(number)?;
+        let is_saved = writer.is_some();
+        let blocks = solver.matrices.blocks;
+        // A saved run collects all matrices: another quantization may solve some that this one does not.
+        let is_solved = |name: &str| self.targets.contains_key(name) && !blocks.has_all(name);
+        let wants = |meta: &TensorMeta| if is_saved { meta.shape.rank() > 1 } else { is_solved(&meta.name) };
+        let calibrate =
+            CalibrateOptions { engine: self.options.engine, wants: &wants, dir: self.options.dir };
+        let tensors = self.input.source.tensors();
+        let solver_bytes = solver_bytes(tensors, self.targets.values(), self.options.engine.n_threads);
+        let run = CalibrationRun::new(self.model, self.text, calibrate)?.with_consumer(solver_bytes)?;
+        let sums = run.run(self.progress, &mut |layer| {
+            if let Some(writer) = &mut writer {
+                writer.add(&layer)?;
+            }
+            solver.take(&layer)
+        })?;
+        if let Some(writer) = writer {
+            writer.commit(&sums)?;
+        }
+        Ok(sums)
+    }
+
+    /// Writer of the moments, at the first attempt of a run that saves them.
+    fn writer(&self, number: usize) -> Result<Option<StatisticsWriter>, CalibrateError> {
+        let Keep { save, .. } = self.options.keep;
+        let Some(StatisticsOutput { path, sync }) = save.filter(|_| number == 0) else { return Ok(None) };
+        let seed = self.text.kinds.iter().find_map(|kind| kind.seed);
+        // A run that was interrupted before its output was written may have saved them already.
+        if let Ok(found) = Statistics::open(path)
+            && found.are_of(self.model, self.text, seed)?
+        {
+            return Ok(None);
+        }
+        Ok(Some(StatisticsWriter::create(path, self.model, self.text, seed, sync)?))
+    }
+
+    /// Solves one layer after the other from kept statistics, without running the model.
+    fn by_statistics(
+        &self,
+        statistics: &Statistics,
+        solver: &mut LayerSolver<'_>,
+    ) -> Result<Vec<ImatrixSums>, CalibrateError> {
+        let n_bytes = (0..statistics.n_layers()).map(|at| statistics.file_bytes(at)).sum();
+        self.progress.begin("solving by statistics", n_bytes);
+        for at in 0..statistics.n_layers() {
+            if self.progress.is_cancelled() {
+                return Err(EngineError::Cancelled.into());
+            }
+            if !self.targets.is_empty()
+                && let Some(layer) = statistics.layer(at)?
+            {
+                solver.take(&layer)?;
+            }
+            self.progress.advance(statistics.file_bytes(at));
+        }
+        self.progress.end();
+        let sums = statistics.importance()?.into_iter().zip(&solver.weights);
+        Ok(sums.filter(|(_, weight)| **weight > 0.0).map(|(sums, _)| sums).collect())
+    }
+
+    /// Measures the file of a plan unless it was measured before; `None` is the importance matrix alone.
+    pub(super) fn judge(
+        &self,
+        attempt: Option<usize>,
+        plan: &QuantizePlan<'_>,
+    ) -> Result<HeldOutFigures, CalibrateError> {
+        let work = self.options.keep.work;
+        let title = match attempt {
+            None => "measuring the file of the importance matrix alone",
+            Some(_) => "measuring the file that was solved",
+        };
+        if let Some(judged) = work.and_then(|work| work.judged(attempt)) {
+            // It still counts as a step of the run.
+            self.progress.begin(title, 0);
+            self.progress.end();
+            return Ok(judged);
+        }
+        let progress = Titled { title, progress: self.progress };
+        let found = divergence_of(plan, self.model, self.held_out, self.options.engine, &progress)?;
+        let judged = HeldOutFigures::of(&found);
+        if let Some(work) = work {
+            work.judge(attempt, &judged)?;
+        }
+        Ok(judged)
+    }
+
+    /// Drops the kept blocks of an attempt that was not worth it.
+    pub(super) fn give_up(&self, number: usize) {
+        if let Some(work) = self.options.keep.work {
+            work.drop_blocks(number);
+        }
+    }
+
+    /// Everything that decides the result; threads and memory do not.
+    fn facts(&self) -> Result<WorkFacts, CalibrateError> {
+        let (model, tokenizer) = identity(self.model)?;
+        let mut facts = WorkFacts::default();
+        facts.add("program", program());
+        // Sums of products have the same bits only with the same instructions.
+        facts.add("vector instructions", self.options.engine.level.name());
+        facts.add("model", model);
+        facts.add("tokenizer", tokenizer);
+        facts.add("solver", self.options.solver.name());
+        if let Some(statistics) = self.options.keep.statistics {
+            facts.add("statistics", statistics.digest());
+        }
+        let mut text = Fingerprint::default();
+        for kind in &self.text.kinds {
+            text.bytes(kind.name.as_bytes());
+            text.number(kind.weight.into());
+            text.number(kind.windows.len() as u64);
+            text.windows(&kind.windows);
+        }
+        facts.add("calibration text", format!("{}, digest {}", self.text.description(), text.hex()));
+        let mut held_out = Fingerprint::default();
+        held_out.windows(self.held_out);
+        for window in self.held_out {
+            held_out.number(window.scored.start as u64);
+            held_out.number(window.scored.end as u64);
+        }
+        facts.add("text of the check", held_out.hex());
+        let mut types = Fingerprint::default();
+        let targets = self.targets.iter().map(|(name, target)| (name, target.ty));
+        for (name, ty) in targets.chain(self.others.iter().map(|(name, ty)| (name, *ty))) {
+            types.bytes(name.as_bytes());
+            types.bytes(ty.name().as_bytes());
+        }
+        let quantize = self.options.quantize;
+        facts.add("type", quantize.file_type.to_string());
+        facts.add("types of the tensors", types.hex());
+        let mut options = Fingerprint::default();
+        options.value(&quantize.identity())?;
+        facts.add("options of the quantization", options.hex());
+        Ok(facts)
+    }
+}
+
+/// Divergence of a plan's file from the model, without writing it.
+///
+/// # Errors
+/// Models that cannot be run, text without scored tokens; cancellation.
+pub(super) fn divergence_of(
+    plan: &QuantizePlan<'_>,
+    model: &Model<'_>,
+    windows: &[Window],
+    engine: EngineOptions,
+    progress: &dyn Progress,
+) -> Result<Divergence, CalibrateError> {
+    let own = Model { source: plan, metadata: plan.metadata(), file: None, recall: None, ..*model };
+    divergence_on(&own, model, windows, engine, progress)?.ok_or(CalibrateError::NoText)
+}
+
+fn imatrix(sums: &ImatrixSums) -> Result<Imatrix, CalibrateError> {
+    Ok(Imatrix::of_sums(sums).map_err(QuantizeError::from)?)
+}

@@ -1,0 +1,66 @@
+//! Options of a calibrated quantization.
+
+use std::path::Path;
+
+use crate::{Statistics, WorkFolder};
+use gguf_engine::EngineOptions;
+use gguf_quantization::QuantizeOptions;
+
+/// Method that chooses codes and scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Solver {
+    /// Rounding as in llama.cpp, with the importance matrix of the same tokens.
+    Reference,
+    /// Error feedback and coordinate descent with the second moments of the unquantized model's activations.
+    Gptq,
+    /// GPTQ with the activations of the model whose earlier tensors are already quantized. The weights are corrected to
+    /// compensate for the error of those tensors.
+    Sequential,
+}
+
+impl Solver {
+    /// Name in options and metadata.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Reference => "reference",
+            Self::Gptq => "gptq",
+            Self::Sequential => "sequential",
+        }
+    }
+}
+
+/// Options of a calibrated quantization.
+#[derive(Clone, Copy, Debug)]
+pub struct FidelityOptions<'a> {
+    /// Method that chooses codes and scales.
+    pub solver: Solver,
+    /// Threads, memory and vector instructions. The memory budget is for activations and moments together.
+    pub engine: EngineOptions,
+    /// Options of the quantization.
+    pub quantize: &'a QuantizeOptions,
+    /// Folder for a temporary file as large as the output.
+    pub dir: &'a Path,
+    /// Outputs to keep in addition to the result, and inputs from earlier runs.
+    pub keep: Keep<'a>,
+}
+
+/// Folder for statistics.
+#[derive(Clone, Copy, Debug)]
+pub struct StatisticsOutput<'a> {
+    /// Path of the folder.
+    pub path: &'a Path,
+    /// True if files must reach the disk before they get their names.
+    pub sync: bool,
+}
+
+/// Outputs to keep in addition to the result, and inputs from earlier runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Keep<'a> {
+    /// Folder for blocks and figures as soon as they are made, so that the same run can resume from them.
+    pub work: Option<&'a WorkFolder>,
+    /// Folder, new or empty, for the moments of every matrix of the unquantized model.
+    pub save: Option<StatisticsOutput<'a>>,
+    /// Moments to use instead of a run; the text is [`crate::CalibrationText::of_statistics`].
+    pub statistics: Option<&'a Statistics>,
+}

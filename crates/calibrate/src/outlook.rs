@@ -1,0 +1,99 @@
+//! Forecast of the memory and disk that a calibration needs, without running the model.
+
+use crate::fidelity::{SolveTargets, targets};
+use crate::matrices::solver_bytes;
+use crate::memory::Needs;
+use crate::options::{FidelityOptions, Solver};
+use crate::{CalibrateError, CalibrationText, calibration_run, sequential};
+use gguf_core::{GgmlType, TensorMeta};
+use gguf_engine::{Engine, ModelKind};
+use gguf_quantization::Input;
+use gguf_verification::Model;
+
+/// Forecast of a calibration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Outlook {
+    /// Number of tensors that would be solved.
+    pub n_tensors: usize,
+    /// Number of their matrices: more than one per tensor for experts.
+    pub n_matrices: u64,
+    /// Tensors whose types have no solver, in the order of their names.
+    pub without_solver: Vec<(String, GgmlType)>,
+    /// Memory and files that the run needs.
+    pub needs: Needs,
+    /// Memory budget in bytes.
+    pub budget_bytes: u64,
+    /// Bytes of the budget that the program does not hold yet.
+    pub free_bytes: u64,
+    /// Bytes of the blocks that are kept in a file until the output is written.
+    pub block_bytes: u64,
+}
+
+impl Outlook {
+    /// Bytes of unnamed temporary files: blocks until the output is written, and hidden states that do not fit in
+    /// memory.
+    #[must_use]
+    pub fn disk_bytes(&self) -> u64 {
+        let spilled = if self.is_spilling() { self.needs.spilled_bytes } else { 0 };
+        self.block_bytes.saturating_add(spilled)
+    }
+
+    /// Returns true if hidden states go to files.
+    #[must_use]
+    pub fn is_spilling(&self) -> bool {
+        self.needs.all_bytes > self.free_bytes
+    }
+
+    /// Computes the forecast for a model, its text and options.
+    ///
+    /// # Errors
+    /// As [`crate::solve`], except for memory, which this reports, and errors that occur only during a run.
+    pub fn of(
+        model: &Model<'_>,
+        input: &Input<'_>,
+        text: &CalibrationText,
+        options: &FidelityOptions<'_>,
+    ) -> Result<Self, CalibrateError> {
+        let plan = model.plan()?;
+        if plan.kind == ModelKind::Encoder {
+            return Err(CalibrateError::Encoder);
+        }
+        let (targets, without_solver) = match options.solver {
+            Solver::Reference => SolveTargets::default(),
+            Solver::Gptq | Solver::Sequential => targets(input, options.quantize)?,
+        };
+        let needs = if let Some(statistics) = options.keep.statistics {
+            let solver = solver_bytes(input.source.tensors(), targets.values(), options.engine.n_threads);
+            Needs::in_memory(statistics.layer_bytes()).plus(solver)
+        } else {
+            let engine = Engine::new(plan, model.source, options.engine)?;
+            let wants = |meta: &TensorMeta| targets.contains_key(&meta.name);
+            match options.solver {
+                Solver::Sequential => sequential::needs(&engine, text.lengths()),
+                Solver::Gptq | Solver::Reference => {
+                    let solver =
+                        solver_bytes(input.source.tensors(), targets.values(), options.engine.n_threads);
+                    calibration_run::needs(model, &engine, text, &wants).plus(solver)
+                }
+            }
+        };
+        let tensors = input.source.tensors();
+        let (mut n_matrices, mut block_bytes) = (0u64, 0u64);
+        for target in targets.values() {
+            let shape = &tensors[target.tensor].shape;
+            let dims = shape.dims();
+            n_matrices += dims[..dims.len().saturating_sub(2)].iter().product::<u64>();
+            let row_bytes = target.ty.row_bytes(shape.n_cols()).unwrap_or(0);
+            block_bytes = block_bytes.saturating_add(row_bytes.saturating_mul(shape.n_rows()));
+        }
+        Ok(Self {
+            n_tensors: targets.len(),
+            n_matrices,
+            without_solver,
+            needs,
+            budget_bytes: options.engine.memory_bytes,
+            free_bytes: options.engine.elastic_bytes(),
+            block_bytes,
+        })
+    }
+}

@@ -1,0 +1,103 @@
+//! Errors of statistics.
+
+use std::path::PathBuf;
+
+use gguf_checkpoint::safetensors::HeaderError;
+use gguf_core::Hint;
+use gguf_core::output::{OutputError, io_hints};
+use gguf_core::text::escape;
+use gguf_format::listed;
+
+/// Errors that prevent statistics from being written or read.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
+pub enum StatisticsError {
+    /// The directory cannot be written.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// I/O, with the path.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// A tensor that is larger than a file can hold.
+    #[error("{}: {}", file.display(), escape(reason))]
+    Plan { file: PathBuf, reason: String },
+    /// A directory without statistics.
+    #[error("{}: no `statistics.json` in it; expected a directory that `gguf-quantize stats` or `--save-stats` wrote", path.display())]
+    NotStatistics { path: PathBuf },
+    /// A part where whole statistics are needed.
+    #[error("{}: part {number} of {count} of statistics, whole ones expected", path.display())]
+    IsPart { path: PathBuf, number: usize, count: usize },
+    /// Whole statistics where a part is needed.
+    #[error("{}: statistics of a whole text, a part of some expected", path.display())]
+    NoPart { path: PathBuf },
+    /// An empty list of parts.
+    #[error("no part of statistics is given")]
+    NoParts,
+    /// A part of another run.
+    #[error("{}: a part of other statistics than {}: {what}", path.display(), other.display())]
+    OtherPart { path: PathBuf, other: PathBuf, what: &'static str },
+    /// A part that is given more than once.
+    #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
+    TwicePart { path: PathBuf, other: PathBuf, number: usize },
+    /// Parts that are missing.
+    #[error("of {count} parts {} missing: {}", if numbers.len() == 1 { "one is" } else { "some are" }, listed(numbers, *count))]
+    MissingParts { numbers: Vec<usize>, count: usize },
+    /// A part with bytes that were changed or are missing.
+    #[error("{}: damaged: {reason}", file.display())]
+    DamagedPart { file: PathBuf, reason: &'static str },
+    /// A manifest that cannot be parsed, or contradicts itself.
+    #[error("{}: {}", file.display(), escape(reason))]
+    Manifest { file: PathBuf, reason: String },
+    /// A later or unknown format.
+    #[error("{}: format version {found}; expected {expected}", file.display())]
+    Version { file: PathBuf, found: u64, expected: u64 },
+    /// Statistics of another model.
+    #[error("{}: statistics of another {what}: digest {}; expected {expected}", path.display(), escape(found))]
+    OtherModel { path: PathBuf, what: &'static str, found: String, expected: String },
+    /// A matrix that the model does not have in this form.
+    #[error("{}: tensor `{}`: inputs of {found}; expected {expected}", file.display(), escape(tensor))]
+    Matrix { file: PathBuf, tensor: String, found: String, expected: String },
+    /// A broken safetensors file.
+    #[error("{}: {source}", file.display())]
+    Header { file: PathBuf, source: HeaderError },
+    /// A tensor that the manifest names is absent.
+    #[error("{}: tensor `{}` is missing", file.display(), escape(tensor))]
+    Missing { file: PathBuf, tensor: String },
+    /// A tensor that the manifest does not name.
+    #[error("{}: tensor `{}` is not in `statistics.json`", file.display(), escape(tensor))]
+    Unlisted { file: PathBuf, tensor: String },
+    /// A tensor of another type or size.
+    #[error("{}: tensor `{}`: found {found}; expected {expected}", file.display(), escape(tensor))]
+    Shape { file: PathBuf, tensor: String, found: String, expected: String },
+    /// A value that a sum of squares or products cannot have.
+    #[error("{}: tensor `{}`: found {value} at {place}; expected {expected}", file.display(), escape(tensor))]
+    Value { file: PathBuf, tensor: String, place: String, value: f64, expected: &'static str },
+}
+
+impl Hint for StatisticsError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Output(error) => error.hints(),
+            Self::Io(error) => io_hints(error),
+            Self::OtherModel { .. } | Self::Matrix { .. } => {
+                vec!["collect them of this model: `--calibrate TEXT --save-stats DIR`".to_owned()]
+            }
+            Self::IsPart { .. } => vec!["`gguf-verify combine` puts all parts together".to_owned()],
+            Self::NoPart { .. } => {
+                vec!["parts are written by `gguf-quantize stats MODEL --part I/N`".to_owned()]
+            }
+            Self::OtherPart { .. } => {
+                vec![
+                    "all parts have the same model, texts and options, and the same N of `--part I/N`"
+                        .to_owned(),
+                ]
+            }
+            Self::MissingParts { .. } => {
+                vec!["run them, with the model, texts and options of the others".to_owned()]
+            }
+            Self::DamagedPart { .. } => vec!["copy it again, or run this part again".to_owned()],
+            Self::Version { .. } => vec!["collect them again with this program".to_owned()],
+            _ => Vec::new(),
+        }
+    }
+}

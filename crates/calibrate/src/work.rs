@@ -1,0 +1,313 @@
+//! Work of an interrupted run, kept so that the next run can resume: blocks of solved matrices, and a journal of
+//! results.
+//!
+//! # Layout
+//! - `work.json`: everything that decides the result, by name. A run that differs is refused with the first difference.
+//! - `journal`: a line for each solved matrix and each measured figure, after the line's own digest. Everything from
+//!   the first truncated or damaged line on is discarded.
+//! - `blocks-0`, `blocks-1`: the blocks of each attempt. The journal holds the digest of each matrix, so that damaged
+//!   ones are found and solved again.
+//! - `text`: text that the model has written, after its digest.
+//! - `importance.safetensors`: importance sums, in the format of statistics.
+//! - `lock`: held while a run works here.
+
+mod error;
+mod facts;
+mod text;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use crate::digest::digest_of_file;
+use crate::figures::HeldOutFigures;
+use crate::journal::{AttemptLog, Journal, Record};
+use crate::solved::SolvedBlocks;
+use crate::store::{read_importance, write_importance};
+use crate::work::facts::WorkManifest;
+use crate::{CalibrateError, NotSolved};
+use gguf_core::output::{EditLock, EditLockError, OutputFile};
+use gguf_core::progress::Progress;
+use gguf_core::sync::Unpoisoned;
+use gguf_core::{GgmlType, TensorMeta};
+use gguf_format::ColumnSums;
+
+pub use error::WorkError;
+pub(super) use facts::WorkFacts;
+pub(super) use text::KeptText;
+pub use text::SelfTextKeeper;
+
+const MANIFEST: &str = "work.json";
+const JOURNAL: &str = "journal";
+const IMPORTANCE: &str = "importance.safetensors";
+const TEXT: &str = "text";
+const LOCK: &str = "lock";
+/// Maximum number of attempts.
+const N_ATTEMPTS: usize = 2;
+
+/// Folder in which a run keeps its work.
+#[derive(Debug)]
+pub struct WorkFolder {
+    path: PathBuf,
+    sync: bool,
+    /// Manifest of an earlier run.
+    found: Option<WorkManifest>,
+    /// True if the folder was created for the work.
+    is_made: bool,
+    state: Mutex<WorkState>,
+    _lock: EditLock,
+}
+
+#[derive(Debug, Default)]
+struct WorkState {
+    journal: Option<Arc<Journal>>,
+    records: Vec<Record>,
+}
+
+/// Results of a finished attempt in addition to its blocks.
+pub(super) struct FinishedAttempt {
+    pub(super) importance: BTreeMap<String, ColumnSums>,
+    pub(super) left: Vec<NotSolved>,
+}
+
+/// Blocks, with the number of matrices of an earlier run that are intact or damaged.
+pub(super) struct Resumed {
+    pub(super) blocks: SolvedBlocks,
+    pub(super) n_found: usize,
+    pub(super) n_damaged: usize,
+}
+
+fn blocks_file(attempt: usize) -> String {
+    format!("blocks-{attempt}")
+}
+
+impl WorkFolder {
+    /// Opens a folder that is new or empty, or that holds the work of an interrupted run. With `sync`, work reaches the
+    /// disk every second.
+    ///
+    /// # Errors
+    /// [`WorkError`]: other files in the folder, another run that uses it, a broken or unknown `work.json`.
+    pub fn open(path: &Path, sync: bool) -> Result<Self, WorkError> {
+        let is_new = !path.exists();
+        if is_new {
+            fs_err::create_dir_all(path)?;
+        } else if !path.is_dir() {
+            return Err(WorkError::NoFolder { path: path.to_owned() });
+        }
+        let manifest = path.join(MANIFEST);
+        let is_ours = |name: &std::ffi::OsStr| {
+            let ours = [MANIFEST, JOURNAL, IMPORTANCE, TEXT, LOCK].iter().any(|own| name == *own);
+            ours || (0..N_ATTEMPTS).any(|attempt| name == blocks_file(attempt).as_str())
+        };
+        for entry in fs_err::read_dir(path)? {
+            let name = entry?.file_name();
+            // A run that was killed while it wrote its first file may leave a hidden temporary file.
+            if !is_ours(&name) && !name.as_encoded_bytes().starts_with(b".") {
+                return Err(WorkError::Foreign {
+                    path: path.to_owned(),
+                    name: name.to_string_lossy().into_owned(),
+                });
+            }
+            // Text is written before a run begins.
+            let is_first = name == LOCK || name == TEXT;
+            if !is_first && !manifest.is_file() && is_ours(&name) {
+                return Err(WorkError::NoManifest { path: path.to_owned() });
+            }
+        }
+        // A broken manifest is reported before the lock is taken. It is read again under the lock.
+        if manifest.is_file() {
+            WorkManifest::read(&manifest)?;
+        }
+        File::options().create(true).truncate(false).write(true).open(path.join(LOCK)).map_err(|error| {
+            std::io::Error::new(error.kind(), format!("{}: {error}", path.join(LOCK).display()))
+        })?;
+        let lock = EditLock::of(&path.join(LOCK), Duration::ZERO, &mut |_| true);
+        let lock = lock.map_err(|error| match error {
+            EditLockError::Io(error) => WorkError::Io(error),
+            EditLockError::Busy { .. } | EditLockError::Cancelled => {
+                WorkError::Busy { path: path.to_owned() }
+            }
+        })?;
+        let found = if manifest.is_file() { Some(WorkManifest::read(&manifest)?) } else { None };
+        let is_made = is_new || found.as_ref().is_some_and(|found| found.is_made);
+        Ok(Self { path: path.to_owned(), sync, found, is_made, state: Mutex::default(), _lock: lock })
+    }
+
+    /// Path of the folder.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns true if there is work of an earlier run.
+    #[must_use]
+    pub fn is_resumed(&self) -> bool {
+        self.found.is_some()
+    }
+
+    /// Returns true if this run has begun to keep work, so that it can be resumed.
+    #[must_use]
+    pub fn is_begun(&self) -> bool {
+        self.state().journal.is_some()
+    }
+
+    fn state(&self) -> MutexGuard<'_, WorkState> {
+        self.state.lock().unpoisoned()
+    }
+
+    /// Begins, or resumes if the earlier run agrees in everything that decides its result.
+    pub(super) fn begin(&self, facts: WorkFacts) -> Result<(), WorkError> {
+        match &self.found {
+            Some(found) => found.check(&facts, &self.path)?,
+            None => {
+                let json = WorkManifest::new(facts, self.is_made).json()?;
+                OutputFile::write(&self.path.join(MANIFEST), &json, self.sync)?;
+            }
+        }
+        let (journal, records) = Journal::open(&self.path.join(JOURNAL), self.sync)?;
+        *self.state() = WorkState { journal: Some(Arc::new(journal)), records };
+        Ok(())
+    }
+
+    fn add(&self, record: &Record) -> Result<(), WorkError> {
+        let journal = self.state().journal.clone();
+        match journal {
+            Some(journal) => Ok(journal.add(record)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Opens the file for the blocks of an attempt, and finds those that are already there.
+    pub(super) fn blocks<'t>(
+        &self,
+        attempt: usize,
+        targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
+        progress: &dyn Progress,
+    ) -> Result<Resumed, CalibrateError> {
+        let path = self.path.join(blocks_file(attempt));
+        let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
+        let file =
+            file.map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
+        let state = self.state();
+        let digests = state.records.iter().filter_map(|record| match record {
+            Record::Solved { attempt: own, tensor, matrix, digest } if *own == attempt => {
+                Some(((tensor.clone(), *matrix), digest.clone()))
+            }
+            _ => None,
+        });
+        let digests: BTreeMap<(String, u64), String> = digests.collect();
+        let journal = state.journal.clone();
+        drop(state);
+        let log = journal.map(|journal| AttemptLog { journal, attempt });
+        let (blocks, n_found) = SolvedBlocks::kept(file, &path, targets, log, &digests, progress)?;
+        let n_damaged = digests.len().saturating_sub(n_found);
+        Ok(Resumed { blocks, n_found, n_damaged })
+    }
+
+    /// Results of an attempt, if it was finished and they are all intact.
+    pub(super) fn finished(&self, attempt: usize) -> Option<FinishedAttempt> {
+        let state = self.state();
+        let expected = state.records.iter().find_map(|record| match record {
+            Record::Done { attempt: own, importance } if *own == attempt => Some(importance.clone()),
+            _ => None,
+        })?;
+        let mut left: Vec<NotSolved> = Vec::new();
+        for record in &state.records {
+            let Record::Left { attempt: own, tensor, matrix, reason } = record else { continue };
+            // An attempt that had to be repaired has two records of it.
+            let is_told = |known: &NotSolved| known.tensor == *tensor && known.matrix == *matrix;
+            if *own == attempt && !left.iter().any(is_told) {
+                let (tensor, reason) = (tensor.clone(), reason.clone());
+                left.push(NotSolved { tensor, matrix: *matrix, reason });
+            }
+        }
+        drop(state);
+        let path = self.path.join(IMPORTANCE);
+        if digest_of_file(&path).ok()? != expected {
+            return None;
+        }
+        let importance = read_importance(&path).ok()?;
+        Some(FinishedAttempt { importance, left })
+    }
+
+    /// Records that an attempt is finished.
+    pub(super) fn finish(
+        &self,
+        attempt: usize,
+        importance: &BTreeMap<String, ColumnSums>,
+        left: &[NotSolved],
+    ) -> Result<(), CalibrateError> {
+        for NotSolved { tensor, matrix, reason } in left {
+            let (tensor, reason) = (tensor.clone(), reason.clone());
+            self.add(&Record::Left { attempt, tensor, matrix: *matrix, reason })?;
+        }
+        let path = self.path.join(IMPORTANCE);
+        write_importance(&path, importance, self.sync)?;
+        let importance = digest_of_file(&path).map_err(WorkError::Io)?;
+        self.add(&Record::Done { attempt, importance })?;
+        Ok(())
+    }
+
+    /// Measured figures of an attempt's file; `None` is the file of the importance matrix alone.
+    pub(super) fn judged(&self, attempt: Option<usize>) -> Option<HeldOutFigures> {
+        let state = self.state();
+        state.records.iter().find_map(|record| match record {
+            Record::Judged { attempt: own, figures } if *own == attempt => {
+                Some(HeldOutFigures::of_figures(*figures))
+            }
+            _ => None,
+        })
+    }
+
+    /// Records measured figures.
+    pub(super) fn judge(&self, attempt: Option<usize>, judged: &HeldOutFigures) -> Result<(), WorkError> {
+        let figures = judged.figures();
+        // JSON cannot hold NaN and infinity; such figures are measured again.
+        if figures.iter().all(|figure| figure.is_finite()) {
+            self.add(&Record::Judged { attempt, figures })?;
+        }
+        Ok(())
+    }
+
+    /// Removes the blocks of an attempt that is given up.
+    pub(super) fn drop_blocks(&self, attempt: usize) {
+        let _ = fs_err::remove_file(self.path.join(blocks_file(attempt)));
+    }
+
+    /// Removes the work when the output is written, since it can be as large. A folder that was created for it is
+    /// removed too.
+    ///
+    /// # Errors
+    /// I/O, with the path.
+    pub fn clear(self) -> std::io::Result<()> {
+        let blocks = (0..N_ATTEMPTS).map(blocks_file);
+        // The manifest, which identifies the other files, is removed last except for the lock.
+        let names = blocks.chain([IMPORTANCE, TEXT, JOURNAL, MANIFEST, LOCK].map(str::to_owned));
+        for name in names {
+            match fs_err::remove_file(self.path.join(name)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        if self.is_made {
+            // Fails, as intended, if it has other files by now.
+            let _ = fs_err::remove_dir(&self.path);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for WorkFolder {
+    /// Leaves the folder as it was if the run stops before it has begun.
+    fn drop(&mut self) {
+        if self.found.is_none() && !self.is_begun() {
+            let _ = fs_err::remove_file(self.path.join(TEXT));
+            let _ = fs_err::remove_file(self.path.join(LOCK));
+            if self.is_made {
+                let _ = fs_err::remove_dir(&self.path);
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Errors of converting a checkpoint.
+
+use crate::{AdapterError, SizesError};
+use gguf_arch::ArchError;
+use gguf_checkpoint::CheckpointError;
+use gguf_checkpoint::pickle::PickleError;
+use gguf_checkpoint::torch::TorchError;
+use gguf_core::text::escape;
+use gguf_core::{Hint, SourceError};
+use gguf_dequant::{DequantError, LoraError};
+use gguf_tokenizer::TokenizerError;
+use gguf_views::RecipeError;
+
+/// Errors while a conversion is planned.
+#[derive(Debug, thiserror::Error)]
+pub enum ConvertError {
+    /// The checkpoint cannot be read.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The card is invalid, or does not fit the checkpoint.
+    #[error(transparent)]
+    Arch(#[from] ArchError),
+    /// The tokenizer files are invalid.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// The description of the checkpoint's quantization is invalid.
+    #[error(transparent)]
+    Dequant(#[from] DequantError),
+    /// Scales or codes of a quantized checkpoint could not be read while planning.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// An operation does not fit its tensor.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
+    /// A draft model uses the vocabulary of its target model, which is not given.
+    #[error("card `{}`: the vocabulary is that of the target model", escape(card))]
+    NoTarget {
+        /// Name of the card.
+        card: String,
+    },
+    /// The description of an embedding model's pooling is invalid.
+    #[error("{}: {reason}", path.display())]
+    Pooling {
+        /// Path of the file.
+        path: std::path::PathBuf,
+        /// Description of the fault.
+        reason: String,
+    },
+    /// A file holds adapters, and merging them was not requested.
+    #[error("{}: the file holds adapters ({}), their matrices change the model", path.display(), listed(names))]
+    Adapters {
+        /// Path of the file.
+        path: std::path::PathBuf,
+        /// Names of the adapters; empty if the file has only their matrices.
+        names: Vec<String>,
+    },
+    /// An adapter in the model's file cannot be merged.
+    #[error("{}: {reason}", path.display())]
+    Adapter {
+        /// Path of the file.
+        path: std::path::PathBuf,
+        /// Cause.
+        reason: String,
+    },
+    /// A PEFT adapter directory is invalid.
+    #[error(transparent)]
+    Peft(Box<AdapterError>),
+    /// Matrices of an adapter do not fit.
+    #[error(transparent)]
+    Lora(Box<LoraError>),
+    /// Sizes of the configuration contradict the weights.
+    #[error(transparent)]
+    Sizes(#[from] Box<SizesError>),
+    /// An architecture without a card.
+    #[error("{}: no architecture card for `{}`", path.display(), escape(arch))]
+    UnknownArch {
+        /// Path of the file.
+        path: std::path::PathBuf,
+        /// Name of the architecture, from the file or from `--arch`.
+        arch: String,
+    },
+    /// A file given as an option cannot be read.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+impl From<LoraError> for ConvertError {
+    fn from(error: LoraError) -> Self {
+        Self::Lora(Box::new(error))
+    }
+}
+
+/// Formats names for a message.
+fn listed(names: &[String]) -> String {
+    if names.is_empty() {
+        return "without a dictionary".to_owned();
+    }
+    let quoted: Vec<String> = names.iter().map(|name| format!("`{}`", escape(name))).collect();
+    quoted.join(", ")
+}
+
+impl ConvertError {
+    /// Returns true if the checkpoint may be sound but has an unsupported form. Otherwise it is faulty or could not be
+    /// read.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        match self {
+            Self::Checkpoint(CheckpointError::Torch { source, .. }) => matches!(
+                **source,
+                TorchError::Tar
+                    | TorchError::TorchScript
+                    | TorchError::Pickle(PickleError::Name { .. } | PickleError::Opcode { .. })
+            ),
+            Self::Checkpoint(error) => matches!(error, CheckpointError::Unsupported { .. }),
+            Self::Arch(error) => matches!(
+                error,
+                ArchError::NoClass { .. }
+                    | ArchError::UnknownClass { .. }
+                    | ArchError::AmbiguousClass { .. }
+                    | ArchError::Required { .. }
+                    | ArchError::RopeType { .. }
+                    | ArchError::Leftover { .. }
+                    | ArchError::ElementType { .. }
+            ),
+            Self::Tokenizer(error) => matches!(
+                error,
+                TokenizerError::UnknownPreTokenizer { .. }
+                    | TokenizerError::PreNotSaid { .. }
+                    | TokenizerError::BuiltinVocabulary { .. }
+                    | TokenizerError::NothingFits { .. }
+            ),
+            Self::Dequant(error) => error.is_unsupported(),
+            Self::Adapters { .. } | Self::UnknownArch { .. } | Self::NoTarget { .. } => true,
+            Self::Source(_)
+            | Self::Recipe(_)
+            | Self::Pooling { .. }
+            | Self::Adapter { .. }
+            | Self::Peft(_)
+            | Self::Lora(_)
+            | Self::Sizes(_)
+            | Self::Io(_) => false,
+        }
+    }
+}
+
+impl Hint for ConvertError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Checkpoint(error) => error.hints(),
+            Self::Arch(error) => error.hints(),
+            Self::Tokenizer(error) => error.hints(),
+            Self::Dequant(error) => error.hints(),
+            Self::Peft(error) => error.hints(),
+            Self::Sizes(error) => error.hints(),
+            Self::Adapters { .. } => {
+                vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]
+            }
+            Self::NoTarget { .. } => vec![
+                "`--target-model-dir DIR` names the directory of the model that this draft model works for"
+                    .to_owned(),
+                "`--no-tokenizer` writes no vocabulary".to_owned(),
+            ],
+            Self::UnknownArch { .. } => vec!["`gguf-convert archs` lists the architectures".to_owned()],
+            Self::Lora(_) => {
+                vec!["check that the base is the model that the adapter was made for".to_owned()]
+            }
+            Self::Adapter { .. } | Self::Source(_) | Self::Recipe(_) | Self::Pooling { .. } | Self::Io(_) => {
+                Vec::new()
+            }
+        }
+    }
+}

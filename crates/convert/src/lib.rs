@@ -1,0 +1,56 @@
+//! Conversion of a checkpoint to a GGUF file: a plan from the headers, then a stream of tensors.
+//!
+//! [`Conversion::plan`] decides everything about the output. The conversion is then the source of its tensors, for
+//! [`gguf_format::write_gguf`] or any other reader of tensors (one-pass quantization, the engine).
+
+pub mod metadata;
+pub mod model_card;
+pub mod naming;
+
+mod codes;
+mod companions;
+mod computable;
+mod conversion;
+mod draft;
+mod drops;
+mod error;
+mod fastllm;
+mod left_out;
+mod lora;
+mod mapping;
+mod model_vocabulary;
+mod modules;
+mod native;
+mod options;
+mod plain_names;
+mod pooling;
+mod rerank;
+mod short_tower;
+mod shown;
+mod side_files;
+mod sizes;
+mod source;
+mod target;
+mod to_hf;
+mod token_counts;
+mod token_rows;
+mod unread_biases;
+
+pub use codes::{Codes, FloatReason, FloatRole, KeptRole};
+pub use conversion::Conversion;
+pub use draft::draft;
+pub use error::ConvertError;
+pub use fastllm::FlmOptions;
+pub use gguf_dequant::msmodelslim::OffsetSign;
+pub use gguf_dequant::{Quantization, StoredClass};
+pub use lora::{AdapterConversion, AdapterError, AdapterOptions, Stray};
+pub use mapping::{CardScope, map, registry};
+pub use metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, MetadataWarning, general_metadata};
+pub use model_vocabulary::vocabulary;
+pub use naming::{FileName, ParameterCounts, fill_template};
+pub use native::NativePlan;
+pub use options::ConvertOptions;
+pub use shown::ShownOptions;
+pub use sizes::SizesError;
+pub use source::{ModelSource, Vocabulary};
+pub use to_hf::{ToHfError, ToHfOptions, ToHfReport, gguf_to_hf};

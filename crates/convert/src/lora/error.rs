@@ -1,0 +1,200 @@
+//! Errors of converting or merging an adapter.
+
+use std::path::{Path, PathBuf};
+
+use gguf_arch::ArchError;
+use gguf_checkpoint::{MLX_WAY_OUT, hub_id};
+use gguf_core::text::escape;
+use gguf_core::{Hint, Shape};
+use gguf_views::FactorError;
+
+/// Kinds of adapter tensors that belong to no pair of matrices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stray {
+    /// A magnitude vector of DoRA.
+    Magnitude,
+    /// A matrix with the adapter's name in its own name.
+    Named,
+    /// A matrix of an MLX adapter.
+    Mlx,
+    /// Rows of single trained tokens.
+    Tokens,
+    /// A bias.
+    Bias,
+    /// A whole tensor of the model.
+    Whole,
+    /// Anything else.
+    Unknown,
+}
+
+impl Stray {
+    fn what(self) -> &'static str {
+        match self {
+            Self::Magnitude => "a vector of magnitudes (DoRA)",
+            Self::Named => "a matrix with the adapter's name in its own",
+            Self::Mlx => "a matrix as MLX saves adapters",
+            Self::Tokens => "rows for single tokens",
+            Self::Bias => "a bias",
+            Self::Whole => "a whole tensor of the model, no `lora_A` or `lora_B`",
+            Self::Unknown => "neither `lora_A` nor `lora_B`",
+        }
+    }
+
+    fn way_out(self) -> &'static str {
+        match self {
+            Self::Magnitude => {
+                "DoRA is no sum of matrices: merge it with PEFT's `merge_and_unload`, and convert the model"
+            }
+            Self::Named => {
+                "save the adapter with PEFT's `save_pretrained`: names end in `.lora_A.weight` and `.lora_B.weight`"
+            }
+            Self::Mlx => MLX_WAY_OUT,
+            Self::Bias | Self::Whole | Self::Tokens => MERGE,
+            Self::Unknown => {
+                "only LoRA adapters of PEFT are read: merge others with PEFT, and convert the model"
+            }
+        }
+    }
+}
+
+/// Adapter types that do not change weights.
+const NEVER_WEIGHTS: [&str; 6] =
+    ["PROMPT_TUNING", "MULTITASK_PROMPT_TUNING", "P_TUNING", "PREFIX_TUNING", "ADAPTION_PROMPT", "CPT"];
+const MERGE: &str = "a GGUF adapter has no place for it: `gguf-convert merge-lora BASE ADAPTER` merges the adapter into its \
+                     base model";
+const BASE: &str = "check that the base is the model that the adapter was made for";
+
+/// Reasons why an adapter can be neither converted nor merged.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum AdapterError {
+    /// A missing number that determines the adapter's strength.
+    #[error("{}: `{key}` is missing", path.display())]
+    NoKey { path: PathBuf, key: &'static str },
+    /// A value that does not suit its key.
+    #[error("{}: `{}` is not {expected}", path.display(), escape(key))]
+    Value { path: PathBuf, key: String, expected: &'static str },
+    /// Another kind of adapter.
+    #[error("{}: an adapter of type `{}`, only LORA can be read", path.display(), escape(found))]
+    Kind { path: PathBuf, found: String },
+    /// An adapter whose base is not the model in the base's files.
+    #[error("{}: `{key}` is `{}`: PEFT changes the base model as it loads this adapter", path.display(), escape(found))]
+    ChangesBase { path: PathBuf, key: &'static str, found: String },
+    /// An MLX adapter.
+    #[error("{}: an adapter of MLX (`{key}`)", path.display())]
+    Mlx { path: PathBuf, key: &'static str },
+    /// Rows without the ids of their tokens.
+    #[error("tensor `{}`: {} has no `trainable_token_indices` for it", escape(tensor), path.display())]
+    NoTokens { path: PathBuf, tensor: String },
+    /// Tensors of the vocabulary with different numbers of tokens.
+    #[error(
+        "tensor `{}`: {rows} rows in the adapter in place of {base_rows}, but `{}` of the base model keeps {base_rows}",
+        escape(resized),
+        escape(kept)
+    )]
+    Resized { resized: String, kept: String, rows: u64, base_rows: u64 },
+    /// An invocation string without token ids.
+    #[error("{}: `invocation_string` without `alora_invocation_tokens`", path.display())]
+    Invocation { path: PathBuf },
+    /// A tensor that belongs to no pair of matrices.
+    #[error("tensor `{}`: {}", escape(tensor), stray.what())]
+    Stray { tensor: String, stray: Stray },
+    /// A matrix without its counterpart.
+    #[error("tensor `{}` has no counterpart `{}`", escape(tensor), escape(missing))]
+    Half { tensor: String, missing: String },
+    /// Two matrices of one kind for one tensor.
+    #[error("tensors `{}` and `{}` change the same tensor", escape(first), escape(second))]
+    Twice { first: String, second: String },
+    /// Matrices that cannot be multiplied.
+    #[error("tensors `{}` {a} and `{}` {b}: no matrices of one rank", escape(a_name), escape(b_name))]
+    Shapes { a_name: String, a: Shape, b_name: String, b: Shape },
+    /// A file without matrices.
+    #[error("{}: no matrices of an adapter", path.display())]
+    Empty { path: PathBuf },
+    /// An adapter whose base is unknown.
+    #[error("{}: the base model {}", path.display(), match named {
+        Some(name) => format!("`{}` is no directory here", escape(name)),
+        None => "is not named".to_owned(),
+    })]
+    NoBase { path: PathBuf, named: Option<String> },
+    /// A tensor whose shape in the base differs.
+    #[error("tensor `{}`: {found} in the base model, the adapter's matrices make {product}", escape(tensor))]
+    OtherShape { tensor: String, found: Shape, product: String },
+    /// A tensor that the base does not have.
+    #[error("the base model has no tensor `{}`, which the adapter changes", escape(tensor))]
+    NotInBase { tensor: String },
+    /// A tensor that may be either of two tensors of the base.
+    #[error(
+        "tensors `{}` and `{}` of the base model may both be what the adapter calls `{}`",
+        escape(first),
+        escape(second),
+        escape(tensor)
+    )]
+    Ambiguous { tensor: String, first: String, second: String },
+    /// A whole tensor that is not a norm; the runtime accepts only norms from adapters.
+    #[error("tensor `{}` becomes `{}`, which is no norm", escape(tensor), escape(target))]
+    NotNorm { tensor: String, target: String },
+    /// A tensor to which the card applies an operation that factors do not allow.
+    #[error("tensor `{}`: {source}", escape(tensor))]
+    Factors { tensor: String, source: FactorError },
+    /// A card that does not fit the adapter.
+    #[error(transparent)]
+    Card(Box<ArchError>),
+}
+
+impl Hint for AdapterError {
+    fn hints(&self) -> Vec<String> {
+        let hint = match self {
+            Self::NoKey { .. } => "the strength of the adapter: it is in the settings of the training",
+            Self::Value { .. } | Self::Twice { .. } => return Vec::new(),
+            Self::Kind { found, .. } if NEVER_WEIGHTS.contains(&found.as_str()) => {
+                "it changes what the model reads, not its weights: neither PEFT nor a GGUF file can merge it"
+            }
+            Self::Kind { .. } | Self::ChangesBase { .. } => {
+                "merge it with PEFT's `merge_and_unload`, and convert the model"
+            }
+            Self::Mlx { .. } => MLX_WAY_OUT,
+            Self::NoTokens { .. } => "save the adapter again with PEFT's `save_pretrained`",
+            Self::Resized { .. } => {
+                "merge the adapter with PEFT: `resize_token_embeddings` of the base, then `merge_and_unload`"
+            }
+            Self::Invocation { .. } => {
+                "add the token ids of the text, without a first one that begins every text, as `alora_invocation_tokens`"
+            }
+            Self::Stray { stray, .. } => stray.way_out(),
+            Self::Half { .. } | Self::Shapes { .. } | Self::Empty { .. } => {
+                "the file is not whole, or no adapter: save it again with PEFT's `save_pretrained`"
+            }
+            // The base that the adapter names is downloaded only on request.
+            Self::NoBase { named: Some(name), .. }
+                if cfg!(feature = "remote") && hub_id(Path::new(name)).is_some() =>
+            {
+                return vec![format!(
+                    "`--base {}` reads its configuration from the hub, `--base DIR` from a directory; `config.json` is enough",
+                    escape(name)
+                )];
+            }
+            Self::NoBase { .. } => {
+                "`--base DIR` names the directory of the base model; its `config.json` is enough"
+            }
+            Self::NotInBase { tensor } if tensor.contains("lm_head") => {
+                "a model that shares its embeddings has no output of its own to change; else check that the base is the model \
+                 that the adapter was made for"
+            }
+            Self::OtherShape { .. } | Self::NotInBase { .. } | Self::Ambiguous { .. } => BASE,
+            Self::NotNorm { .. } | Self::Factors { .. } => MERGE,
+            Self::Card(error) => match **error {
+                ArchError::Stack { .. } => {
+                    "a GGUF adapter changes all experts of a layer or none: `gguf-convert merge-lora BASE ADAPTER` merges the \
+                     adapter into its base model"
+                }
+                ArchError::Block { .. } => BASE,
+                ArchError::Leftover { .. } => {
+                    return std::iter::once(BASE.to_owned()).chain(error.hints()).collect();
+                }
+                _ => return error.hints(),
+            },
+        };
+        vec![hint.to_owned()]
+    }
+}

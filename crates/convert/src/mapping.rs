@@ -1,0 +1,95 @@
+//! Mapping of a checkpoint by the cards that are known.
+
+use std::path::Path;
+
+use crate::side_files::SideFiles;
+use crate::target::OpenTarget;
+use crate::{ConvertError, ConvertOptions, ModelSource, rerank, token_counts};
+use gguf_arch::{self, Inputs, Mapping, Registry, ResolveOptions};
+use gguf_core::{WeightMeta, input};
+
+/// Part of a checkpoint to which a card is applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CardScope {
+    /// The configuration only; weights are not needed.
+    Keys,
+    /// The configuration and all tensors.
+    KeysAndTensors,
+    /// Some of the tensors: those that an adapter changes.
+    Part,
+}
+
+/// Finds the card for a checkpoint and applies it. `weights` are the headers of the source's weights, or what else is
+/// known of them. Oddities of the files are added to `warnings`.
+///
+/// # Errors
+/// No card, or one that does not fit the checkpoint; files that cannot be read.
+pub fn map(
+    source: &ModelSource,
+    weights: &[WeightMeta],
+    options: &ConvertOptions,
+    scope: CardScope,
+    warnings: &mut Vec<String>,
+) -> Result<Mapping, ConvertError> {
+    let dir = &source.dir;
+    let registry = match &options.card {
+        Some(_) => registry(options)?,
+        None => {
+            let classes = gguf_arch::named_classes(dir.config(), options.kind, dir.is_mistral_format());
+            Registry::of_classes(options.kind, &classes)?
+        }
+    };
+    let side_files = SideFiles::read(dir, warnings)?;
+    let target = OpenTarget::of(options)?;
+    let inputs = Inputs {
+        vocabulary: Some(&|| token_counts::count(dir)),
+        target: target.as_ref().map(OpenTarget::view),
+        ..side_files.inputs(source, weights)
+    };
+    let arch_options = ResolveOptions {
+        file_type: options.file_type,
+        mistral_format: dir.is_mistral_format(),
+        heads: options.heads,
+        fuse: options.fuse,
+        rerank: rerank::find(dir, options)?,
+        metadata_only: scope == CardScope::Keys,
+        annotate: options.annotate,
+        is_part: scope == CardScope::Part,
+    };
+    let mapping = gguf_arch::resolve(&registry, &inputs, &arch_options)?;
+    warnings.extend(mapping.warnings.iter().map(ToString::to_string));
+    Ok(mapping)
+}
+
+/// Returns the embedded cards together with those of `options.card`.
+///
+/// # Errors
+/// A card that breaks the rules; I/O errors.
+pub fn registry(options: &ConvertOptions) -> Result<Registry, ConvertError> {
+    if let Some(path) = options.card.as_ref().filter(|path| path.is_dir()) {
+        let texts = card_texts(path)?;
+        let rows = texts.iter().map(|(stem, text)| (stem.as_str(), text.as_str()));
+        return Ok(Registry::overlaid(options.kind, rows)?);
+    }
+    let mut registry = Registry::embedded_of(options.kind)?;
+    if let Some(path) = &options.card {
+        let text = input::read_to_string(path)?;
+        let name = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+        registry.add(&name, &text)?;
+    }
+    Ok(registry)
+}
+
+/// Returns file stem and text of the cards in a directory, sorted by name.
+fn card_texts(directory: &Path) -> Result<Vec<(String, String)>, ConvertError> {
+    let mut texts = Vec::new();
+    for entry in fs_err::read_dir(directory)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+            texts.push((stem, input::read_to_string(&path)?));
+        }
+    }
+    texts.sort();
+    Ok(texts)
+}

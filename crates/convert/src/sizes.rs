@@ -1,0 +1,195 @@
+//! Check of a configuration's sizes against the weights: no runtime loads a file whose tensors have other shapes than
+//! its keys declare.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use gguf_arch::{Mapping, WrongShape, check_shapes};
+use gguf_core::text::escape;
+use gguf_core::{Hint, TensorMeta};
+use gguf_format::{Metadata, Value};
+
+/// Maximum number of tensors that a message names.
+const MAX_EXAMPLES: usize = 3;
+/// Maximum number of keys that a hint names.
+const MAX_KEYS: usize = 2;
+
+/// Weights whose shapes contradict the configuration, or need a size that it lacks.
+#[derive(Debug, thiserror::Error)]
+pub struct SizesError {
+    problem: SizeProblem,
+    /// First contradictions.
+    examples: Vec<Contradiction>,
+    /// Number of contradictions.
+    n: usize,
+    /// Keys of the configuration that explain most of them.
+    keys: Vec<String>,
+    /// Keys of the file among them that the user set.
+    by_hand: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SizeProblem {
+    /// The configuration declares another size.
+    Contradicts,
+    /// The configuration lacks a size that the file needs.
+    Lacks,
+}
+
+/// A tensor whose shape is wrong or cannot be checked.
+#[derive(Debug)]
+struct Contradiction {
+    /// Name of the tensor in the file.
+    output: String,
+    /// Names of the weights that it is made of.
+    sources: Vec<String>,
+    found: String,
+    /// Shape expected from the keys, or the missing key, in words.
+    expected: String,
+    /// Keys that the expectation is derived from, with their values; empty if it is the same for all models.
+    origins: Vec<String>,
+}
+
+impl SizesError {
+    /// Compares the planned tensors with the keys. A tensor that needs a key that the card does not write is not
+    /// checked.
+    ///
+    /// `sources` returns the names of a tensor's weights. `set` has the keys set by the user.
+    ///
+    /// # Errors
+    /// Shapes that contradict the keys.
+    pub(super) fn check(
+        mapping: &Mapping,
+        metadata: &Metadata,
+        tensors: &[TensorMeta],
+        sources: &dyn Fn(usize) -> Vec<String>,
+        set: &[(String, Value)],
+    ) -> Result<(), Box<Self>> {
+        let mut check = check_shapes(metadata, tensors);
+        // A key that the card does not write is its author's choice; no configuration can supply it.
+        check.missing_keys.retain(|(_, key)| mapping.card.may_write(key));
+        let (problem, found) = match (check.wrong.is_empty(), check.missing_keys.is_empty()) {
+            (false, _) => (
+                SizeProblem::Contradicts,
+                check.wrong.iter().map(ReportedTensor::of_wrong).collect::<Vec<_>>(),
+            ),
+            (true, false) => {
+                let undeclared = check.missing_keys.iter();
+                let found = undeclared.map(|(tensor, key)| ReportedTensor::of_undeclared(*tensor, key));
+                (SizeProblem::Lacks, found.collect())
+            }
+            (true, true) => return Ok(()),
+        };
+        let is_set = |key: &str| set.iter().any(|(set, _)| set == key);
+        let explained = |found: &ReportedTensor| -> Vec<(String, String)> {
+            let of_key = |(key, value): &(String, String)| match mapping.origins.get(key) {
+                Some(origins) if !is_set(key) && !origins.is_empty() => {
+                    origins.iter().map(|origin| (origin.key.clone(), origin.to_string())).collect()
+                }
+                _ => vec![(key.clone(), format!("`{}`{value}", escape(key)))],
+            };
+            let mut all: Vec<(String, String)> = found.keys.iter().flat_map(of_key).collect();
+            all.sort();
+            all.dedup();
+            all
+        };
+        let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+        let is_of_file = |key: &str| found.iter().any(|found| found.keys.iter().any(|(own, _)| own == key));
+        for (key, _) in found.iter().flat_map(explained).filter(|(key, _)| !is_of_file(key)) {
+            *counts.entry(key).or_default() += 1;
+        }
+        let by_hand =
+            found.iter().flat_map(|found| &found.keys).map(|(key, _)| key).filter(|key| is_set(key));
+        let mut by_hand: Vec<String> = by_hand.cloned().collect();
+        by_hand.sort();
+        by_hand.dedup();
+        let most = counts.values().copied().max().unwrap_or(0);
+        let keys = counts.into_iter().filter(|(_, n)| *n == most).map(|(key, _)| key).collect();
+        let example = |found: &ReportedTensor| {
+            let tensor = tensors.get(found.tensor)?;
+            Some(Contradiction {
+                output: tensor.name.clone(),
+                sources: sources(found.tensor),
+                found: tensor.shape.to_string(),
+                expected: found.expected.clone(),
+                origins: explained(found).into_iter().map(|(_, origin)| origin).collect(),
+            })
+        };
+        let examples = found.iter().take(MAX_EXAMPLES).filter_map(example).collect();
+        Err(Box::new(Self { problem, examples, n: found.len(), keys, by_hand }))
+    }
+}
+
+/// A tensor to report.
+struct ReportedTensor {
+    tensor: usize,
+    expected: String,
+    /// Keys of the file, with their values.
+    keys: Vec<(String, String)>,
+}
+
+impl ReportedTensor {
+    fn of_wrong(wrong: &WrongShape) -> Self {
+        let keys = wrong.keys.iter().map(|(key, value)| (key.clone(), format!(" = {value}")));
+        let by = if wrong.keys.is_empty() { "" } else { " by" };
+        let expected = format!(", expected {}{by}", wrong.expected());
+        Self { tensor: wrong.tensor, expected, keys: keys.collect() }
+    }
+
+    fn of_undeclared(tensor: usize, key: &str) -> Self {
+        let keys = vec![(key.to_owned(), " is missing".to_owned())];
+        Self { tensor, expected: format!(" and needs `{}`:", escape(key)), keys }
+    }
+}
+
+impl fmt::Display for Contradiction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}`", escape(&self.output))?;
+        match self.sources.as_slice() {
+            [] => {}
+            [one] => write!(f, " (`{}`)", escape(one))?,
+            [first, rest @ ..] => write!(f, " (`{}` and {} more)", escape(first), rest.len())?,
+        }
+        write!(f, " is {}{}", self.found, self.expected)?;
+        if self.origins.is_empty() { Ok(()) } else { write!(f, " {}", self.origins.join(", ")) }
+    }
+}
+
+impl fmt::Display for SizesError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let s = if self.n == 1 { "" } else { "s" };
+        match self.problem {
+            SizeProblem::Contradicts => {
+                write!(f, "the shape{s} of {} tensor{s} and config.json contradict each other: ", self.n)?;
+            }
+            SizeProblem::Lacks => write!(f, "config.json lacks sizes that {} tensor{s} have: ", self.n)?,
+        }
+        let examples: Vec<String> = self.examples.iter().map(ToString::to_string).collect();
+        f.write_str(&examples.join("; "))?;
+        match self.n - self.examples.len() {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
+    }
+}
+
+impl Hint for SizesError {
+    fn hints(&self) -> Vec<String> {
+        let shown = |keys: &[String]| -> Vec<String> {
+            keys.iter().take(MAX_KEYS).map(|key| format!("`{}`", escape(key))).collect()
+        };
+        let (keys, by_hand) = (shown(&self.keys), shown(&self.by_hand));
+        if !by_hand.is_empty() {
+            let keys = by_hand.join(" and ");
+            return vec![format!("leave out {keys}, set by hand, or give the size that the weights have")];
+        }
+        if keys.is_empty() {
+            vec!["take the config.json that was saved with these weights".to_owned()]
+        } else {
+            vec![format!(
+                "set {} in config.json to the size that the weights have, or take the config.json that was saved with these weights",
+                keys.join(" or ")
+            )]
+        }
+    }
+}

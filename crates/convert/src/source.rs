@@ -1,0 +1,211 @@
+//! Input of a conversion: the directory, its container, and the layers that turn codes into floats.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::Value as Json;
+
+use crate::drops::Drops;
+use crate::{ConvertError, ConvertOptions, modules};
+use gguf_arch::CardKind;
+use gguf_checkpoint::modules::WithModules;
+use gguf_checkpoint::msmodelslim::Description;
+use gguf_checkpoint::{Checkpoint, CheckpointError, ModelDir};
+use gguf_core::{WeightMeta, WeightSource};
+use gguf_dequant::{self, DequantOptions, Quantization};
+use gguf_tokenizer::GivenVocabulary;
+
+/// Origin of a model's vocabulary.
+#[derive(Clone, Debug, Default)]
+pub enum Vocabulary {
+    /// The files of the directory.
+    #[default]
+    Files,
+    /// The container, which stores the vocabulary.
+    Given(Box<GivenVocabulary>),
+    /// No vocabulary.
+    Absent,
+}
+
+/// Model in the form that cards expect: a configuration, and floats under plain names.
+#[derive(Clone)]
+pub struct ModelSource {
+    /// Configuration and small files.
+    pub dir: ModelDir,
+    /// Weights; `None` if only the vocabulary is read.
+    pub weights: Option<Arc<dyn WeightSource + Send>>,
+    /// Quantization of the checkpoint's weights, if any.
+    pub quantization: Option<Quantization>,
+    /// Stored tensors from which quantized weights were assembled.
+    pub stored: Vec<WeightMeta>,
+    /// Origin of the vocabulary.
+    pub vocabulary: Vocabulary,
+    /// Paths of the files that are read; an output must not replace them.
+    pub paths: Vec<PathBuf>,
+    /// Oddities of the weights that do not stop the conversion.
+    pub warnings: Vec<String>,
+}
+
+impl fmt::Debug for ModelSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ModelSource")
+            .field("dir", &self.dir)
+            .field("paths", &self.paths)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ModelSource {
+    /// Opens a checkpoint directory of any supported form, or a PyTorch file with its configuration next to it.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be opened, or its quantization is not supported.
+    pub fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let dir = if options.mistral_format {
+            ModelDir::open_mistral(path, &options.limits)?
+        } else {
+            ModelDir::open(path, &options.limits)?
+        };
+        if options.vocab_only {
+            return Ok(Self::without_weights(dir));
+        }
+        Self::over(Checkpoint::with_dir(dir)?, options)
+    }
+
+    /// Returns a source without weights.
+    #[must_use]
+    pub fn without_weights(dir: ModelDir) -> Self {
+        Self {
+            dir,
+            weights: None,
+            quantization: None,
+            stored: Vec::new(),
+            vocabulary: Vocabulary::Files,
+            paths: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Removes the input factors of these weights from the list of dropped tensors: they are written next to the
+    /// weights' blocks.
+    pub(super) fn keep_input_factors(&mut self, weights: &[usize]) {
+        let metas = self.weights.as_ref().map_or(&[][..], |source| source.weights());
+        // A stack of experts is not a module: the factor's name continues the stack's name.
+        let stem = |name| str::strip_suffix(name, ".weight").unwrap_or(name);
+        let modules: HashSet<&str> =
+            weights.iter().filter_map(|&weight| Some(stem(&metas.get(weight)?.name))).collect();
+        let is_kept = |name: &str| {
+            let suffixes = [".input_scale", ".input_global_scale", "_input_scale"];
+            suffixes
+                .iter()
+                .filter_map(|suffix| name.strip_suffix(suffix))
+                .any(|module| modules.contains(module))
+        };
+        if let Some(quantization) = &mut self.quantization {
+            quantization.left_out.retain(|name| !is_kept(name));
+        }
+    }
+
+    /// Wraps an open checkpoint in the layer that its quantization needs.
+    ///
+    /// # Errors
+    /// A quantization that is not supported, or contradicts the tensors.
+    pub fn over(checkpoint: Checkpoint, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let mut source = Self::without_weights(checkpoint.dir().clone());
+        source.paths = checkpoint.paths();
+        source.warnings.extend_from_slice(checkpoint.warnings());
+        let mut files = configurations(&source.dir)?;
+        if let Some(description) = &mut files.msmodelslim {
+            description.rename(checkpoint.renamed());
+        }
+        let dense_modules = options.dense_modules;
+        let is_of_towers = options.kind == CardKind::Mmproj;
+        if is_of_towers {
+            refuse_channels_last(&checkpoint)?;
+        }
+        let mut drops = Drops::of(&options.drop);
+        let stored = drops.apply(Box::new(checkpoint));
+        let dequant = DequantOptions { offset_sign: options.offset_sign, level: options.level };
+        let opened = gguf_dequant::open(&files, stored, dequant)?;
+        source.warnings.extend(opened.warnings);
+        source.stored = opened.members;
+        source.quantization = opened.quantization;
+        // A weight that was assembled from codes has a name that no stored tensor has.
+        let mut weights = WithModules::new(drops.apply(opened.source));
+        source.warnings.extend(drops.warnings());
+        modules::add_dense(&source.dir, dense_modules, &mut weights)?;
+        if let Some(folder) = modules::tower_folder(&source.dir).filter(|_| is_of_towers) {
+            weights.add_folder(&source.dir, folder)?;
+        }
+        source.paths.extend_from_slice(weights.paths());
+        if dense_modules && weights.paths().is_empty() {
+            source.warnings.push("there are no dense modules with weights of their own".to_owned());
+        }
+        let left_out = weights.left_out().iter().map(|tensor| format!("{tensor} is left out"));
+        source.warnings.extend(left_out);
+        source.weights = Some(match weights.paths() {
+            [] => Arc::from(weights.into_base()),
+            _ => Arc::new(weights),
+        });
+        Ok(source)
+    }
+
+    /// Opens a checkpoint of msModelSlim only.
+    ///
+    /// # Errors
+    /// As for [`ModelSource::open`]; the description is missing.
+    pub fn open_msmodelslim(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let dir = ModelDir::open(path, &options.limits)?;
+        if Description::find(&dir)?.is_none() {
+            let (dir, name) = (path.to_owned(), "quant_model_description.json");
+            return Err(CheckpointError::FileMissing { dir, name }.into());
+        }
+        Self::open(path, options)
+    }
+
+    /// Names, shapes and types of the weights.
+    #[must_use]
+    pub fn metas(&self) -> &[WeightMeta] {
+        self.weights.as_ref().map_or(&[], |weights| weights.weights())
+    }
+}
+
+/// Refuses towers saved by MLX: their convolution kernels have the channels last, and no name declares it.
+fn refuse_channels_last(checkpoint: &Checkpoint) -> Result<(), ConvertError> {
+    let parts = checkpoint.parts();
+    let of_mlx =
+        parts.iter().find(|part| part.metadata.iter().any(|(key, value)| key == "format" && value == "mlx"));
+    let has_kernels = checkpoint.weights().iter().any(|meta| meta.shape.rank() >= 4);
+    match of_mlx.filter(|_| has_kernels) {
+        Some(part) => Err(CheckpointError::Unsupported {
+            path: checkpoint.dir().path().join(part.name),
+            what: "a tower that MLX saved, with the channels of its convolutions last,",
+            way_out: "convert the tower from the model that MLX was given",
+        }
+        .into()),
+        None => Ok(()),
+    }
+}
+
+/// Reads the files that may describe a quantization.
+fn configurations(dir: &ModelDir) -> Result<gguf_dequant::Configurations, ConvertError> {
+    let mut config = dir.config().clone();
+    if let Some(quantization) = config.get("quantization").filter(|_| dir.is_mistral_format()) {
+        // Mistral's own spelling of FP8; other methods are declared under this key as in other configurations.
+        let mut quantization = quantization.clone();
+        let is_fp8 = quantization.get("qformat_weight").and_then(Json::as_str) == Some("fp8_e4m3");
+        if let Some(map) = quantization.as_object_mut().filter(|_| is_fp8) {
+            map.insert("quant_method".to_owned(), "fp8".into());
+        }
+        config.insert("quantization_config".to_owned(), quantization);
+    }
+    Ok(gguf_dequant::Configurations {
+        config,
+        hf_quant_config: dir.json(gguf_dequant::HF_QUANT_CONFIG)?,
+        quantize_config: dir.json(gguf_dequant::QUANTIZE_CONFIG)?,
+        quanto_qmap: dir.json(gguf_dequant::QUANTO_QMAP)?,
+        msmodelslim: Description::find(dir)?,
+    })
+}

@@ -1,0 +1,194 @@
+//! Objections to a change: no reader could load the file any more, or it would describe another model.
+
+use crate::edit::Change;
+use gguf_arch::graph::GraphFeatures;
+use gguf_arch::missing_tensors;
+use gguf_core::TensorMeta;
+use gguf_core::text::escape;
+use gguf_engine::{EngineError, GraphPlan};
+use gguf_format::key_faults::key_faults;
+use gguf_format::split_keys::{SPLIT_COUNT, SPLIT_ID, SPLIT_NO, SPLIT_TENSORS};
+use gguf_format::{KeyFault, Metadata, Value};
+use gguf_tokenizer::Encoder;
+
+/// Keys that every reader requires, after the prefix of the architecture's name and a dot.
+const NEEDED_OF_ARCH: [&str; 3] = ["context_length", "embedding_length", "block_count"];
+/// Keys that every reader requires.
+const NEEDED: [&str; 3] = ["general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens"];
+
+const ALIGNMENT: &str = "general.alignment";
+/// Largest accepted alignment, that of the largest memory pages.
+///
+/// Every tensor is padded to the alignment, so with a larger one a file is mostly padding.
+const MOST_ALIGNED: i128 = 64 << 10;
+const TOKENS: &str = "tokenizer.ggml.tokens";
+
+/// Objections to a change.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum Objection {
+    /// A well-known key would have a type or length that readers do not accept.
+    #[error(transparent)]
+    Key(KeyFault),
+    /// A token id beyond the vocabulary.
+    #[error("key `{}`: token {id} is beyond the vocabulary of {n_tokens}", escape(key))]
+    Token { key: String, id: i128, n_tokens: usize },
+    /// A key that every reader requires would be removed.
+    #[error("key `{}` is needed by every reader", escape(key))]
+    Needed { key: String },
+    /// A key would be removed without which the model changes or cannot be run.
+    #[error("key `{}` is needed by architecture `{}`: {why}", escape(key), escape(arch))]
+    NeededByArch { key: String, arch: String, why: String },
+    /// A key that links the parts of a split model would change.
+    #[error("key `{key}` holds the parts of the model together")]
+    Split { key: String },
+    /// An invalid alignment, or one with which the file would be mostly padding.
+    #[error(
+        "key `general.alignment`: {found} is no alignment of weights: a power of two from 8 to {most} expected"
+    )]
+    Alignment { found: i128, most: i128 },
+    /// The model could be run before but not afterwards.
+    #[error("the model could not be run any more: {why}")]
+    Model { why: String },
+    /// The tokenizer could be loaded before but not afterwards.
+    #[error("the tokenizer could not be read any more: {why}")]
+    Tokenizer { why: String },
+    /// No tensor would be left.
+    #[error("no tensor would be left")]
+    NoTensors,
+    /// An invalid chat template.
+    #[error("chat template `{}`: {why}", escape(name))]
+    Template { name: String, why: String },
+}
+
+/// A model before and after a change.
+pub(super) struct ChangedModel<'a> {
+    pub(super) before: &'a Metadata,
+    pub(super) after: &'a Metadata,
+    /// The tensors of all parts; `None` if parts are missing.
+    pub(super) tensors: Option<&'a [TensorMeta]>,
+    /// The tensors after the change.
+    pub(super) tensors_after: Option<&'a [TensorMeta]>,
+    pub(super) changes: &'a [Change],
+}
+
+impl ChangedModel<'_> {
+    /// Returns all objections to the change.
+    ///
+    /// Faults that existed before are not objections.
+    pub(super) fn objections(&self) -> Vec<Objection> {
+        let mut found = Vec::new();
+        for change in self.changes {
+            found.extend(self.against(change));
+        }
+        found.extend(self.new_faults().map(Objection::Key));
+        found.extend(self.tokens_beyond());
+        if self.tensors.is_some_and(|tensors| !tensors.is_empty())
+            && self.tensors_after.is_some_and(<[_]>::is_empty)
+        {
+            found.push(Objection::NoTensors);
+        }
+        // The reason is reported once: a required key is named above.
+        if found.is_empty() {
+            found.extend(self.graph_lost());
+        }
+        if found.is_empty() && self.changes.iter().any(|change| change.key.starts_with("tokenizer.")) {
+            found.extend(self.tokenizer_lost());
+        }
+        found
+    }
+
+    fn against(&self, change: &Change) -> Option<Objection> {
+        let key = change.key.clone();
+        if [SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS, SPLIT_ID].contains(&key.as_str()) {
+            return Some(Objection::Split { key });
+        }
+        if key == ALIGNMENT
+            && let Some(found) = change.after.as_ref().and_then(Value::as_i128)
+            && !((8..=MOST_ALIGNED).contains(&found) && found.count_ones() == 1)
+        {
+            return Some(Objection::Alignment { found, most: MOST_ALIGNED });
+        }
+        match (&change.before, &change.after) {
+            (Some(_), None) => self.needed(key),
+            _ => None,
+        }
+    }
+
+    /// Returns new type and length faults, of changed keys or of keys that depend on them.
+    fn new_faults(&self) -> impl Iterator<Item = KeyFault> {
+        let before = key_faults(self.before);
+        key_faults(self.after).into_iter().filter(move |fault| !before.contains(fault))
+    }
+
+    /// Returns the objection to removing a key, if it is needed.
+    fn needed(&self, key: String) -> Option<Objection> {
+        let arch = architecture(self.before);
+        let of_arch = key.strip_prefix(arch).and_then(|rest| rest.strip_prefix('.'));
+        if NEEDED.contains(&key.as_str()) || of_arch.is_some_and(|name| NEEDED_OF_ARCH.contains(&name)) {
+            return Some(Objection::Needed { key });
+        }
+        let mut without = self.before.clone();
+        without.remove(&key);
+        let why = match (graph(self.before, self.tensors)?.ok()?, graph(&without, self.tensors)?) {
+            (_, Err(error)) => error,
+            (before, Ok(after)) if before != after => {
+                "without it the model computes something else".to_owned()
+            }
+            (_, Ok(_)) => return None,
+        };
+        Some(Objection::NeededByArch { key, arch: arch.to_owned(), why })
+    }
+
+    /// Returns the token ids that are beyond the vocabulary only after the change.
+    fn tokens_beyond(&self) -> Vec<Objection> {
+        let Some(n_tokens) = n_tokens(self.after) else { return Vec::new() };
+        let beyond =
+            |value: &Value, n_tokens: usize| value.as_i128().filter(|&id| id < 0 || id >= n_tokens as i128);
+        let was_beyond = |key: &str| match (self.before.get(key), self::n_tokens(self.before)) {
+            (Some(value), Some(n_tokens)) => beyond(value, n_tokens),
+            _ => None,
+        };
+        self.after
+            .iter()
+            .filter(|(key, _)| key.ends_with("_token_id"))
+            .filter_map(|(key, value)| Some((key, beyond(value, n_tokens)?)))
+            .filter(|(key, id)| was_beyond(key) != Some(*id))
+            .map(|(key, id)| Objection::Token { key: key.to_owned(), id, n_tokens })
+            .collect()
+    }
+
+    fn graph_lost(&self) -> Option<Objection> {
+        if missing_tensors(self.before, self.tensors?).is_none()
+            && let Some(missing) = missing_tensors(self.after, self.tensors_after?)
+        {
+            return Some(Objection::Model { why: missing.to_string() });
+        }
+        graph(self.before, self.tensors)?.ok()?;
+        graph(self.after, self.tensors_after)?.err().map(|why| Objection::Model { why })
+    }
+
+    fn tokenizer_lost(&self) -> Option<Objection> {
+        Encoder::from_metadata(self.before).ok()?;
+        Encoder::from_metadata(self.after).err().map(|error| Objection::Tokenizer { why: error.to_string() })
+    }
+}
+
+/// Returns the engine's plan of the model, or its error; `None` if the tensors are not known.
+fn graph(metadata: &Metadata, tensors: Option<&[TensorMeta]>) -> Option<Result<GraphPlan, String>> {
+    let tensors = tensors?;
+    let arch = architecture(metadata);
+    let Some(features) = GraphFeatures::of(arch) else {
+        return Some(Err(format!("architecture `{}` has no card", escape(arch))));
+    };
+    let plan = GraphPlan::new(&features, metadata, tensors);
+    Some(plan.map_err(|error: EngineError| error.to_string()))
+}
+
+fn architecture(metadata: &Metadata) -> &str {
+    metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default()
+}
+
+fn n_tokens(metadata: &Metadata) -> Option<usize> {
+    Some(metadata.get(TOKENS)?.as_array()?.len())
+}

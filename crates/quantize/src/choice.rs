@@ -1,0 +1,261 @@
+//! Type of every tensor: options that name it, then the mixture, then the fit to its columns.
+
+use crate::class::{PER_LAYER_TOKEN_EMBD, is_quantizable};
+use crate::mixture::Mixture;
+use crate::{FileType, ModelFacts, QuantizeOptions, TensorClass};
+use gguf_core::{GgmlType, Hint, ImatrixNeed, TensorMeta, text::escape};
+
+/// Reason for the type of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// Unquantized tensor: a vector, a norm, a small or sensitive weight, or a copied file.
+    Kept,
+    /// An option names the type.
+    Option,
+    /// A rule of the mixture, or the base type.
+    Mixture,
+    /// The number of columns is not a multiple of the wanted type's block size.
+    Fallback {
+        /// Type that was wanted.
+        wanted: GgmlType,
+    },
+}
+
+/// Type chosen for one tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TypeChoice {
+    /// Role of the tensor.
+    pub class: TensorClass,
+    /// Type in the output.
+    pub ty: GgmlType,
+    /// Reason for the type.
+    pub reason: Reason,
+    /// True if the result would be useless without importance data; it is then refused.
+    pub needs_imatrix: bool,
+}
+
+/// Chooses the type of every tensor from names, shapes and types.
+///
+/// `tensors` are in the order of the output, under their names there; `has_imatrix` is true if there is an importance
+/// matrix.
+///
+/// # Exactness
+/// Equals llama-quantize's choice for all its file types, options and architectures, with one exception: an output in
+/// NVFP4 that has scale tensors stays as it is.
+///
+/// # Errors
+/// [`ChoiceError`]: columns that no type fits, or a fallback where [`QuantizeOptions::no_fallback`] forbids it.
+pub fn choose_types(
+    facts: &ModelFacts,
+    tensors: &[TensorMeta],
+    options: &QuantizeOptions,
+    has_imatrix: bool,
+) -> Result<Vec<TypeChoice>, ChoiceError> {
+    let names = tensors.iter().map(|tensor| tensor.name.as_str());
+    let mut mixture = options.file_type.base().map(|base| {
+        let mixture = Mixture::new(base, facts, options, has_imatrix, names);
+        (base, mixture)
+    });
+    // The runtime reads the scale tensors of an output only for NVFP4, and does not load other files that have them.
+    let has_factor = tensors.iter().any(|t| matches!(t.name.as_str(), "output.scale" | "output.input_scale"));
+    let choose = |tensor: &TensorMeta| {
+        let class = TensorClass::of(&tensor.name);
+        let is_bound = has_factor && tensor.ty == GgmlType::Nvfp4;
+        let stays = !is_quantizable(&facts.architecture, tensor)
+            || ((options.leave_output_tensor || is_bound) && class == TensorClass::Output);
+        let (ty, reason) = match &mut mixture {
+            Some((base, mixture)) if !stays => choose_type(*base, mixture, tensor, class, options)?,
+            _ => (tensor.ty, Reason::Kept),
+        };
+        let needs_imatrix =
+            reason != Reason::Kept && ty != tensor.ty && needs_imatrix(class, ty, options.file_type);
+        Ok(TypeChoice { class, ty, reason, needs_imatrix })
+    };
+    tensors.iter().map(choose).collect()
+}
+
+fn choose_type(
+    base: GgmlType,
+    mixture: &mut Mixture<'_>,
+    tensor: &TensorMeta,
+    class: TensorClass,
+    options: &QuantizeOptions,
+) -> Result<(GgmlType, Reason), ChoiceError> {
+    let rule = || options.tensor_types.iter().find(|rule| rule.matches(&tensor.name)).map(|rule| rule.ty);
+    match class {
+        TensorClass::TokenEmbd => {
+            // The per-layer table is large and separate: a rule may name it.
+            let is_named = tensor.name == PER_LAYER_TOKEN_EMBD && rule().is_some();
+            if let Some(ty) = options.token_embedding_type.filter(|_| !is_named) {
+                return Ok((ty, Reason::Option));
+            }
+        }
+        TensorClass::Output => {
+            if let Some(ty) = options.output_tensor_type {
+                return Ok((ty, Reason::Option));
+            }
+        }
+        _ => {}
+    }
+    if !base.is_quantized() {
+        return Ok((base, Reason::Mixture));
+    }
+    // ref: a tensor with its own rule is not counted by the mixture, which shifts the places of later ones.
+    let (wanted, reason) = match rule() {
+        Some(ty) => (ty, Reason::Option),
+        None if options.pure => (base, Reason::Mixture),
+        None => (mixture.choose(tensor, class), Reason::Mixture),
+    };
+    let n_cols = tensor.shape.n_cols();
+    let ty = fit_columns(&tensor.name, n_cols, wanted)?;
+    if ty == wanted {
+        return Ok((ty, reason));
+    }
+    if options.no_fallback {
+        return Err(ChoiceError::FallbackRefused {
+            tensor: tensor.name.clone(),
+            n_cols,
+            wanted,
+            instead: ty,
+        });
+    }
+    Ok((ty, Reason::Fallback { wanted }))
+}
+
+/// Replacements for types whose blocks are too long for the columns.
+static FALLBACKS: &[(GgmlType, GgmlType)] = &[
+    (GgmlType::Iq1S, GgmlType::Iq4Nl),
+    (GgmlType::Iq1M, GgmlType::Iq4Nl),
+    (GgmlType::Iq2Xxs, GgmlType::Iq4Nl),
+    (GgmlType::Iq2Xs, GgmlType::Iq4Nl),
+    (GgmlType::Iq2S, GgmlType::Iq4Nl),
+    (GgmlType::Iq3Xxs, GgmlType::Iq4Nl),
+    (GgmlType::Iq3S, GgmlType::Iq4Nl),
+    (GgmlType::Iq4Xs, GgmlType::Iq4Nl),
+    (GgmlType::Q2_0, GgmlType::Q4_0),
+    (GgmlType::Q2K, GgmlType::Q4_0),
+    (GgmlType::Q3K, GgmlType::Q4_0),
+    (GgmlType::Tq1_0, GgmlType::Q4_0),
+    (GgmlType::Tq2_0, GgmlType::Q4_0),
+    (GgmlType::Q4K, GgmlType::Q5_0),
+    (GgmlType::Q5K, GgmlType::Q5_1),
+    (GgmlType::Q6K, GgmlType::Q8_0),
+];
+
+/// Returns the wanted type if the columns are whole blocks of it, otherwise one with shorter blocks, finally F16.
+pub(crate) fn fit_columns(name: &str, n_cols: u64, wanted: GgmlType) -> Result<GgmlType, ChoiceError> {
+    let fits = |ty: GgmlType| n_cols.is_multiple_of(ty.block_elems() as u64);
+    if fits(wanted) {
+        return Ok(wanted);
+    }
+    match FALLBACKS.iter().find(|row| row.0 == wanted) {
+        Some(&(_, instead)) if fits(instead) => Ok(instead),
+        None if wanted.block_elems() > 32 => {
+            Err(ChoiceError::NoFallback { tensor: name.to_owned(), n_cols, wanted })
+        }
+        _ => Ok(GgmlType::F16),
+    }
+}
+
+/// Returns true for types that are useless without importance weights, except for the embeddings and the output, and
+/// for types whose quantizer requires importance weights.
+pub(crate) fn needs_imatrix(class: TensorClass, ty: GgmlType, file_type: FileType) -> bool {
+    use GgmlType::{Iq1M, Iq1S, Iq2S, Iq2Xs, Iq2Xxs, Iq3Xxs, Q2K};
+    let is_poor = match ty {
+        Iq1S | Iq1M | Iq2Xxs | Iq2Xs | Iq2S | Iq3Xxs => true,
+        Q2K => file_type == FileType::Q2KS,
+        _ => false,
+    };
+    let is_exempt = matches!(class, TensorClass::TokenEmbd | TensorClass::Output);
+    (is_poor && !is_exempt) || ty.info().imatrix == ImatrixNeed::Required
+}
+
+/// Errors that prevent the choice of a type.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ChoiceError {
+    /// The columns are not whole blocks, and this type has no replacement with shorter blocks.
+    #[error(
+        "tensor `{}`: {n_cols} columns are not a multiple of {}, and nothing stands in for {wanted}",
+        escape(tensor),
+        wanted.block_elems()
+    )]
+    NoFallback {
+        /// Name of the tensor.
+        tensor: String,
+        /// Number of its columns.
+        n_cols: u64,
+        /// Type without a replacement.
+        wanted: GgmlType,
+    },
+    /// A fallback is needed, but not allowed.
+    #[error(
+        "tensor `{}`: {n_cols} columns are not a multiple of {} as {wanted} needs, and falling back to {instead} \
+         is not allowed",
+        escape(tensor),
+        wanted.block_elems()
+    )]
+    FallbackRefused {
+        /// Name of the tensor.
+        tensor: String,
+        /// Number of its columns.
+        n_cols: u64,
+        /// Type that was wanted.
+        wanted: GgmlType,
+        /// Type that fits.
+        instead: GgmlType,
+    },
+}
+
+impl Hint for ChoiceError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::NoFallback { tensor, .. } => {
+                vec![format!("name a type for it: `--tensor-type {}=q4_0`", escape(tensor))]
+            }
+            Self::FallbackRefused { tensor, instead, .. } => vec![
+                format!(
+                    "name it yourself: `--tensor-type {}={}`",
+                    escape(tensor),
+                    instead.name().to_lowercase()
+                ),
+                "leave out --no-fallback".to_owned(),
+            ],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_choose_the_stand_in() {
+        let fit = |n_cols, ty| fit_columns("x", n_cols, ty).ok();
+        assert_eq!(fit(256, GgmlType::Q4K), Some(GgmlType::Q4K));
+        assert_eq!(fit(576, GgmlType::Q4K), Some(GgmlType::Q5_0));
+        assert_eq!(fit(100, GgmlType::Q4K), Some(GgmlType::F16));
+        assert_eq!(fit(100, GgmlType::Q8_0), Some(GgmlType::F16));
+        assert_eq!(fit(96, GgmlType::Q2_0), Some(GgmlType::Q4_0));
+        assert_eq!(fit(64, GgmlType::Q1_0), None);
+        assert_eq!(fit(96, GgmlType::Nvfp4), None);
+    }
+
+    #[test]
+    fn a_replaced_type_is_an_error_if_asked_for() {
+        use gguf_core::Shape;
+        let shape = Shape::new(vec![8, 576]).unwrap();
+        let tensors = [TensorMeta { name: "blk.0.attn_q.weight".to_owned(), shape, ty: GgmlType::F16 }];
+        let mut options = QuantizeOptions::new(FileType::Q6K);
+        let facts = ModelFacts::default();
+        let choice = choose_types(&facts, &tensors, &options, false).unwrap()[0];
+        assert_eq!(choice.reason, Reason::Fallback { wanted: GgmlType::Q6K });
+        options.no_fallback = true;
+        let error = choose_types(&facts, &tensors, &options, false).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "tensor `blk.0.attn_q.weight`: 576 columns are not a multiple of 256 as Q6_K needs, and falling back \
+             to Q8_0 is not allowed"
+        );
+        assert_eq!(error.hints()[0], "name it yourself: `--tensor-type blk.0.attn_q.weight=q8_0`");
+    }
+}

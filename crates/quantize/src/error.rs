@@ -1,0 +1,162 @@
+//! Errors of planning and running a quantization.
+
+use crate::{ChoiceError, StandIn};
+use gguf_core::text::escape;
+use gguf_core::{GgmlType, Hint, Shape};
+use gguf_format::ImatrixError;
+use gguf_format::WriteError;
+use gguf_quant::{BlockError, BlockFlaw, QuantError};
+
+/// Errors that prevent a plan or stop its run.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum QuantizeError {
+    /// No type could be chosen.
+    #[error(transparent)]
+    Choice(#[from] ChoiceError),
+    /// The importance matrix cannot be used.
+    #[error(transparent)]
+    Imatrix(#[from] ImatrixError),
+    /// Writing or reading failed.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// A file that is an adapter, not a model.
+    #[error("the file is an adapter (`general.type`), not a model")]
+    Adapter,
+    /// A layer to prune that the model does not have.
+    #[error("layer {layer} cannot be pruned: the model has {}", layers(*n_layers))]
+    NoLayer { layer: u32, n_layers: u32 },
+    /// All layers of the model are pruned.
+    #[error("all {n_layers} layers of the model would be pruned")]
+    AllLayers { n_layers: u32 },
+    /// A key that names layers by number, which pruning would invalidate.
+    #[error("layers cannot be pruned: key `{}` names layers by number", escape(key))]
+    LayersByNumber { key: String },
+    /// A key set to a value of another type than it has.
+    #[error("key `{}` is of type {expected}, `{}` is not", escape(key), escape(given))]
+    OverrideType { key: String, expected: String, given: String },
+    /// A tensor without elements.
+    #[error("tensor `{}`: shape {shape} has no elements", escape(tensor))]
+    NoElements { tensor: String, shape: Shape },
+    /// A type that nothing can be quantized to.
+    #[error("tensor `{}`: cannot quantize to {ty}", escape(tensor))]
+    NotATarget { tensor: String, ty: GgmlType },
+    /// A type that an option names does not fit the columns.
+    #[error(
+        "tensor `{}`: {n_cols} columns are not a multiple of {}, as {ty} needs",
+        escape(tensor),
+        ty.block_elems()
+    )]
+    Columns { tensor: String, n_cols: u64, ty: GgmlType },
+    /// A source tensor that is already quantized.
+    #[error("tensor `{}`: already quantized ({from}); requantizing to {to} is not allowed", escape(tensor))]
+    Requantize { tensor: String, from: GgmlType, to: GgmlType },
+    /// Types that need importance data without an importance matrix.
+    #[error("{} an importance matrix, none given{}", needs(tensors), more(tensors))]
+    NoImatrix { tensors: Vec<(String, GgmlType)> },
+    /// Types that need importance data that the importance matrix does not have.
+    #[error("{} importance data, the importance matrix has none for it{}", needs(tensors), more(tensors))]
+    NotCovered { tensors: Vec<(String, GgmlType)>, elsewhere: Option<Box<StandIn>> },
+    /// Tensors without importance data, if the policy forbids it.
+    #[error("tensor `{}`: no importance data, nor for {n_more} more", escape(tensor))]
+    Coverage { tensor: String, n_more: usize },
+    /// Experts that no token reached, if the policy forbids it.
+    #[error(
+        "tensor `{}`: {n_experts} of {of} experts were never seen when the importance matrix was made",
+        escape(tensor)
+    )]
+    Experts { tensor: String, n_experts: usize, of: usize },
+}
+
+fn layers(n: u32) -> String {
+    n.checked_sub(1).map_or_else(|| "no layers".to_owned(), |last| format!("layers 0 to {last}"))
+}
+
+/// Text about the first of the tensors that need something.
+fn needs(tensors: &[(String, GgmlType)]) -> String {
+    tensors.first().map(|(tensor, ty)| format!("tensor `{}`: {ty} needs", escape(tensor))).unwrap_or_default()
+}
+
+/// Text about the other tensors: up to two by name.
+fn more(tensors: &[(String, GgmlType)]) -> String {
+    let Some(others @ [_, ..]) = tensors.get(1..) else { return String::new() };
+    let named: Vec<_> =
+        others.iter().take(2).map(|(tensor, ty)| format!("`{}` ({ty})", escape(tensor))).collect();
+    let rest = others.len() - named.len();
+    let rest = if rest == 0 { String::new() } else { format!(" and {rest} more") };
+    format!("; the same for {}{rest}", named.join(", "))
+}
+
+impl Hint for QuantizeError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Choice(error) => error.hints(),
+            Self::Imatrix(error) => error.hints(),
+            Self::Write(error) => error.hints(),
+            Self::Adapter => vec![
+                "`gguf-convert lora2gguf DIR --type q8_0` writes an adapter in another type".to_owned(),
+                "`gguf-convert merge-lora BASE DIR --type TYPE` merges one into its base model".to_owned(),
+            ],
+            Self::Columns { .. } => {
+                vec!["`--tensor-type REGEX=TYPE` falls back to a type that fits".to_owned()]
+            }
+            Self::Requantize { .. } => vec![
+                "quantize from the unquantized model".to_owned(),
+                "accept the loss with --allow-requantize".to_owned(),
+            ],
+            Self::NoImatrix { .. } => vec![
+                "give one with --imatrix".to_owned(),
+                "choose a type that does without, such as Q2_K, IQ3_S or IQ4_XS".to_owned(),
+            ],
+            Self::NotCovered { elsewhere: Some(pair), .. } => vec![format!(
+                "`{}` has the same input as `{}`, and importance: --share-importance takes it",
+                escape(&pair.entry),
+                escape(&pair.tensor)
+            )],
+            Self::NotCovered { tensors, .. } => match tensors.as_slice() {
+                [(tensor, _)] => {
+                    vec![format!("give it another type: `--tensor-type {}=q4_k`", escape(tensor))]
+                }
+                _ => {
+                    vec!["measure the importance matrix of this very model: `gguf-verify imatrix`".to_owned()]
+                }
+            },
+            Self::Coverage { .. } | Self::Experts { .. } => vec![
+                "measure the importance matrix on more text".to_owned(),
+                "accept it with `--coverage warn`".to_owned(),
+            ],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Errors of quantizing rows of a tensor. Rows and columns count from 0.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum RowError {
+    /// The source has a value that is not finite.
+    #[error("row {row}, column {column}: {value}")]
+    NonFinite { row: u64, column: u64, value: f32 },
+    /// The source has an invalid block.
+    #[error("row {row}: {error}")]
+    BadBlock { row: u64, error: BlockError },
+    /// Finite values are too large or too small for the type.
+    #[error("row {row}, from column {column} on: values up to {largest:e} are too {what} for {ty} ({flaw})")]
+    Overflow { row: u64, column: u64, largest: f32, what: &'static str, ty: GgmlType, flaw: BlockFlaw },
+    /// The quantizer reported an error.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+}
+
+impl Hint for RowError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Quant(error) => error.hints(),
+            Self::Overflow { .. } => vec![
+                "give the tensor a type of a wider range: `--tensor-type NAME=bf16`".to_owned(),
+                "go on in spite of it with --allow-nonfinite".to_owned(),
+            ],
+            _ => vec!["go on in spite of it with --allow-nonfinite".to_owned()],
+        }
+    }
+}

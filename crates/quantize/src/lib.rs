@@ -1,0 +1,52 @@
+//! Type of each tensor, importance matrices, and the run from GGUF to GGUF.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `options` | options of a quantization, including the file type |
+//! | `class` `model` | facts about tensors and model, from names and metadata |
+//! | `mixture` | llama.cpp's rules: roles that get more or fewer bits |
+//! | `choice` `idle` | type of each tensor: options, mixture, fit to its columns; options without effect |
+//! | `allocate` | types chosen so that the file has a given size |
+//! | `nominal` | bits per weight of a file type on a well-known model |
+//! | `importance` `coverage` | importance of columns, and tensors that it does not cover |
+//! | `prune` `metadata` `plan` `summary` | the whole output, before the first weight is read |
+//! | `execute` | the plan as a source of quantized rows, and writing it |
+
+mod allocate;
+mod choice;
+mod class;
+mod coverage;
+mod error;
+mod execute;
+mod idle;
+mod importance;
+mod metadata;
+mod mixture;
+mod model;
+mod nominal;
+mod options;
+mod plan;
+mod prune;
+mod recipe;
+mod summary;
+
+pub use allocate::{
+    AllocateError, AllocateOptions, Allocation, ChosenType, DEFAULT_TYPES, OpenTensor, SizeTarget,
+    StandardMix, Survey, TensorCost, TypeCandidate, type_rules,
+};
+pub use choice::{ChoiceError, Reason, TypeChoice, choose_types};
+pub use class::n_matrices;
+pub use class::{TensorClass, file_order, is_quantizable, layer_of};
+pub use coverage::{Coverage, StandIn, UnseenExperts};
+pub use error::{QuantizeError, RowError};
+pub use gguf_format::FileType;
+pub use idle::IdleOption;
+pub use model::ModelFacts;
+pub use nominal::{Nominal, nominal};
+pub use options::{
+    CoveragePolicy, OptionError, Override, OverrideValue, QuantizeOptions, TensorTypeRule, parse_file_type,
+    parse_file_type_or, parse_ggml_type, parse_layers,
+};
+pub use plan::{Input, QuantizePlan, SolvedRows, TensorPlan};
+pub use recipe::Recipe;
+pub use summary::{Sizes, Summary};

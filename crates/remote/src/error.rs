@@ -1,0 +1,191 @@
+//! Errors of checkpoints on servers.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::address::AddressError;
+use gguf_core::Hint;
+use gguf_core::text::escape;
+
+/// Use of the token in a request that was denied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenUse {
+    /// No token is available.
+    None,
+    /// A web server needs no token.
+    Web,
+    /// A bucket: the request was signed with keys, or sent without.
+    Keys,
+    /// The token was sent.
+    Sent,
+    /// The token was withheld: the address is not that of the hub, or its connection is not encrypted.
+    Withheld,
+}
+
+/// Reasons why a checkpoint could not be read from a server. Addresses omit their queries, which may carry signatures.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum RemoteError {
+    /// The text is not a valid address.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// A local read or write failed; the inner error names the path.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The temporary directory of a checkpoint could not be created.
+    #[error("{}: no temporary directory can be made there: {error}", place.display())]
+    Scratch { place: PathBuf, error: io::Error },
+    /// The repository, directory or revision does not exist.
+    #[error("{address}: not found on {host}{}", server_code.as_ref().map_or(String::new(), |code| format!(" ({})", escape(code))))]
+    NoCheckpoint {
+        address: String,
+        host: String,
+        /// Error code of the server.
+        server_code: Option<String>,
+    },
+    /// The repository does not have this file, or no file was named.
+    #[error("{address}: {}", name.as_ref().map_or("a file of it is wanted".to_owned(), |name| format!("there is no `{}`", escape(name))))]
+    NoFile {
+        address: String,
+        name: Option<String>,
+        /// First names of the files of the same kind that exist.
+        names: Vec<String>,
+        /// Number of further files.
+        n_more: usize,
+    },
+    /// The file does not exist (any more).
+    #[error("{url}: not found")]
+    NotFound { url: String },
+    /// The server requires authentication, or denies access.
+    #[error("{url}: access denied (status {status}{})", server_code.as_ref().map_or(String::new(), |code| format!(", {}", escape(code))))]
+    Denied {
+        url: String,
+        status: u16,
+        token: TokenUse,
+        /// Error code of the server.
+        server_code: Option<String>,
+    },
+    /// The response has an unexpected status.
+    #[error("{url}: status {status}{}", after(*attempts))]
+    Status { url: String, status: u16, attempts: u32 },
+    /// The connection failed repeatedly.
+    #[error("{url}: {reason}{}", after(*attempts))]
+    Connection { url: String, reason: String, attempts: u32 },
+    /// The server does not support ranges.
+    #[error("{url}: the server sends whole files only, not ranges of bytes")]
+    NoRanges { url: String },
+    /// The file has changed since it was planned.
+    #[error("{url}: the file changed while it was read: {what} was {expected}, is {found}")]
+    Changed { url: String, what: &'static str, expected: String, found: String },
+    /// The bytes do not match the server's digest.
+    #[error("{file}: {what} {expected} expected, found {found}")]
+    Digest { file: String, what: &'static str, expected: String, found: String },
+    /// The list of files is invalid.
+    #[error("{url}: no list of files: {reason}")]
+    Listing { url: String, reason: String },
+    /// A listed name must not become a path.
+    #[error(
+        "{url}: file name `{}`: it leads out of the directory, or holds what no name should",
+        escape(name)
+    )]
+    Name { url: String, name: String },
+    /// A size exceeds its limit.
+    #[error("{url}: {what}: {found}, at most {limit} allowed")]
+    TooMuch { url: String, what: &'static str, found: u64, limit: u64 },
+    /// Redirects form a loop, or lead to a forbidden address.
+    #[error("{url}: {reason}")]
+    Redirect { url: String, reason: &'static str },
+    /// The network is disabled by `HF_HUB_OFFLINE`.
+    #[error("{address}: `HF_HUB_OFFLINE` is set, and {}", offline(cache.as_deref(), missing.as_deref()))]
+    Offline {
+        address: String,
+        cache: Option<PathBuf>,
+        /// Missing or damaged file of a model whose other files are cached.
+        missing: Option<String>,
+    },
+    /// The processor lacks instructions that encryption needs.
+    #[error("this processor lacks `{missing}`, which encrypted connections need here")]
+    Processor { missing: &'static str },
+    /// The user cancelled the run.
+    #[error("stopped")]
+    Cancelled,
+}
+
+fn after(attempts: u32) -> String {
+    if attempts > 1 { format!(", after {attempts} attempts") } else { String::new() }
+}
+
+fn offline(cache: Option<&Path>, missing: Option<&str>) -> String {
+    match (cache, missing) {
+        (None, _) => "there is no `--cache` that has it".to_owned(),
+        (Some(cache), None) => format!("{} does not have it, or not all of it", cache.display()),
+        (Some(cache), Some(name)) => {
+            format!("of it {} does not have `{}`, or with other bytes", cache.display(), escape(name))
+        }
+    }
+}
+
+impl Hint for RemoteError {
+    fn hints(&self) -> Vec<String> {
+        if let Self::NoFile { address, names, n_more, .. } = self {
+            let Some(first) = names.first() else { return vec![format!("{address} has no GGUF files")] };
+            let listed: Vec<_> = names.iter().map(|name| escape(name)).collect();
+            let more = if *n_more > 0 { format!(" and {n_more} more") } else { String::new() };
+            let first = escape(first);
+            return vec![format!(
+                "it has {}{more}: name one, such as `{address}/{first}`",
+                listed.join(", ")
+            )];
+        }
+        let token = "set `HF_TOKEN`, or log in with `hf auth login`, which leaves a token file";
+        let hint = match self {
+            Self::NoCheckpoint { .. } => {
+                "there is no directory of this name here either; check the spelling, and for a private model that \
+                 `HF_TOKEN` is set"
+            }
+            Self::Denied { token: TokenUse::None, .. } => token,
+            Self::Denied { token: TokenUse::Web, .. } => {
+                "this server wants to know who asks, which is not told to it: fetch the files with another program and \
+                 name their directory"
+            }
+            Self::Denied { token: TokenUse::Keys, .. } => {
+                "check `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION` and `AWS_PROFILE`, and what they may read"
+            }
+            Self::Denied { token: TokenUse::Sent, .. } => {
+                "the token is not accepted for this model: ask for access on the model's page, or use a token that may \
+                 read it"
+            }
+            Self::Denied { token: TokenUse::Withheld, .. } => {
+                "a token goes to the hub's own address over an encrypted connection only (`HF_ENDPOINT`)"
+            }
+            Self::Scratch { .. } => {
+                "it holds the small files of the checkpoint; `TMPDIR` (on Windows `TMP`) names another place for it"
+            }
+            Self::Status { .. } | Self::Connection { .. } => {
+                "try again later; where a command takes `--cache DIR`, what has come stays there and the rest is fetched"
+            }
+            Self::NoRanges { .. } => "give `--cache DIR`: it fetches the files whole and keeps them",
+            Self::Changed { .. } => "start again: the plan was made of other files than are there now",
+            Self::Digest { .. } => "start again; if it stays so, the file on the server is damaged",
+            Self::Processor { .. } => {
+                "fetch the files with another program (`hf download ORG/NAME --local-dir DIR`) and convert the directory"
+            }
+            Self::Offline { .. } => {
+                "unset `HF_HUB_OFFLINE`, so that what is missing is fetched, or name a directory that is here"
+            }
+            _ => return Vec::new(),
+        };
+        vec![hint.to_owned()]
+    }
+}
+
+impl From<RemoteError> for io::Error {
+    /// Converts the error; its kind distinguishes a cancellation from a failure.
+    fn from(error: RemoteError) -> Self {
+        match error {
+            RemoteError::Io(error) => error,
+            RemoteError::Cancelled => Self::new(io::ErrorKind::Interrupted, error),
+            error => Self::other(error),
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! Contradictions between numeric keys that make llama.cpp stop with an error, whatever the architecture.
+
+use crate::{Check, Finding};
+use gguf_core::text::escape;
+use gguf_format::{Metadata, Value};
+
+const CHECK: Check = Check::Keys;
+/// Largest numbers of blocks and experts that llama.cpp supports.
+const MOST_BLOCKS: u64 = 512;
+const MOST_EXPERTS: u64 = 1024;
+/// Architectures that rotate whole heads.
+const WHOLE_HEADS: [&str; 4] = ["llama", "deci", "falcon", "llama-embed"];
+/// Architectures whose dense models may declare experts.
+const ONE_EXPERT: [&str; 2] = ["hunyuan_vl", "hunyuan-dense"];
+const SCALINGS: [&str; 4] = ["none", "linear", "yarn", "longrope"];
+
+/// Numeric keys of an architecture.
+struct NumericKeys<'a> {
+    metadata: &'a Metadata,
+    arch: &'a str,
+}
+
+impl NumericKeys<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.arch)
+    }
+
+    fn value(&self, name: &str) -> Option<&Value> {
+        self.metadata.get(&self.key(name))
+    }
+
+    fn number(&self, name: &str) -> Option<u64> {
+        self.value(name)?.as_u64()
+    }
+
+    /// Largest value of a per-block key, or the value that holds for all blocks.
+    fn largest(&self, name: &str) -> Option<u64> {
+        let value = self.value(name)?;
+        match value.as_array() {
+            Some(array) => (0..array.len()).filter_map(|at| array.get(at)?.as_u64()).max(),
+            None => value.as_u64(),
+        }
+    }
+
+    /// Number of heads of the first block.
+    fn heads(&self) -> Option<u64> {
+        let value = self.value("attention.head_count")?;
+        match value.as_array() {
+            Some(array) => array.get(0)?.as_u64(),
+            None => value.as_u64(),
+        }
+    }
+
+    fn error(&self, name: &str, message: &str) -> Finding {
+        let message =
+            format!("key `{}` {message}: llama.cpp does not load the file", escape(&self.key(name)));
+        Finding::error(CHECK, message)
+    }
+}
+
+/// Returns the errors in the numeric keys of a model.
+pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
+    let Some(arch) = metadata.get("general.architecture").and_then(Value::as_str) else { return Vec::new() };
+    let numbers = NumericKeys { metadata, arch };
+    let mut findings = blocks(&numbers);
+    findings.extend(experts(&numbers));
+    findings.extend(groups(&numbers));
+    findings.extend(rotation(&numbers));
+    findings
+}
+
+fn blocks(numbers: &NumericKeys<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let Some(n) = numbers.number("block_count") else { return findings };
+    if n == 0 || n > MOST_BLOCKS {
+        findings.push(numbers.error("block_count", &format!("is {n}, not 1 to {MOST_BLOCKS}")));
+    }
+    let drafts = numbers.number("nextn_predict_layers").unwrap_or(0);
+    if drafts > n {
+        let message = format!("is {drafts}, more than all {n} blocks");
+        findings.push(numbers.error("nextn_predict_layers", &message));
+    }
+    findings
+}
+
+fn experts(numbers: &NumericKeys<'_>) -> Option<Finding> {
+    let n = numbers.number("expert_count").unwrap_or(0);
+    if ONE_EXPERT.contains(&numbers.arch) && n <= 1 {
+        return None;
+    }
+    if n > MOST_EXPERTS {
+        return Some(numbers.error("expert_count", &format!("is {n}, not at most {MOST_EXPERTS}")));
+    }
+    let used = numbers.largest("expert_used_count").unwrap_or(0);
+    if used > n {
+        return Some(numbers.error("expert_used_count", &format!("is {used}, of {n} experts")));
+    }
+    (n > 0 && used == 0)
+        .then(|| numbers.error("expert_used_count", &format!("is missing or 0, of {n} experts")))
+}
+
+fn groups(numbers: &NumericKeys<'_>) -> Option<Finding> {
+    let n = numbers.number("expert_count").unwrap_or(0);
+    let groups = numbers.number("expert_group_count").unwrap_or(0);
+    let used = numbers.number("expert_group_used_count").unwrap_or(0);
+    if groups > 0 && groups >= n {
+        return Some(numbers.error("expert_group_count", &format!("is {groups}, of {n} experts")));
+    }
+    if groups > 1 && !n.is_multiple_of(groups) {
+        return Some(
+            numbers.error("expert_group_count", &format!("is {groups}, which does not divide {n} experts")),
+        );
+    }
+    (groups > 1 && !(1..groups).contains(&used))
+        .then(|| numbers.error("expert_group_used_count", &format!("is {used}, of {groups} groups")))
+}
+
+fn rotation(numbers: &NumericKeys<'_>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(found) = numbers.value("rope.scaling.type").and_then(Value::as_str)
+        && !SCALINGS.contains(&found)
+    {
+        let message = format!("is `{}`, not one of {}", escape(found), SCALINGS.join(", "));
+        findings.push(numbers.error("rope.scaling.type", &message));
+    }
+    if WHOLE_HEADS.contains(&numbers.arch)
+        && let Some(found) = numbers.number("rope.dimension_count")
+        && let Some(heads) = numbers.heads().filter(|&heads| heads > 0)
+        && let Some(width) = numbers.number("embedding_length")
+    {
+        let head = numbers.number("attention.key_length").unwrap_or(width / heads);
+        if found != head {
+            let message = format!("is {found}, and a head has {head} dimensions");
+            findings.push(numbers.error("rope.dimension_count", &message));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(arch: &str, change: impl FnOnce(&mut Metadata)) -> Vec<String> {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", arch);
+        for (name, value) in [("block_count", 4u32), ("embedding_length", 64), ("attention.head_count", 4)] {
+            metadata.set(format!("{arch}.{name}"), value);
+        }
+        change(&mut metadata);
+        check(&metadata).into_iter().map(|finding| finding.message).collect()
+    }
+
+    #[test]
+    fn numbers_fit_one_another() {
+        let message = |name: &str, value: u32| {
+            let found = found("llama", |m| m.set(format!("llama.{name}"), value));
+            found.first().cloned().unwrap_or_default()
+        };
+        assert_eq!(
+            message("block_count", 0),
+            "key `llama.block_count` is 0, not 1 to 512: llama.cpp does not load the file"
+        );
+        assert!(message("block_count", 513).contains("is 513, not 1 to 512"));
+        assert!(message("nextn_predict_layers", 5).contains("is 5, more than all 4 blocks"));
+        assert_eq!(message("nextn_predict_layers", 4), "");
+        assert!(message("expert_used_count", 2).contains("is 2, of 0 experts"));
+        assert!(message("expert_count", 8).contains("is missing or 0, of 8 experts"));
+        assert!(message("expert_group_count", 2).contains("is 2, of 0 experts"));
+        assert!(message("rope.dimension_count", 8).contains("is 8, and a head has 16 dimensions"));
+        assert_eq!(message("rope.dimension_count", 16), "");
+        assert!(found("qwen2", |m| m.set("qwen2.rope.dimension_count", 8u32)).is_empty());
+        let scaling = found("llama", |m| m.set("llama.rope.scaling.type", "llama3"));
+        assert!(scaling[0].contains("is `llama3`, not one of none, linear, yarn, longrope"), "{scaling:?}");
+    }
+
+    #[test]
+    fn experts_are_chosen_among_those_that_are_there() {
+        let experts = |n: u32, used: Value, groups: [u32; 2]| {
+            found("deepseek2", |m| {
+                m.set("deepseek2.expert_count", n);
+                m.set("deepseek2.expert_used_count", used);
+                m.set("deepseek2.expert_group_count", groups[0]);
+                m.set("deepseek2.expert_group_used_count", groups[1]);
+            })
+        };
+        assert!(experts(8, 2u32.into(), [1, 1]).is_empty());
+        assert!(experts(8, 2u32.into(), [4, 2]).is_empty());
+        assert!(experts(8, vec![0u32, 2, 2, 8].into(), [0, 0]).is_empty());
+        assert!(experts(8, vec![0u32, 2, 2, 9].into(), [0, 0])[0].contains("is 9, of 8 experts"));
+        assert!(experts(8, 2u32.into(), [3, 2])[0].contains("is 3, which does not divide 8 experts"));
+        assert!(experts(8, 2u32.into(), [4, 4])[0].contains("is 4, of 4 groups"));
+        assert!(found("hunyuan-dense", |m| m.set("hunyuan-dense.expert_used_count", 1u32)).is_empty());
+    }
+}

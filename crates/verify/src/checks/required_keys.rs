@@ -1,0 +1,48 @@
+//! Check that the keys exist that every reader needs.
+
+use crate::checks::input::{CheckedFile, FileContent};
+use crate::{Check, Finding};
+use gguf_arch::graph::GraphFeatures;
+use gguf_core::text::escape;
+use gguf_format::{Metadata, Value};
+
+/// Required keys of models of every architecture.
+const OF_MODELS: [&str; 2] = ["general.architecture", "tokenizer.ggml.model"];
+/// Required keys of models, after the architecture's name and a dot: llama.cpp opens no file without them.
+const OF_ARCHITECTURES: [&str; 3] = ["context_length", "embedding_length", "block_count"];
+
+/// Keys that every runtime needs to load an adapter.
+const OF_ADAPTERS: [&str; 3] = ["general.architecture", "adapter.type", "adapter.lora.alpha"];
+
+/// Returns an error for each missing key that files with this content need. [`super::towers`] checks those of towers.
+pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
+    match file.content {
+        FileContent::Model => required_of_models(file.metadata),
+        // An adapter has no vocabulary of its own.
+        FileContent::Adapter => missing(file.metadata, &OF_ADAPTERS),
+        // The other keys of such a file are those of the model that its vocabulary belongs to.
+        FileContent::Vocabulary => missing(file.metadata, &OF_MODELS),
+        FileContent::Towers => Vec::new(),
+    }
+}
+
+/// Returns an error for each of these keys that is missing.
+fn missing(metadata: &Metadata, keys: &[&str]) -> Vec<Finding> {
+    let absent = keys.iter().filter(|key| !metadata.contains(key));
+    absent
+        .map(|key| Finding::error(Check::RequiredKeys, format!("key `{}` is missing", escape(key))))
+        .collect()
+}
+
+/// Returns an error for each missing key that a model of a known architecture needs.
+fn required_of_models(metadata: &Metadata) -> Vec<Finding> {
+    let mut findings = missing(metadata, &OF_MODELS);
+    // The keys of an unknown architecture are unknown.
+    if let Some(arch) = metadata.get("general.architecture").and_then(Value::as_str)
+        && GraphFeatures::of(arch).is_some()
+    {
+        let keys = OF_ARCHITECTURES.map(|key| format!("{arch}.{key}"));
+        findings.extend(missing(metadata, &keys.each_ref().map(String::as_str)));
+    }
+    findings
+}

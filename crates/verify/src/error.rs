@@ -1,0 +1,173 @@
+//! Errors of verification.
+
+use std::path::PathBuf;
+
+use crate::{ChatError, LogitFileError, PromptPlace, TaskError};
+use gguf_core::Hint;
+use gguf_core::text::escape;
+use gguf_engine::EngineError;
+
+/// Errors in a file of prompts.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
+pub enum PromptError {
+    /// A line is not UTF-8.
+    #[error("{}: line {line}: invalid UTF-8 at byte {column}", path.display())]
+    Utf8 { path: PathBuf, line: usize, column: usize },
+    /// The file is not text.
+    #[error("{}: {what}; expected text in UTF-8", path.display())]
+    Binary { path: PathBuf, what: &'static str },
+    /// A line is not JSON.
+    #[error("{}: {place}: {source}", path.display())]
+    Json { path: PathBuf, place: PromptPlace, source: serde_json::Error },
+    /// A JSON value is not a prompt.
+    #[error("{}: {place}: {}; expected {expected}", path.display(), escape(found))]
+    Form { path: PathBuf, place: PromptPlace, found: String, expected: &'static str },
+    /// The file looks like JSON and cannot be parsed.
+    #[error("{}: looks like JSON, but is not valid: {}", path.display(), escape(reason))]
+    NotJson { path: PathBuf, reason: String },
+    /// The file is a table, which does not show which column is the text.
+    #[error("{}: a table ({form}); expected text, or prompts as JSON", path.display())]
+    Table { path: PathBuf, form: &'static str },
+    /// The file has no prompts.
+    #[error("{}: no prompts", path.display())]
+    Empty { path: PathBuf },
+    /// A prompt with a completion does not fit into the context.
+    #[error("prompt {prompt}: {tokens} tokens with its completion, the context holds {n_ctx}")]
+    TooLong { prompt: usize, tokens: usize, n_ctx: usize },
+    /// The text has no ids in the vocabulary.
+    #[error("prompt {prompt}: {reason}")]
+    Encode { prompt: usize, reason: String },
+    /// The file's template cannot render chat messages.
+    #[error("prompt {prompt}: messages: {reason}")]
+    Template { prompt: usize, reason: ChatError },
+}
+
+/// Reasons why a verification could not run.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the message says what each field is")]
+pub enum VerifyError {
+    /// The prompts cannot be read.
+    #[error(transparent)]
+    Prompts(#[from] PromptError),
+    /// The engine failed.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// I/O error, with the path.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+    /// Prompts are text, and there is no tokenizer to encode them.
+    #[error("text cannot be encoded: {reason}")]
+    NoEncoder { reason: String },
+    /// Logits were requested of a model that predicts no text.
+    #[error("the model is an encoder: it has no logits")]
+    NoPredictions,
+    /// No position is scored.
+    #[error("no token to score: every prompt has fewer than two tokens")]
+    NothingToScore,
+    /// The stride leaves nothing to score.
+    #[error("stride {stride}: expected 1 to {n_ctx}")]
+    Stride { stride: usize, n_ctx: usize },
+    /// The context is too short for a prediction.
+    #[error("context of {n_ctx} tokens: expected at least 4")]
+    Context { n_ctx: usize },
+    /// Files of the source's tokenizer cannot be read.
+    #[error("source: {0}")]
+    OriginFiles(#[from] gguf_tokenizer::TokenizerError),
+    /// The reference implementation rejects a `tokenizer.json`.
+    #[error("source: {}: {}", path.display(), gguf_core::text::escape(reason))]
+    OriginTokenizer { path: PathBuf, reason: String },
+    /// The directory has no tokenizer files.
+    #[error("source: {}: no tokenizer: neither tokenizer.json nor a SentencePiece model, nor one that can be converted", path.display())]
+    NoOriginTokenizer { path: PathBuf },
+    /// Error in a file of log-probabilities.
+    #[error(transparent)]
+    LogitFile(#[from] LogitFileError),
+    /// Error in a file of tasks.
+    #[error(transparent)]
+    Tasks(#[from] TaskError),
+    /// A run cannot continue from an importance matrix.
+    #[error(transparent)]
+    Imatrix(#[from] gguf_format::ImatrixError),
+    /// Activations overflow: nothing can be measured with them.
+    #[error(
+        "chunks {first} to {last}: what `{}` is multiplied with is not finite",
+        gguf_core::text::escape(tensor)
+    )]
+    NonFiniteActivations { tensor: String, first: usize, last: usize },
+    /// There are fewer chunks than should be skipped.
+    #[error("no chunk is left behind the first {first}: the prompts have {n_chunks}")]
+    NoChunksLeft { first: usize, n_chunks: usize },
+    /// The head has no matrix of its own.
+    #[error(
+        "the model has no `output.weight`: its output is computed with `{}`",
+        gguf_core::text::escape(head)
+    )]
+    NoOutputTensor { head: String },
+    /// A result that parts of a run cannot give.
+    #[error("there are no parts of {what}")]
+    NoParts { what: String },
+    /// There are more parts than windows.
+    #[error("part {share}: the prompts have {n_windows} chunks, and no part may be empty")]
+    FewWindows { share: gguf_format::Share, n_windows: usize },
+    /// The baseline cannot be run.
+    #[error("baseline: {0}")]
+    Baseline(#[source] EngineError),
+}
+
+impl Hint for PromptError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::TooLong { tokens, .. } => vec![format!("pass `--ctx {tokens}` or more")],
+            Self::Empty { .. } => {
+                vec!["a text file is one document; a file named `*.jsonl` is one prompt a line".to_owned()]
+            }
+            Self::Json { .. } | Self::Form { .. } | Self::NotJson { .. } => {
+                vec![FORMS.to_owned(), PLAIN.to_owned()]
+            }
+            Self::Table { .. } => vec![
+                "make the column of texts lines of JSON: `{\"text\": \"..\"}`, in a file named `*.jsonl`"
+                    .to_owned(),
+                PLAIN.to_owned(),
+            ],
+            Self::Binary { what: "a GGUF file", .. } => {
+                vec!["models are given by themselves, a reference behind `--baseline`".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Hint about the JSON forms of prompts.
+const FORMS: &str = "prompts as JSON are an array, or a value a line, of texts, `{\"text\": ..}`, `{\"tokens\": [..]}`, \
+    `{\"prompt\": .., \"completion\": ..}` and `{\"messages\": [..]}`";
+/// Hint about reading data as prose.
+const PLAIN: &str = "`--plain-text` reads every prompt file as one text, whatever it looks like";
+
+impl Hint for VerifyError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Prompts(error) => error.hints(),
+            Self::LogitFile(error) => error.hints(),
+            Self::Tasks(error) => error.hints(),
+            Self::Engine(error) | Self::Baseline(error) => error.hints(),
+            Self::Imatrix(error) => error.hints(),
+            Self::Io(error) => gguf_core::output::io_hints(error),
+            Self::NonFiniteActivations { .. } => {
+                vec!["the weights are damaged: `gguf-verify MODEL --structure-only` looks at each".to_owned()]
+            }
+            Self::NoOutputTensor { .. } => vec![
+                "leave `--process-output` out: the token embedding is quantized without an importance matrix"
+                    .to_owned(),
+            ],
+            Self::NoParts { .. } => vec!["leave `--part` out: one run gives the verdict".to_owned()],
+            Self::FewWindows { n_windows, .. } => {
+                vec![format!("cut the run into {n_windows} parts at most, or give more text")]
+            }
+            Self::NoEncoder { .. } => {
+                vec!["give token ids: a file named `*.jsonl` with lines `{\"tokens\": [..]}`".to_owned()]
+            }
+            _ => Vec::new(),
+        }
+    }
+}

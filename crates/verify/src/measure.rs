@@ -1,0 +1,331 @@
+//! Runs windows through one or two engines, group by group, and collects the result of every position.
+
+use std::sync::Mutex;
+
+use crate::logit_file::read::LogitFile;
+use crate::logit_file::write::LogitWriter;
+use crate::routing::watch::{self, ChoiceRecorder, Choices, RouteTally, RouteWatch};
+use crate::running::{self, RunningFigures};
+use crate::{VerifyError, Window};
+use gguf_core::GgmlType;
+use gguf_core::progress::Progress;
+use gguf_core::sync::Unpoisoned;
+use gguf_engine::{Engine, Hidden, Observer, TokenChunk, TokenDivergence, TokenScore};
+
+/// Result of the reference at a position.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reference {
+    /// Score of the reference.
+    pub score: TokenScore,
+    /// KL divergence of the model from the reference.
+    pub kld: f64,
+}
+
+/// One predicted token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Position {
+    /// Index of the prompt.
+    pub prompt: usize,
+    /// Index of the token in the prompt.
+    pub at: usize,
+    /// Id of the token.
+    pub token: u32,
+    /// Score of the model.
+    pub score: TokenScore,
+    /// Result of the baseline, if there is one.
+    pub reference: Option<Reference>,
+    /// True if the position counts in the figures; false if it was only asked for.
+    pub is_scored: bool,
+}
+
+/// Results of a baseline by group, kept so that it runs once for several models. Results that do not fit into a quarter
+/// of the memory budget are computed again.
+#[derive(Debug, Default)]
+pub struct Recall {
+    groups: Mutex<Vec<Recalled>>,
+    twins: Mutex<Vec<RecalledTwin>>,
+}
+
+/// Positions of the baseline quantized to the types of a file; files with the same types share them.
+#[derive(Debug)]
+struct RecalledTwin {
+    types: Vec<Option<GgmlType>>,
+    windows: Vec<Window>,
+    positions: Vec<Position>,
+}
+
+/// Chunks of a group and the baseline's output for them.
+#[derive(Debug)]
+struct Recalled {
+    chunks: Vec<TokenChunk>,
+    output: BaselineOutput,
+}
+
+/// Output of a baseline for a group: hidden states, and the chosen experts if they were asked for.
+#[derive(Debug)]
+struct BaselineOutput {
+    hidden: Hidden,
+    choices: Option<Choices>,
+}
+
+impl BaselineOutput {
+    fn n_bytes(&self) -> u64 {
+        size_of_val(self.hidden.states()) as u64 + self.choices.as_ref().map_or(0, Choices::n_bytes)
+    }
+}
+
+impl Recall {
+    /// Divisor of the memory budget: a quarter may be taken.
+    const SHARE: u64 = 4;
+
+    /// Bytes of the baseline's budget that the results of all windows will take.
+    fn bytes(baseline: &Engine<'_>, windows: &[Window]) -> u64 {
+        let n_rows: u64 = windows.iter().map(|window| window.targets.len() as u64).sum();
+        let n_tokens: u64 = windows.iter().map(|window| window.chunk.tokens.len() as u64).sum();
+        let choices = watch::choice_bytes(baseline.plan()).saturating_mul(n_tokens);
+        let hidden = (4 * baseline.plan().n_embd as u64).saturating_mul(n_rows);
+        hidden.saturating_add(choices).min(Self::most(baseline))
+    }
+
+    fn most(baseline: &Engine<'_>) -> u64 {
+        baseline.options().elastic_bytes() / Self::SHARE
+    }
+
+    /// Returns the positions of the baseline in these types over these windows, if they are known.
+    pub(super) fn twin(&self, types: &[Option<GgmlType>], windows: &[Window]) -> Option<Vec<Position>> {
+        let twins = self.twins.lock().unpoisoned();
+        let found = twins.iter().find(|twin| twin.types == types && twin.windows == windows)?;
+        Some(found.positions.clone())
+    }
+
+    /// Stores the positions of the baseline in these types.
+    pub(super) fn keep_twin(&self, types: &[Option<GgmlType>], windows: &[Window], positions: &[Position]) {
+        let twin =
+            RecalledTwin { types: types.to_vec(), windows: windows.to_vec(), positions: positions.to_vec() };
+        self.twins.lock().unpoisoned().push(twin);
+    }
+
+    fn knows(&self, chunks: &[TokenChunk]) -> bool {
+        let groups = self.groups.lock().unpoisoned();
+        groups.iter().any(|group| group.chunks.as_slice() == chunks)
+    }
+
+    fn take(&self, chunks: &[TokenChunk]) -> Option<BaselineOutput> {
+        let mut groups = self.groups.lock().unpoisoned();
+        let at = groups.iter().position(|group| group.chunks.as_slice() == chunks)?;
+        Some(groups.swap_remove(at).output)
+    }
+
+    /// Stores a group if the memory budget allows it.
+    fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, output: BaselineOutput) {
+        let mut groups = self.groups.lock().unpoisoned();
+        let taken: u64 = groups.iter().map(|group| group.output.n_bytes()).sum();
+        if taken + output.n_bytes() <= Self::most(baseline) {
+            groups.push(Recalled { chunks, output });
+        }
+    }
+}
+
+/// Baseline that is run, with its stored results.
+#[derive(Clone, Copy)]
+pub(super) struct Baseline<'a> {
+    pub(super) engine: &'a Engine<'a>,
+    pub(super) recall: Option<&'a Recall>,
+}
+
+impl Baseline<'_> {
+    /// Returns the output for a group, from memory or by a run; with `is_routed` also the chosen experts.
+    fn output(
+        &self,
+        chunks: &[TokenChunk],
+        is_routed: bool,
+        progress: &dyn Progress,
+    ) -> Result<BaselineOutput, VerifyError> {
+        if let Some(output) = self.recall.and_then(|recall| recall.take(chunks)) {
+            return Ok(output);
+        }
+        let recorder = if is_routed { ChoiceRecorder::of(self.engine.plan()) } else { None };
+        let observer = recorder.as_ref().map(|recorder| recorder as &dyn Observer);
+        let hidden = self.engine.forward(chunks, progress, observer).map_err(VerifyError::Baseline)?;
+        Ok(BaselineOutput { hidden, choices: recorder.map(ChoiceRecorder::into_choices) })
+    }
+}
+
+/// Observers of a run.
+#[derive(Clone, Copy, Default)]
+pub(super) struct RunObservers<'a> {
+    pub(super) observer: Option<&'a dyn Observer>,
+    /// Counter of the experts that the model's tokens choose.
+    pub(super) routing: Option<&'a RouteTally>,
+}
+
+impl RunObservers<'_> {
+    /// Runs a group of the model; `choices` are the experts that the baseline chose.
+    pub(super) fn forward(
+        &self,
+        engine: &Engine<'_>,
+        chunks: &[TokenChunk],
+        choices: Option<&Choices>,
+        progress: &dyn Progress,
+    ) -> Result<Hidden, VerifyError> {
+        let Some(tally) = self.routing else { return Ok(engine.forward(chunks, progress, self.observer)?) };
+        let watch = RouteWatch::new(tally, choices, self.observer);
+        Ok(engine.forward(chunks, progress, Some(&watch))?)
+    }
+}
+
+/// Files of log-probabilities that a run reads or writes.
+#[derive(Default)]
+pub(super) struct LogitFiles<'a> {
+    /// File that replaces a baseline: its rows belong to the scored tokens of the windows, in order.
+    pub(super) known: Option<&'a LogitFile>,
+    /// Destination of the rows of the baseline, or of the model if there is no baseline.
+    pub(super) save: Option<&'a mut LogitWriter>,
+}
+
+/// Runs the windows. Returns every wanted position and the number of tokens that were run.
+///
+/// # Errors
+/// Errors of the engines.
+pub(super) fn measure(
+    engine: &Engine<'_>,
+    baseline: Option<Baseline<'_>>,
+    windows: &[Window],
+    progress: &dyn Progress,
+) -> Result<(Vec<Position>, usize), VerifyError> {
+    measure_with(engine, baseline, LogitFiles::default(), windows, progress, RunObservers::default())
+}
+
+/// Does the same as [`measure`], with files of log-probabilities and observers.
+pub(super) fn measure_with(
+    engine: &Engine<'_>,
+    baseline: Option<Baseline<'_>>,
+    mut logits: LogitFiles<'_>,
+    windows: &[Window],
+    progress: &dyn Progress,
+    observers: RunObservers<'_>,
+) -> Result<(Vec<Position>, usize), VerifyError> {
+    let longest = windows.iter().map(|window| window.chunk.tokens.len()).max().unwrap_or(0);
+    let mut limit = engine.group_tokens(longest)?;
+    if let Some(baseline) = baseline {
+        let kept = baseline.recall.map_or(0, |_| Recall::bytes(baseline.engine, windows));
+        // Bytes per token of the baseline's chosen experts, which are recorded only with routing.
+        let choices = observers.routing.map_or(0, |_| watch::choice_bytes(baseline.engine.plan()));
+        let group_limit = |kept: u64| -> Result<usize, VerifyError> {
+            let tokens = |engine: &Engine<'_>| engine.group_tokens_with_taken(kept, longest);
+            // Both models' hidden states are held at the end of a group.
+            Ok((tokens(engine)?.min(tokens(baseline.engine)?) / 2).max(longest))
+        };
+        limit = group_limit(kept)?;
+        if choices > 0 {
+            limit = group_limit(kept.saturating_add(choices.saturating_mul(limit as u64)))?;
+        }
+    }
+    // Smaller groups show the running figures more often.
+    let limit = limit.min(running::group_tokens(windows, engine.batch_tokens_at_most())).max(longest);
+    let groups: Vec<(&[Window], Vec<TokenChunk>)> = groups(windows, limit)
+        .into_iter()
+        .map(|group| (group, group.iter().map(|window| window.chunk.clone()).collect()))
+        .collect();
+    let knows = |chunks: &[TokenChunk]| baseline.and_then(|b| b.recall).is_some_and(|r| r.knows(chunks));
+    let again = |chunks: &[TokenChunk]| baseline.filter(|_| !knows(chunks));
+    let work = |chunks: &[TokenChunk]| {
+        // If the hidden states of the baseline are known, only its head is computed again.
+        let known = || baseline.map_or(0, |b| b.engine.head_bytes());
+        engine.work_bytes(chunks) + again(chunks).map_or_else(known, |b| b.engine.work_bytes(chunks))
+    };
+    let title = if baseline.is_some() { "running the model and the baseline" } else { "running the model" };
+    progress.begin(title, groups.iter().map(|(_, chunks)| work(chunks)).sum());
+    progress.units("token", windows.iter().map(|window| window.chunk.tokens.len() as u64).sum());
+    let mut positions = Vec::new();
+    let mut n_tokens = 0;
+    let mut running = RunningFigures::new();
+    for (group, chunks) in groups {
+        let targets: Vec<u32> = group.iter().flat_map(|window| window.targets.iter().copied()).collect();
+        n_tokens += (1 + usize::from(again(&chunks).is_some()))
+            * chunks.iter().map(|c| c.tokens.len()).sum::<usize>();
+        let rows: Vec<(TokenScore, Option<Reference>)> = match baseline {
+            None => {
+                let hidden = observers.forward(engine, &chunks, None, progress)?;
+                if let Some(save) = &mut logits.save {
+                    save.write(engine, &hidden, group, progress)?;
+                }
+                match logits.known {
+                    Some(known) => compare_with(known, positions.len(), engine, &hidden, &targets, progress)?,
+                    None => {
+                        let scores = engine.scores(&hidden, &targets, progress, observers.observer)?;
+                        scores.into_iter().map(|score| (score, None)).collect()
+                    }
+                }
+            }
+            Some(baseline) => {
+                let output = baseline.output(&chunks, observers.routing.is_some(), progress)?;
+                if let Some(save) = &mut logits.save {
+                    save.write(baseline.engine, &output.hidden, group, progress)?;
+                }
+                let hidden = observers.forward(engine, &chunks, output.choices.as_ref(), progress)?;
+                let both =
+                    baseline.engine.divergences(&output.hidden, engine, &hidden, &targets, progress)?;
+                if let Some(recall) = baseline.recall {
+                    recall.keep(baseline.engine, chunks, output);
+                }
+                both.into_iter().map(scored).collect()
+            }
+        };
+        let mut rows = rows.into_iter();
+        let n_before = positions.len();
+        for window in group {
+            for (row, &token) in window.chunk.rows.clone().zip(&window.targets) {
+                let Some((score, reference)) = rows.next() else { break };
+                positions.push(Position {
+                    prompt: window.prompt,
+                    at: window.start + row + 1,
+                    token,
+                    score,
+                    reference,
+                    is_scored: window.scored.contains(&row),
+                });
+            }
+        }
+        running.add(&positions[n_before..]);
+        progress.figures(&running.text(n_tokens));
+    }
+    progress.end();
+    Ok((positions, n_tokens))
+}
+
+fn scored(d: TokenDivergence) -> (TokenScore, Option<Reference>) {
+    (d.model, Some(Reference { score: d.reference, kld: d.kld }))
+}
+
+/// Compares a group with the file's rows from `first` on.
+fn compare_with(
+    known: &LogitFile,
+    first: usize,
+    engine: &Engine<'_>,
+    hidden: &Hidden,
+    targets: &[u32],
+    progress: &dyn Progress,
+) -> Result<Vec<(TokenScore, Option<Reference>)>, VerifyError> {
+    let n_rows = targets.len();
+    let found = engine.divergences_from(hidden, &known.rows(first, n_rows)?, targets, progress)?;
+    known.release(first..first + n_rows);
+    Ok(found.into_iter().map(scored).collect())
+}
+
+/// Cuts the windows into groups of at most `limit` tokens, without splitting a window.
+fn groups(mut rest: &[Window], limit: usize) -> Vec<&[Window]> {
+    let mut groups = Vec::new();
+    while !rest.is_empty() {
+        let mut n = 0;
+        let mut n_tokens = 0;
+        while n < rest.len() && (n == 0 || n_tokens + rest[n].chunk.tokens.len() <= limit) {
+            n_tokens += rest[n].chunk.tokens.len();
+            n += 1;
+        }
+        let (group, later) = rest.split_at(n);
+        groups.push(group);
+        rest = later;
+    }
+    groups
+}

@@ -1,0 +1,419 @@
+//! Report of a verification: the verdict and everything that it is based on.
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::checks::baseline_keys::leaves_results_open;
+use crate::{
+    Aspect, Check, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, FileLabel, LimitLine,
+    MaskedReport, Perplexity, PromptFileReport, Quality, RoutingReport, TaskReport, Thresholds, WeightReport,
+};
+
+/// Severity of a finding.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Noteworthy, without effect on the verdict.
+    Warning,
+    /// Not judged: the verdict is at best `partial`.
+    Unchecked,
+    /// Broken file, or a missed threshold.
+    Error,
+}
+
+impl Severity {
+    /// Returns the name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Warning => "warning",
+            Self::Unchecked => "unchecked",
+            Self::Error => "error",
+        }
+    }
+}
+
+/// Result of a check that is worth reporting.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Finding {
+    /// Check that found it.
+    pub check: Check,
+    /// Severity of the finding.
+    pub severity: Severity,
+    /// Name of the tensor that the finding is about.
+    pub tensor: Option<String>,
+    /// Description of the finding.
+    pub message: String,
+}
+
+impl Finding {
+    /// Creates an error about the whole file.
+    #[must_use]
+    pub fn error(check: Check, message: impl Into<String>) -> Self {
+        Self { check, severity: Severity::Error, tensor: None, message: message.into() }
+    }
+
+    /// Creates a warning about the whole file.
+    #[must_use]
+    pub fn warning(check: Check, message: impl Into<String>) -> Self {
+        Self { severity: Severity::Warning, ..Self::error(check, message) }
+    }
+
+    /// Creates a finding about something that could not be judged.
+    #[must_use]
+    pub fn unchecked(check: Check, message: impl Into<String>) -> Self {
+        Self { severity: Severity::Unchecked, ..Self::error(check, message) }
+    }
+
+    /// Makes the finding about one tensor.
+    #[must_use]
+    pub fn of(self, tensor: impl Into<String>) -> Self {
+        Self { tensor: Some(tensor.into()), ..self }
+    }
+}
+
+/// Answer to the question whether the file may be shipped, from good to bad.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verdict {
+    /// All checks passed.
+    Pass,
+    /// Passed as far as it could be judged.
+    Partial,
+    /// Broken file, or a missed threshold.
+    Fail,
+}
+
+impl Verdict {
+    /// Returns the name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Pass => "pass",
+            Self::Partial => "partial",
+            Self::Fail => "fail",
+        }
+    }
+}
+
+/// Cost of the file's types for a healthy file; the default limits are multiples of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HealthyCost {
+    /// Measured or typical cost.
+    pub cost: Cost,
+    /// Number of tokens on which it was measured with the baseline's own weights; `None` if it is the types' cost for a
+    /// small model.
+    pub n_tokens: Option<usize>,
+}
+
+/// Figures of one prompt.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PromptReport {
+    /// Number of the prompt.
+    pub prompt: usize,
+    /// Perplexity of its scored tokens, if it has any.
+    pub perplexity: Option<Perplexity>,
+}
+
+/// Outcome of a verification.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// Verdict on the file.
+    pub verdict: Verdict,
+    /// All findings, in the order of the checks.
+    pub findings: Vec<Finding>,
+    /// Aspects that were judged and that were not; changed by [`Report::judged`] and [`Report::not_judged`].
+    pub coverage: Coverage,
+    /// Value of `general.architecture`.
+    pub arch: Option<String>,
+    /// File name and recipe, for files whose types follow llama.cpp's mixtures.
+    pub label: Option<FileLabel>,
+    /// Bits per weight over all tensors, if they could be read.
+    pub bits_per_weight: Option<f64>,
+    /// Comparison of the tensors with the baseline's, if there is one.
+    pub weights: Option<WeightReport>,
+    /// Perplexity of all scored tokens.
+    pub perplexity: Option<Perplexity>,
+    /// Scored information per byte of text; `None` without a tokenizer.
+    pub bits_per_byte: Option<f64>,
+    /// Figures per prompt.
+    pub prompts: Vec<PromptReport>,
+    /// Figures per file of prompts.
+    pub prompt_files: Vec<PromptFileReport>,
+    /// Divergence from the baseline.
+    pub divergence: Option<Divergence>,
+    /// Figures of text vectors, for encoders.
+    pub embeddings: Option<EmbeddingReport>,
+    /// Figures of predictions at masked tokens, or the reason why there are none; for models with bidirectional
+    /// attention.
+    pub masked: Option<Result<Box<MaskedReport>, String>>,
+    /// Experts that the tokens of the run chose, for models with experts.
+    pub routing: Option<RoutingReport>,
+    /// Answers to questions, per file of tasks.
+    pub tasks: Vec<TaskReport>,
+    /// Text before each of the worst tokens; empty without a tokenizer.
+    pub contexts: Vec<String>,
+    /// Limits that the user set.
+    pub thresholds: Thresholds,
+    /// Figures that have a limit.
+    pub limits: Vec<LimitLine>,
+    /// Cost on which the default limits are based.
+    pub healthy: Option<HealthyCost>,
+    /// Number of tokens per second, baseline included.
+    pub tokens_per_second: Option<f64>,
+}
+
+impl Report {
+    /// Creates a report without findings and figures.
+    #[must_use]
+    pub fn new(arch: Option<String>, bits_per_weight: Option<f64>, thresholds: Thresholds) -> Self {
+        Self {
+            verdict: Verdict::Partial,
+            findings: Vec::new(),
+            coverage: Coverage::default(),
+            arch,
+            label: None,
+            bits_per_weight,
+            weights: None,
+            perplexity: None,
+            bits_per_byte: None,
+            prompts: Vec::new(),
+            prompt_files: Vec::new(),
+            divergence: None,
+            embeddings: None,
+            masked: None,
+            routing: None,
+            tasks: Vec::new(),
+            contexts: Vec::new(),
+            thresholds,
+            limits: Vec::new(),
+            healthy: None,
+            tokens_per_second: None,
+        }
+    }
+
+    /// Creates the report for a file that cannot be read at all.
+    #[must_use]
+    pub fn unreadable(reason: impl Into<String>) -> Self {
+        let mut report = Self::new(None, None, Thresholds::default());
+        report.add(Finding::error(Check::Header, reason));
+        for aspect in Aspect::ALL {
+            report.not_judged(aspect, "the file could not be read", "a file that can be read");
+        }
+        report
+    }
+
+    /// Adds a finding and updates the verdict.
+    pub fn add(&mut self, finding: Finding) {
+        self.extend([finding]);
+    }
+
+    /// Adds findings and updates the verdict.
+    pub fn extend(&mut self, findings: impl IntoIterator<Item = Finding>) {
+        self.findings.extend(findings);
+        self.settle();
+    }
+
+    /// Records that an aspect was judged and updates the verdict.
+    pub fn judged(&mut self, aspect: Aspect, by: impl Into<String>) {
+        self.coverage.judged(aspect, by);
+        self.settle();
+    }
+
+    /// Records why an aspect was not judged and what would judge it, and updates the verdict.
+    pub fn not_judged(&mut self, aspect: Aspect, reason: impl Into<String>, remedy: impl Into<String>) {
+        self.coverage.not_judged(aspect, reason, remedy);
+        self.settle();
+    }
+
+    /// Records that the baseline is the model itself, which judges nothing.
+    pub fn own_baseline(&mut self) {
+        const ITSELF: &str = "the baseline is the model itself";
+        self.add(Finding::warning(Check::Baseline, ITSELF));
+        for aspect in [Aspect::Metadata, Aspect::Weights, Aspect::Divergence] {
+            self.not_judged(aspect, ITSELF, "the model that it was made from");
+        }
+    }
+
+    /// Records that there is a baseline: no open question may ask for one.
+    pub(super) fn has_baseline(&mut self) {
+        self.coverage.has_baseline();
+    }
+
+    /// Switches to the aspects that are asked of encoders.
+    pub(super) fn ask_encoder(&mut self) {
+        self.coverage.ask_encoder();
+        self.settle();
+    }
+
+    /// Switches to the aspects that are asked of models that predict masked tokens.
+    pub(super) fn ask_masked(&mut self) {
+        self.coverage.ask_masked();
+        self.settle();
+    }
+
+    /// Adds further figures with their limits and updates the verdict.
+    pub(super) fn add_limits(&mut self, limits: Vec<LimitLine>) {
+        self.limits.extend(limits);
+        self.settle();
+    }
+
+    /// Sets the figures with their limits and updates the verdict.
+    pub(super) fn set_limits(&mut self, limits: Vec<LimitLine>) {
+        self.limits = limits;
+        self.settle();
+    }
+
+    /// Sets the comparison of the weights, adds its findings and updates the verdict.
+    pub(super) fn set_weights(&mut self, weights: WeightReport) {
+        self.findings.extend(weights.findings.iter().cloned());
+        self.coverage.judged(Aspect::Weights, weights.summary());
+        self.weights = Some(weights);
+        self.settle();
+    }
+
+    /// Returns true if every tensor equals, byte for byte, the baseline's quantized to its type, and no missing key
+    /// changes results because GGUF has no key for it. Then no text can reveal more.
+    pub(super) fn is_reproduced(&self) -> bool {
+        self.weights.as_ref().is_some_and(WeightReport::is_reproduced)
+            && !self.findings.iter().any(leaves_results_open)
+    }
+
+    /// Updates the verdict: an error fails, and a pass requires that enough was judged.
+    fn settle(&mut self) {
+        let needs_figures = !self.is_reproduced() || !self.thresholds.is_empty();
+        self.coverage.need_figures(needs_figures);
+        let has_own_limit = self.limits.iter().any(|line| line.is_own);
+        self.verdict = match self.findings.iter().map(|finding| finding.severity).max() {
+            Some(Severity::Error) => Verdict::Fail,
+            Some(Severity::Unchecked) => Verdict::Partial,
+            _ if !self.coverage.earns_pass(has_own_limit) => Verdict::Partial,
+            _ => Verdict::Pass,
+        };
+    }
+
+    /// Returns the report as JSON; names are stable.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        let ppl = |p: &Perplexity| json!({ "value": p.value, "stderr": p.stderr, "tokens": p.tokens });
+        let findings = self.findings.iter().map(|f| {
+            json!({
+                "check": f.check, "severity": f.severity.name(), "tensor": f.tensor, "message": f.message,
+            })
+        });
+        let open = self.coverage.open().map(
+            |open| json!({ "aspect": open.aspect.name(), "reason": open.reason, "remedy": open.remedy }),
+        );
+        let limits = self.limits.iter().map(|line| {
+            json!({
+                "limit": line.figure.row().option, "value": line.value, "at": line.limit, "own": line.is_own,
+                "missed": line.is_missed(),
+            })
+        });
+        let mut report = json!({
+            "verdict": self.verdict.name(),
+            "quality": self.quality().map(Quality::word),
+            "answer": self.answer(),
+            "recipe": self.label.as_ref().map(|label| &label.recipe),
+            "architecture": self.arch,
+            "bits_per_weight": self.bits_per_weight,
+            "perplexity": self.perplexity.as_ref().map(ppl),
+            "bits_per_byte": self.bits_per_byte,
+            "tokens_per_second": self.tokens_per_second,
+            "findings": findings.collect::<Vec<_>>(),
+            "judged": self.coverage.answered().map(|j| json!({ "aspect": j.aspect.name(), "by": j.by })).collect::<Vec<_>>(),
+            "not_judged": open.collect::<Vec<_>>(),
+            "limits": limits.collect::<Vec<_>>(),
+            "healthy_cost": self.healthy.map(|h| json!({
+                "kld": h.cost.kld, "kld_99": h.cost.kld_99, "ppl_increase": h.cost.ppl_increase,
+                "other_choice": h.cost.other_choice, "tokens": h.n_tokens,
+            })),
+        });
+        let Some(map) = report.as_object_mut() else { return report };
+        if let Some(weights) = &self.weights {
+            map.insert("weights".to_owned(), weights.to_json());
+        }
+        if self.prompts.len() > 1 {
+            let prompts = self
+                .prompts
+                .iter()
+                .map(|p| json!({ "prompt": p.prompt, "perplexity": p.perplexity.as_ref().map(ppl) }));
+            map.insert("prompts".to_owned(), prompts.collect());
+        }
+        if let Some(embeddings) = &self.embeddings {
+            map.insert("embeddings".to_owned(), embeddings.to_json());
+        }
+        if let Some(masked) = &self.masked {
+            let value = masked.as_ref().map_or_else(|why| json!({ "absent": why }), |found| found.to_json());
+            map.insert("masked".to_owned(), value);
+        }
+        if let Some(routing) = &self.routing {
+            map.insert("experts".to_owned(), routing.to_json());
+        }
+        if !self.tasks.is_empty() {
+            map.insert("tasks".to_owned(), self.tasks.iter().map(TaskReport::to_json).collect());
+        }
+        if self.prompt_files.len() > 1 {
+            let files = self.prompt_files.iter().map(PromptFileReport::to_json);
+            map.insert("prompt_files".to_owned(), files.collect());
+        }
+        if let Some(d) = &self.divergence {
+            let worst = d.worst.iter().enumerate().map(|(at, w)| {
+                json!({
+                    "prompt": w.prompt, "token_index": w.at, "kld": w.kld, "token": w.token,
+                    "baseline_top": w.baseline_top, "model_top": w.model_top, "context": self.contexts.get(at),
+                })
+            });
+            let s = &d.statistics;
+            let rows = [
+                ("kld", distribution(&d.mean, &s.kld)),
+                ("dp", distribution(&s.mean_dp, &s.dp)),
+                ("top1_agreement", json!(d.top1_agreement)),
+                ("top1_stderr", json!(s.same_top.stderr)),
+                ("rms_dp", json!(d.rms_dp)),
+                ("rms_dp_stderr", json!(s.rms_dp.stderr)),
+                ("ppl_ratio", estimate(&s.ppl_ratio)),
+                ("ppl_difference", estimate(&s.ppl_difference)),
+                ("ln_ppl_correlation", json!(s.ln_ppl_correlation)),
+                ("baseline_ppl_stderr", json!(s.baseline_ppl_stderr)),
+                ("delta_ln_ppl", estimate(&d.delta_ln_ppl)),
+                ("baseline_ppl", json!(d.baseline_ppl)),
+                ("worst", worst.collect()),
+            ];
+            map.extend(rows.map(|(name, value)| (name.to_owned(), value)));
+        }
+        report
+    }
+}
+
+fn estimate(e: &Estimate) -> Value {
+    json!({ "value": e.value, "stderr": e.stderr })
+}
+
+/// Merges a mean with its quantiles.
+fn distribution(mean: &Estimate, quantiles: &Distribution) -> Value {
+    let own = [("mean", mean.value), ("stderr", mean.stderr)];
+    own.into_iter().chain(quantiles.named()).map(|(name, value)| (name.to_owned(), json!(value))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_worst_finding_decides_and_a_pass_is_earned() {
+        let mut report = Report::new(None, None, Thresholds::default());
+        assert_eq!(report.verdict, Verdict::Partial, "nothing was judged");
+        for aspect in Aspect::ALL {
+            report.judged(aspect, "x");
+        }
+        assert_eq!(report.verdict, Verdict::Pass);
+        report.add(Finding::warning(Check::Keys, "b"));
+        assert_eq!(report.verdict, Verdict::Pass);
+        report.add(Finding::unchecked(Check::Keys, "b"));
+        assert_eq!(report.verdict, Verdict::Partial);
+        report.add(Finding::error(Check::Keys, "b"));
+        assert_eq!(report.verdict, Verdict::Fail);
+        report.not_judged(Aspect::Weights, "x", "y");
+        assert_eq!(report.verdict, Verdict::Fail);
+    }
+}
