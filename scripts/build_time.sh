@@ -23,7 +23,7 @@ cargo fetch --quiet --locked
 echo "machine: $(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1), $(nproc) cores; $(rustc --version)"
 row() { printf '%-44s %5d s\n' "$1" "$2"; }
 
-# Runs cargo (or a script around it) and prints when the library could begin, when the build was done, and the end.
+# Runs cargo (or a script around it) and prints when the first crate of this repository began, when the build was done, and the end.
 phase() {
     local name=$1 log=$dir/log start=$SECONDS library='' built=''
     shift
@@ -33,7 +33,7 @@ phase() {
     }
     local end=$SECONDS
     sleep 1
-    library=$(awk '/ Compiling gguf-foundry v/ { print $1; exit }' "$log")
+    library=$(awk '/ Compiling gguf-foundry-core v/ { print $1; exit }' "$log")
     built=$(awk '/ Finished / { print $1; exit }' "$log")
     row "$name: dependencies" $((${library:-$start} - start))
     row "$name: this repository" $((${built:-$end} - ${library:-$start}))

@@ -227,7 +227,7 @@ pub(crate) fn read_capped(path: &Path, limits: &Limits) -> Result<Vec<u8>, Check
 /// Reads a JSON file that holds one object.
 ///
 /// # Errors
-/// As [`read_capped`]; [`CheckpointError::Json`].
+/// I/O errors, a file above the limit; [`CheckpointError::Json`].
 pub fn load_object(path: &Path, limits: &Limits) -> Result<Map<String, Value>, CheckpointError> {
     let text = read_capped(path, limits)?;
     parse_object(&text, limits).map_err(|source| CheckpointError::Json { path: path.to_owned(), source })
