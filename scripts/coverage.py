@@ -13,8 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = ROOT / "target/fuzz-coverage"
 
-# What reads foreign bytes, by room. Errors and the tables of names are not parsers.
-ROOMS = {
+# What reads foreign bytes, by group. Errors and the tables of names are not parsers.
+GROUPS = {
     "GGUF": ["crates/gguf/src/header.rs", "crates/gguf/src/reader.rs", "crates/gguf/src/split.rs", "crates/gguf/src/imatrix/read.rs",
              "crates/gguf/src/imatrix/merge.rs", "crates/core/src/bytes.rs"],
     "containers": ["crates/checkpoint/src/**/*.rs"],
@@ -43,20 +43,20 @@ def measured(corpora):
         "--target-dir", str(TARGET), env=environment)
     program = TARGET / triple / "debug/replay"
     show = shutil.which("cov") or str(Path.home() / ".cargo/bin/cov")
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as room:
-        profile = Path(room) / "fuzz.profraw"
-        run(str(program), *corpora, env=dict(os.environ, LLVM_PROFILE_FILE=str(profile), TMPDIR=room),
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
+        profile = Path(folder) / "fuzz.profraw"
+        run(str(program), *corpora, env=dict(os.environ, LLVM_PROFILE_FILE=str(profile), TMPDIR=folder),
             stdout=sys.stderr, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (20 << 30, 20 << 30)))
         command = [show, "show", "--instr-profile", str(profile), "--object", str(program)]
         return run(*command, capture_output=True, text=True).stdout
 
 
-def repository_inputs(room):
+def repository_inputs(folder):
     """What the repository holds: seeds, bad files, the peers' files (tests/it/fuzz writes them), and what was found."""
-    environment = dict(os.environ, GGUF_FUZZ_CORPUS=f"{room}/inputs")
+    environment = dict(os.environ, GGUF_FUZZ_CORPUS=f"{folder}/inputs")
     run("cargo", "test", "--quiet", "--test", "it", "--", "fuzz::seeds_reach", "fuzz::files_of_the_repository",
         env=environment, stdout=subprocess.DEVNULL)
-    return [f"{room}/inputs", str(ROOT / "fuzz/regressions")]
+    return [f"{folder}/inputs", str(ROOT / "fuzz/regressions")]
 
 
 def lines_of(text):
@@ -75,20 +75,20 @@ def lines_of(text):
 
 def main():
     words = [word for word in sys.argv[1:] if word != "--missing"]
-    with tempfile.TemporaryDirectory() as room:
-        corpora = [str(Path(word).resolve()) for word in words] or repository_inputs(room)
+    with tempfile.TemporaryDirectory() as folder:
+        corpora = [str(Path(word).resolve()) for word in words] or repository_inputs(folder)
         files = lines_of(measured(corpora))
     if not any(files.values()):
         sys.exit("no lines were read: is `cov` (cargo install llvm_profparser) made for this compiler's profiles?")
     print("| parser | lines | reached | |\n| --- | --- | --- | --- |")
     all_lines, all_reached = 0, 0
-    for room, patterns in ROOMS.items():
+    for group, patterns in GROUPS.items():
         paths = sorted({str(p.relative_to(ROOT)) for pattern in patterns for p in ROOT.glob(pattern)})
         paths = [path for path in paths if not NOT.search(path) and files.get(path)]
         n = sum(len(files[path]) for path in paths)
         reached = sum(sum(files[path].values()) for path in paths)
         all_lines, all_reached = all_lines + n, all_reached + reached
-        print(f"| **{room}** | {n} | {reached} | **{100 * reached / max(n, 1):.1f} %** |")
+        print(f"| **{group}** | {n} | {reached} | **{100 * reached / max(n, 1):.1f} %** |")
         for path in paths:
             lines = files[path]
             n, reached = len(lines), sum(lines.values())

@@ -31,7 +31,8 @@
 //! # }
 //! ```
 //!
-//! Data flows in one direction, and each module may use only those before it:
+//! Every module but `job` and `cli` is a crate of its own. Data flows in one direction, and each module may use only those
+//! before it:
 //! [`core`] → `remote`, [`gguf`], [`checkpoint`], [`quant`] → [`dequant`], [`tokenizer`], [`arch`] → [`views`] →
 //! [`convert`], [`quantize`], [`engine`] → [`verify`], [`inspect`] → [`calibrate`] → [`job`] → `cli`.
 //!

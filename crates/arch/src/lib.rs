@@ -1,7 +1,7 @@
 //! Architecture cards: the mapping of each architecture's checkpoints to GGUF, as data.
 //!
 //! A card (`converters/*.toml`) declares which model classes it converts, how their tensors are named, joined and
-//! reordered, and which configuration keys become which metadata keys. This module loads and checks cards, and applies
+//! reordered, and which configuration keys become which metadata keys. This crate loads and checks cards, and applies
 //! a card to the headers of a checkpoint. The result is a [`Mapping`]: plain data that `views` and `convert` execute.
 //!
 //! ```

@@ -36,11 +36,9 @@ use gguf_core::limits::Limits;
 use gguf_core::{SourceError, WeightMeta, WeightSource};
 use wrappers::Owner;
 
-pub use adapter::AdapterDir;
-pub use adapter::MLX_WAY_OUT;
+pub use adapter::{AdapterDir, MLX_WAY_OUT};
 pub use config::{ModelDir, parse_object};
-pub use error::CheckpointError;
-pub use error::hub_id;
+pub use error::{CheckpointError, hub_id};
 pub use selected::SelectedWeights;
 
 /// One weight file of a container.

@@ -46,8 +46,7 @@ mod weights;
 mod windows;
 
 pub use answers::cut_sources;
-pub use chat::renderer;
-pub use chat::{Chat, ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate};
+pub use chat::{Chat, ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate, renderer};
 pub use checks::Check;
 pub use checks::label::{FileLabel, Label};
 pub use checks::source_tokenizer::OriginTokenizer;
@@ -61,10 +60,9 @@ pub use extras::{Extras, SaveLogits};
 use figures::Measured;
 pub use figures::{Better, Figure, FigureRow, LimitLine, LimitRange, Subject, Thresholds};
 pub use imatrix::{
-    Collected, ExpertCoverage, ImatrixStatistics, ImportanceOptions, ImportanceRun, LayerStatistics,
-    TensorStatistics, expert_coverage, imatrix_statistics,
+    Collected, ExactColumns, ExpertCoverage, Fingerprint, ImatrixStatistics, ImportanceOptions,
+    ImportanceRun, LayerStatistics, SumCollector, TensorStatistics, expert_coverage, imatrix_statistics,
 };
-pub use imatrix::{ExactColumns, Fingerprint, SumCollector};
 pub use logit_file::read::LogitFile;
 pub use logit_file::write::LogitWriter;
 pub use logit_file::{LogitFileError, LogitFileSize};
