@@ -22,8 +22,10 @@ use gguf_core::TensorMeta;
 use gguf_core::progress::Silent;
 use gguf_core::simd::SimdLevel;
 
-/// Number of tokens of the counted run. Buffers are proportional to tokens, or to groups of at most so many tokens.
+/// Largest number of tokens of the counted run. Buffers are proportional to tokens, or to groups of at most so many.
 const TOKENS: usize = 128;
+/// Largest number of floats of a buffer of the counted run, unless one token needs more: a file may declare any width.
+const BUFFER_FLOATS: usize = 1 << 24;
 
 /// Memory of a run, in addition to the weights and to the buffers of threads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,8 +84,7 @@ fn count_stack(
     weights: WeightReader<'_>,
     workers: &Workers,
 ) -> Result<RunMemory, EngineError> {
-    let limits = [plan.positions.as_ref().map(|positions| positions.n_rows), plan.chunk_limit];
-    let n_tokens = limits.into_iter().flatten().fold(TOKENS, usize::min).max(1);
+    let n_tokens = counted_tokens(plan, stack, weights.source.tensors());
     let token = plan.extras().find_map(ModelExtraOp::busiest_token).unwrap_or(0);
     let chunks = [TokenChunk { tokens: vec![token; n_tokens], rows: 0..n_tokens, n_source: 0 }];
     let (count, clock) = (MemoryCount::default(), Clock::default());
@@ -131,6 +132,19 @@ fn count_stack(
         inner: per_token(inner),
         widest: count.widest(),
     })
+}
+
+/// Returns the number of tokens of the counted run of a stack: few for wide models, so that counting takes less than
+/// the run that it is for.
+fn counted_tokens(plan: &GraphPlan, stack: LayerStack<'_>, tensors: &[TensorMeta]) -> usize {
+    let width = |&tensor: &usize| {
+        let shape = &tensors[tensor].shape;
+        usize::try_from(shape.n_cols().max(shape.n_rows())).unwrap_or(usize::MAX)
+    };
+    let widths = stack.layers.iter().flat_map(|layer| &layer.tensors).map(width);
+    let widest = widths.fold(plan.stream_width(), usize::max).max(1);
+    let limits = [plan.positions.as_ref().map(|positions| positions.n_rows), plan.chunk_limit];
+    limits.into_iter().flatten().fold(TOKENS.min(BUFFER_FLOATS / widest), usize::min).max(1)
 }
 
 #[cfg(test)]
@@ -196,6 +210,30 @@ mod tests {
         // feed-forward takes its inner rows, and reuses the other buffers.
         let expected = 3 * N_EMBD + 4 * N_HEADS * HEAD + INNER - N_HEADS * HEAD;
         assert_eq!(memory, RunMemory { streams: 2 * N_EMBD, carried: 0, inner: expected, widest: INNER });
+    }
+
+    #[test]
+    fn a_wide_model_is_counted_over_few_tokens() {
+        let counted = |n_embd: usize| {
+            let mut model = TinyModel::new("x", &[("block_count", 1), ("embedding_length", n_embd)], 1e-5);
+            model.metadata.set("x.context_length", 64u32);
+            model.metadata.set("x.attention.head_count", 0u32);
+            model.add(&[
+                ("token_embd.weight", &[1, n_embd]),
+                ("output_norm.weight", &[n_embd]),
+                ("blk.0.ffn_norm.weight", &[n_embd]),
+                ("blk.0.ffn_gate.weight", &[2, n_embd]),
+                ("blk.0.ffn_up.weight", &[2, n_embd]),
+                ("blk.0.ffn_down.weight", &[n_embd, 2]),
+            ]);
+            let plan = model.plan("").unwrap();
+            let stack = LayerStack { layers: &plan.layers, final_norm: None, n_before: 0 };
+            (counted_tokens(&plan, stack, model.tensors.tensors()), count(&model))
+        };
+        let (few, many) = (counted(1 << 18), counted(8));
+        assert_eq!((few.0, many.0), (64, TOKENS));
+        let floats_of = |memory: RunMemory, n_embd: usize| (memory.inner - 2) / n_embd;
+        assert_eq!(floats_of(few.1, 1 << 18), floats_of(many.1, 8));
     }
 
     #[test]
