@@ -38,6 +38,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
+use serde::{Serialize, Serializer};
+
 use crate::core::mmap::faults;
 use crate::core::output::Destination;
 use crate::core::progress::Progress;
@@ -91,6 +93,13 @@ impl Exit {
             Self::Partial => 4,
             Self::Interrupted => 130,
         }
+    }
+}
+
+/// Writes the exit code.
+impl Serialize for Exit {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u8(self.code())
     }
 }
 
@@ -263,13 +272,13 @@ impl Session {
         }
     }
 
-    /// Prints a JSON document to standard output.
+    /// Prints a report as a JSON document to standard output.
     ///
     /// # Errors
     /// As [`Session::print`].
-    pub fn print_json(&self, document: &serde_json::Value) -> anyhow::Result<()> {
+    pub fn print_json(&self, report: &impl Serialize) -> anyhow::Result<()> {
         self.print(|out| {
-            render::write_json(out, document)?;
+            render::write_json(out, report)?;
             writeln!(out)
         })
     }

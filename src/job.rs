@@ -39,7 +39,8 @@ use crate::convert::ConvertOptions;
 use crate::quantize::{FileType, QuantizeOptions};
 
 pub use calibration::{
-    Calibration, CalibrationPlan, CalibrationReport, GivenStatistics, KindFacts, OwnText, TextFacts,
+    Calibration, CalibrationPlan, CalibrationReport, GivenStatistics, HeldOutFacts, KindFacts, OwnText,
+    TextFacts,
 };
 pub use default_name::NameTaken;
 pub use error::{Contradiction, JobError};
@@ -54,7 +55,8 @@ pub use plan::{
 };
 pub use remark::Remark;
 pub use report::{ConversionReport, JobReport, QuantizationReport, SmallTensorRows};
-pub use stored::StoredWeights;
+pub use size::TargetReport;
+pub use stored::{ConvertedClass, StoredWeights};
 pub use types::{JobTypes, TypeSwitches};
 
 use convert::CheckedConversion;

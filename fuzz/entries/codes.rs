@@ -171,7 +171,6 @@ fn method(names: &[&str], data: &[u8]) -> bool {
     let (Some(plain), Some(twin)) = (plain, twin) else { return false };
     let is_read = survey(&*plain.source, Some(&*twin.source), data);
     let Some(quantization) = plain.quantization else { return false };
-    let _ = quantization.left_out_endings();
     for class in quantization.classes(plain.source.weights()) {
         assert!(class.n_weights > 0 && !class.text().is_empty() && class.bits_per_weight() >= 0.0);
     }

@@ -8,9 +8,7 @@ use gguf_foundry::gguf::{
     FilePlan, GgufFile, Imatrix, LayoutOptions, Metadata, SplitSpec, SplitStyle, StoredImatrix, Strictness,
     WriteOptions, merged_metadata, parse_header, write_gguf,
 };
-use gguf_foundry::inspect::{
-    SummaryOptions, hash, summary_json, typed_json, value_plain, value_text, warnings,
-};
+use gguf_foundry::inspect::{SummaryOptions, TypedValue, hash, summary, value_plain, value_text, warnings};
 use gguf_foundry::quantize::{FileType, Input, QuantizeOptions, QuantizePlan};
 use gguf_foundry::verify::{StructureOptions, check_structure, expert_coverage, imatrix_statistics};
 
@@ -109,9 +107,14 @@ pub(super) fn split(data: &[u8]) -> bool {
 /// Runs everything that reads a file without writing: the listing, its checks, and the plan of a quantization.
 pub(super) fn describe(data: &[u8]) -> bool {
     let Some(file) = accepted(GgufFile::open(&bundle::file("describe.gguf", data))) else { return false };
-    let _ = (summary_json(&file, SummaryOptions { max_elems: Some(4), has_tensors: true }), warnings(&file));
+    let shown = summary(&file, SummaryOptions { max_elems: Some(4), has_tensors: true });
+    serde_json::to_value(shown).expect("keys are texts");
     for (_, value) in file.metadata().iter() {
-        let _ = (value_text(value, Some(40), Some(4)), value_plain(value), typed_json(value));
+        let _ = (
+            value_text(value, Some(40), Some(4)),
+            value_plain(value),
+            serde_json::to_value(TypedValue::whole(value)),
+        );
     }
     if file.tensor_bytes() > 1 << 20 {
         return false;

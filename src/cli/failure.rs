@@ -3,17 +3,28 @@
 use std::ffi::{OsStr, OsString};
 use std::io::Write;
 
-use serde_json::json;
+use serde::Serialize;
 
 use crate::cli::{Exit, UsageError, is_interrupted, render, signals};
 use crate::core::ranged;
 
 /// Reason why a run failed, with its exit code.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq, Serialize)]
 pub(crate) struct Failure {
-    exit: Exit,
+    /// Message with its causes, the same as on standard error.
     message: String,
+    /// Suggestions for the user.
     hints: Vec<String>,
+    /// Exit code of the program: 1 failed, 2 usage, 3 the file is broken, 130 interrupted.
+    #[serde(rename = "exit_code")]
+    exit: Exit,
+}
+
+/// Report of a run that failed.
+#[derive(Serialize)]
+struct FailureReport<'a> {
+    /// Error that ended the run.
+    error: &'a Failure,
 }
 
 impl Failure {
@@ -93,11 +104,9 @@ impl Failure {
     }
 
     fn print_json(&self) {
-        let document = json!({
-            "error": { "message": self.message, "hints": self.hints, "exit_code": self.exit.code() }
-        });
+        let report = FailureReport { error: self };
         // A closed standard output is ignored: the reader does not want the rest.
-        let _ = render::json_text(&document).map(|text| std::io::stdout().write_all(text.as_bytes()));
+        let _ = render::json_text(&report).map(|text| std::io::stdout().write_all(text.as_bytes()));
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) fn carry_out(session: &Session, job: &Job, dry_run: bool) -> anyhow::
     }
     let report = job.run(session).map_err(failure)?;
     if session.common.json {
-        return session.print_json(&serde_json::to_value(&report)?);
+        return session.print_json(&report);
     }
     match &report {
         JobReport::Convert(report) => conversion::print_report(session, report),
@@ -34,7 +34,7 @@ pub(super) fn carry_out(session: &Session, job: &Job, dry_run: bool) -> anyhow::
 
 fn print_plan(session: &Session, plan: &JobPlan) -> anyhow::Result<()> {
     if session.common.json {
-        return session.print_json(&serde_json::to_value(plan)?);
+        return session.print_json(plan);
     }
     match plan {
         JobPlan::Convert(plan) => conversion::print_plan(session, plan),
@@ -96,7 +96,7 @@ impl Events for Session {
         let print = || {
             stored::print(self, plan.stored.as_ref())?;
             integers::print(self, &plan.codes)?;
-            if plan.allocation.is_some() { quantization::print_plan(self, plan) } else { Ok(()) }
+            if plan.target.is_some() { quantization::print_plan(self, plan) } else { Ok(()) }
         };
         print().map_err(|error| error.downcast::<io::Error>().unwrap_or_else(io::Error::other))
     }

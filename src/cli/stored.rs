@@ -2,7 +2,7 @@
 
 use crate::cli::Session;
 use crate::cli::render::{Align, Table, plural};
-use crate::convert::{Quantization, StoredClass};
+use crate::convert::StoredClass;
 use crate::core::GgmlType;
 use crate::core::text::escape;
 use crate::job::StoredWeights;
@@ -15,12 +15,8 @@ pub(super) fn types_text(types: &[GgmlType]) -> String {
     types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the table of classes. `fates` are the heads of further columns, `cells` returns their content.
-pub(super) fn table<T>(
-    classes: &[StoredClass<T>],
-    fates: &[&str],
-    cells: impl Fn(&T) -> Vec<String>,
-) -> Table {
+/// Returns the table of classes. `fates` are the heads of further columns, whose cells are in the rows.
+pub(super) fn table<'a>(rows: impl Iterator<Item = (&'a StoredClass, Vec<String>)>, fates: &[&str]) -> Table {
     let mut heads = vec![
         ("quantized weights", Align::Left),
         ("count", Align::Right),
@@ -29,20 +25,20 @@ pub(super) fn table<T>(
     ];
     heads.extend(fates.iter().map(|fate| (*fate, Align::Left)));
     let mut table = Table::new(&heads);
-    for class in classes {
+    for (class, cells) in rows {
         let own = [
             escape(&class.pattern).into_owned(),
             class.n_weights.to_string(),
             escape(&class.text()).into_owned(),
             format!("{:.2}", class.bits_per_weight()),
         ];
-        table.row(own.into_iter().chain(cells(&class.becomes)));
+        table.row(own.into_iter().chain(cells));
     }
     table
 }
 
 /// Returns lines about tensors that were left out and weights that are not quantized.
-pub(super) fn lines(quantization: &Quantization) -> Vec<String> {
+pub(super) fn lines(n_quantized: usize, left_out: &[String], plain_targets: &[String]) -> Vec<String> {
     let mut lines = Vec::new();
     let list = |texts: &[&str], quote: &str| {
         let shown: Vec<String> =
@@ -50,20 +46,32 @@ pub(super) fn lines(quantization: &Quantization) -> Vec<String> {
         let more = if texts.len() > SHOWN { ", …" } else { "" };
         format!("{}{more}", shown.join(", "))
     };
-    if quantization.encodings.is_empty() {
+    if n_quantized == 0 {
         lines.push("no weight is quantized, although the configuration declares it".to_owned());
     }
-    if !quantization.left_out.is_empty() {
-        let n = plural(quantization.left_out.len() as u64, "tensor");
-        lines.push(format!("left out: {n}: {}", list(&quantization.left_out_endings(), "")));
+    if !left_out.is_empty() {
+        let n = plural(left_out.len() as u64, "tensor");
+        lines.push(format!("left out: {n}: {}", list(&endings(left_out), "")));
     }
-    if !quantization.plain_targets.is_empty() {
-        let n = plural(quantization.plain_targets.len() as u64, "weight");
-        let names: Vec<&str> = quantization.plain_targets.iter().map(String::as_str).collect();
+    if !plain_targets.is_empty() {
+        let n = plural(plain_targets.len() as u64, "weight");
+        let names: Vec<&str> = plain_targets.iter().map(String::as_str).collect();
         lines
             .push(format!("plain floats, though the configuration targets them: {n}: {}", list(&names, "`")));
     }
     lines
+}
+
+/// Returns the distinct suffixes of names: `input_scale`, `k_scale`.
+fn endings(names: &[String]) -> Vec<&str> {
+    let mut endings: Vec<&str> = Vec::new();
+    for name in names {
+        let ending = name.rsplit('.').next().unwrap_or(name);
+        if !endings.contains(&ending) {
+            endings.push(ending);
+        }
+    }
+    endings
 }
 
 /// Prints how the weights of a quantized checkpoint are stored, and what they become.
@@ -72,12 +80,13 @@ pub(super) fn print(session: &Session, stored: Option<&StoredWeights>) -> anyhow
     if session.common.quiet || session.common.json {
         return Ok(());
     }
-    let becomes = |types: &Vec<GgmlType>| vec![types_text(types)];
     session.print(|out| {
         if !stored.classes.is_empty() {
-            table(&stored.classes, &["becomes"], becomes).print(out)?;
+            let rows = stored.classes.iter().map(|class| (&class.stored, vec![types_text(&class.becomes)]));
+            table(rows, &["becomes"]).print(out)?;
         }
-        for line in lines(&stored.quantization).iter().chain(&stored.suggestion) {
+        let lines = lines(stored.n_quantized, &stored.left_out, &stored.plain_targets);
+        for line in lines.iter().chain(&stored.suggestion) {
             writeln!(out, "{line}")?;
         }
         writeln!(out)

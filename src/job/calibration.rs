@@ -17,7 +17,7 @@ use crate::engine::{EngineError, EngineOptions};
 use crate::job::{Contradiction, Guard, JobError};
 use crate::verify::{Model, PromptForm};
 
-pub use facts::{CalibrationPlan, CalibrationReport, KindFacts, TextFacts};
+pub use facts::{CalibrationPlan, CalibrationReport, HeldOutFacts, KindFacts, TextFacts};
 
 /// Fixed seed: a model writes the same text in every run.
 pub(crate) const SELF_SEED: u64 = 1;

@@ -87,16 +87,21 @@ impl<'a> CheckedConversion<'a> {
         if let Some(text) = remark::of_small_rows(&small) {
             run.progress().warn(&text);
         }
-        let tensors = source.tensors().get(written.tensors.clone()).unwrap_or_default();
+        let tensors = source.tensors().get(written.tensors).unwrap_or_default();
+        let n_elems: u64 = tensors.iter().map(|tensor| tensor.shape.n_elems()).sum();
         Ok(ConversionReport {
+            files: written.paths,
             n_tensors: tensors.len(),
-            n_elems: tensors.iter().map(|tensor| tensor.shape.n_elems()).sum(),
+            n_elems,
+            tensor_bytes: written.tensor_bytes,
+            file_bytes: written.file_bytes,
+            bits_per_weight: written.tensor_bytes as f64 * 8.0 / n_elems.max(1) as f64,
             small_rows: SmallTensorRows::of(&small),
             seconds: run.start.elapsed().as_secs_f64(),
+            missing_parts: written.missing,
+            encoding: self.encoding,
             codes: self.codes,
             stored: self.stored,
-            written,
-            encoding: self.encoding,
         })
     }
 }

@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use serde::{Serialize, Serializer};
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use crate::convert::{Conversion, FloatRole, KeptRole};
+use crate::core::written::as_paths;
 use crate::core::{GgmlType, Shape, TensorSource};
 use crate::job::calibration::CalibrationPlan;
+use crate::job::size::TargetReport;
 use crate::job::stored::StoredWeights;
-use crate::quantize::{Allocation, QuantizePlan, Reason, Sizes, Summary, TensorClass};
+use crate::quantize::{Allocation, QuantizePlan, Reason, Summary, TensorClass};
 
 /// Plan of a job.
 #[derive(Clone, Debug, Serialize)]
@@ -23,9 +24,9 @@ pub enum JobPlan {
 }
 
 /// Integer codes of a quantized checkpoint that are kept, and those that become floats.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct IntegerCodes {
-    /// Tensors that keep their codes, by role.
+    /// Tensors that keep the integer codes of a quantized checkpoint, by role.
     pub kept: Vec<KeptRole>,
     /// Tensors whose codes become floats although they should be kept, by role.
     pub floats: Vec<FloatRole>,
@@ -35,103 +36,77 @@ impl IntegerCodes {
     pub(super) fn of(conversion: &Conversion) -> Self {
         Self { kept: conversion.kept(), floats: conversion.floats() }
     }
-
-    pub(super) fn kept_json(&self) -> Vec<Json> {
-        let row = |kept: &KeptRole| {
-            json!({
-                "role": kept.role, "type": kept.ty.name(), "tensors": kept.n_tensors,
-                "scale_error": kept.scale_error,
-            })
-        };
-        self.kept.iter().map(row).collect()
-    }
-
-    pub(super) fn floats_json(&self) -> Vec<Json> {
-        let row = |row: &FloatRole| {
-            json!({
-                "role": row.role, "tensors": row.n_tensors, "reason": row.reason.to_string(),
-            })
-        };
-        self.floats.iter().map(row).collect()
-    }
 }
 
 /// Plan of a conversion without quantization.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct ConversionPlan {
     /// Paths of the files to write.
+    #[serde(serialize_with = "as_paths")]
     pub files: Vec<PathBuf>,
     /// Name of the file type.
+    #[serde(rename = "type")]
     pub encoding: String,
     /// Size of all files in bytes.
     pub file_bytes: u64,
     /// Free bytes where the files go, if the system reports them.
     pub free_bytes: Option<u64>,
     /// Number of metadata keys.
+    #[serde(rename = "keys")]
     pub n_keys: usize,
-    /// Tensors of the files to write.
+    /// Tensors of the files to write, in their order.
     pub tensors: Vec<ConvertedTensorPlan>,
     /// Integer codes that are kept or lost.
+    #[serde(flatten)]
     pub codes: IntegerCodes,
     /// Storage of the weights of a quantized checkpoint.
+    #[serde(rename = "quantization")]
     pub stored: Option<StoredWeights>,
 }
 
 /// Tensor of a conversion.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct ConvertedTensorPlan {
     /// Name in the output.
     pub name: String,
     /// Shape, outermost first.
     pub shape: Shape,
     /// Type in the output.
+    #[serde(rename = "type")]
     pub ty: GgmlType,
-    /// Size in bytes; `None` if it overflows.
+    /// Size in bytes, unless it overflows.
+    #[serde(rename = "bytes")]
     pub n_bytes: Option<u64>,
-    /// Names of the weights that it is made of.
+    /// Names of the weights that it is made of; none for computed tensors.
     pub sources: Vec<String>,
 }
 
-impl Serialize for ConversionPlan {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let row = |tensor: &ConvertedTensorPlan| {
-            json!({
-                "name": tensor.name, "shape": tensor.shape.dims(), "type": tensor.ty.name(),
-                "bytes": tensor.n_bytes, "sources": tensor.sources,
-            })
-        };
-        let paths: Vec<_> = self.files.iter().map(|path| path.display().to_string()).collect();
-        json!({
-            "files": paths, "type": self.encoding, "file_bytes": self.file_bytes,
-            "free_bytes": self.free_bytes, "keys": self.n_keys,
-            "tensors": self.tensors.iter().map(row).collect::<Vec<_>>(), "kept": self.codes.kept_json(),
-            "floats": self.codes.floats_json(), "quantization": self.stored,
-        })
-        .serialize(serializer)
-    }
-}
-
 /// Plan of a quantization.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct QuantizationPlan {
+    /// Sizes before and after, by class of tensors.
+    #[serde(flatten)]
+    pub summary: Summary,
     /// Tensors of the output, in its order.
     pub tensors: Vec<QuantizedTensorPlan>,
-    /// Sizes before and after, by class of tensors.
-    pub summary: Summary,
-    /// Errors at which a run would stop.
+    /// Problems that would stop a run.
     pub obstacles: Vec<String>,
     /// Choice of types, if a size decides.
-    pub allocation: Option<Allocation>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<TargetReport>,
     /// Resources that a calibration would take.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationPlan>,
     /// Integer codes that are kept or lost.
+    #[serde(skip)]
     pub codes: IntegerCodes,
     /// Storage of the weights of a quantized checkpoint.
+    #[serde(skip)]
     pub stored: Option<StoredWeights>,
 }
 
 /// Tensor of a quantization.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct QuantizedTensorPlan {
     /// Name in the output.
     pub name: String,
@@ -139,21 +114,23 @@ pub struct QuantizedTensorPlan {
     pub source: String,
     /// Shape, outermost first.
     pub shape: Shape,
-    /// Role of the tensor.
+    /// Class of the tensor, by which its type is chosen.
     pub class: TensorClass,
     /// Type in the source.
     pub from: GgmlType,
     /// Type in the output.
     pub to: GgmlType,
-    /// Reason for the type; `size` if a size decides.
+    /// Reason for the type: `kept`, `option`, `mixture`, `instead of …`; `size` if a size decides.
     pub reason: String,
-    /// True if importance weights are used.
+    /// True if it is quantized with importance weights.
+    #[serde(rename = "imatrix")]
     pub has_importance: bool,
     /// Size in the source in bytes.
     pub bytes_before: Option<u64>,
     /// Size in the output in bytes.
     pub bytes_after: Option<u64>,
     /// Expected increase of the mean KLD (nats), if a size decides.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub expected_kld: Option<f64>,
 }
 
@@ -181,47 +158,14 @@ impl QuantizationPlan {
             });
         }
         Self {
-            tensors,
             summary: plan.summary(),
+            tensors,
             obstacles: plan.obstacles().iter().map(ToString::to_string).collect(),
-            allocation: allocation.cloned(),
+            target: allocation.map(TargetReport::from),
             calibration: None,
             codes: IntegerCodes::default(),
             stored: None,
         }
-    }
-}
-
-impl Serialize for QuantizationPlan {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let row = |tensor: &QuantizedTensorPlan| {
-            let mut row = json!({
-                "name": tensor.name,
-                "source": tensor.source,
-                "shape": tensor.shape.dims(),
-                "class": tensor.class.name(),
-                "from": tensor.from.name(),
-                "to": tensor.to.name(),
-                "reason": tensor.reason,
-                "imatrix": tensor.has_importance,
-                "bytes_before": tensor.bytes_before,
-                "bytes_after": tensor.bytes_after,
-            });
-            if let Some(cost) = tensor.expected_kld {
-                row["expected_kld"] = cost.into();
-            }
-            row
-        };
-        let mut document = summary_json(&self.summary);
-        document["tensors"] = self.tensors.iter().map(row).collect::<Vec<_>>().into();
-        document["obstacles"] = self.obstacles.clone().into();
-        if let Some(allocation) = &self.allocation {
-            document["target"] = allocation_json(allocation);
-        }
-        if let Some(calibration) = &self.calibration {
-            document["calibration"] = json!(calibration);
-        }
-        document.serialize(serializer)
     }
 }
 
@@ -232,43 +176,4 @@ fn reason(reason: Reason) -> String {
         Reason::Mixture => "mixture".to_owned(),
         Reason::Fallback { wanted } => format!("instead of {wanted}"),
     }
-}
-
-pub(super) fn allocation_json(allocation: &Allocation) -> Json {
-    let mix = allocation.mix.as_ref().map(|mix| {
-        let mut found = json!({
-            "type": mix.file_type.name(),
-            "file_bytes": mix.file_bytes,
-            "expected_kld": mix.expected_kld,
-        });
-        if let Some((kld, stderr)) = mix.measured {
-            found["imatrix"] = json!({ "mean_kld": kld, "stderr": stderr });
-        }
-        found
-    });
-    json!({
-        "bytes": allocation.target_bytes,
-        "file_bytes": allocation.file_bytes,
-        "file_bits_per_weight": allocation.bits_per_weight(),
-        "expected_kld": allocation.expected_kld,
-        "runs": allocation.n_runs,
-        "near": allocation.is_near(),
-        "standard_mix": mix,
-    })
-}
-
-fn sizes_json(sizes: &Sizes) -> Json {
-    json!({
-        "tensors": sizes.n_tensors,
-        "weights": sizes.n_elems,
-        "bytes_before": sizes.bytes_before,
-        "bytes_after": sizes.bytes_after,
-        "bits_per_weight": sizes.bits_per_weight(),
-    })
-}
-
-pub(super) fn summary_json(summary: &Summary) -> Json {
-    let classes: serde_json::Map<_, _> =
-        summary.classes.iter().map(|(class, sizes)| (class.name().to_owned(), sizes_json(sizes))).collect();
-    json!({ "total": sizes_json(&summary.total), "classes": classes })
 }

@@ -9,7 +9,7 @@ use crate::job::input::OpenedInput;
 use crate::job::plan::{IntegerCodes, JobPlan, QuantizationPlan};
 use crate::job::report::{QuantizationReport, SmallTensorRows};
 use crate::job::run::JobRun;
-use crate::job::size::{self, SizeChoice, write_types};
+use crate::job::size::{self, SizeChoice, TargetReport, write_types};
 use crate::job::stored::StoredWeights;
 use crate::job::{JobError, JobTypes, OutputFiles, overrides, remark};
 use crate::quantize::{Allocation, FileType, Input, QuantizeOptions, QuantizePlan};
@@ -87,7 +87,7 @@ impl<'a> CheckedQuantization<'a> {
         self.remark(&plan);
         self.report_plan(self.described(&plan, allocation.as_ref()))?;
         let report = self.written(&plan, options.file_type)?;
-        Ok(QuantizationReport { allocation, ..report })
+        Ok(QuantizationReport { target: allocation.as_ref().map(TargetReport::from), ..report })
     }
 
     /// Chooses types by estimated costs, if a size decides.
@@ -161,15 +161,20 @@ impl<'a> CheckedQuantization<'a> {
         if let Some(text) = remark::of_small_rows(&small) {
             run.progress().warn(&text);
         }
+        let summary = plan.summary_of(written.tensors);
+        let seconds = run.start.elapsed().as_secs_f64();
         Ok(QuantizationReport {
+            mb_per_second: summary.total.bytes_before as f64 / 1e6 / seconds.max(1e-9),
+            summary,
+            files: written.paths,
             file_type,
-            summary: plan.summary_of(written.tensors.clone()),
-            written,
+            file_bytes: written.file_bytes,
+            missing_parts: written.missing,
             n_fallbacks: plan.n_fallbacks(),
             small_rows: SmallTensorRows::of(&small),
-            seconds: run.start.elapsed().as_secs_f64(),
-            allocation: None,
+            seconds,
             calibration: None,
+            target: None,
         })
     }
 }

@@ -109,7 +109,7 @@ fn fallbacks(plan: &QuantizePlan<'_>, asked: Option<FileType>) -> Option<Remark>
     let asked = asked.map_or_else(String::new, |asked| format!("{asked} asked, "));
     let text = format!(
         "{asked}{:.2} bits per weight come out: {}, {} of another type",
-        plan.summary().total.bits_per_weight(),
+        plan.summary().total.bits_per_weight,
         unfit_rows(&widths),
         tensors(names.len()),
     );

@@ -2,16 +2,16 @@
 
 use std::path::PathBuf;
 
-use serde::{Serialize, Serializer};
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
+use crate::core::written::{as_paths, as_text};
 use crate::core::{GgmlType, TensorMeta};
-use crate::gguf::WriteReport;
 use crate::job::calibration::CalibrationReport;
-use crate::job::plan::{IntegerCodes, allocation_json, summary_json};
+use crate::job::plan::IntegerCodes;
+use crate::job::size::TargetReport;
 use crate::job::stored::StoredWeights;
 use crate::quant::SmallRows;
-use crate::quantize::{Allocation, FileType, Summary};
+use crate::quantize::{FileType, Summary};
 
 /// Report of a finished job.
 #[derive(Clone, Debug, Serialize)]
@@ -28,141 +28,111 @@ impl JobReport {
     #[must_use]
     pub fn files(&self) -> &[PathBuf] {
         match self {
-            Self::Convert(report) => &report.written.paths,
-            Self::Quantize(report) => &report.written.paths,
+            Self::Convert(report) => &report.files,
+            Self::Quantize(report) => &report.files,
         }
     }
 }
 
 /// Rows of a tensor whose values were too small for its type.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct SmallTensorRows {
     /// Name of the tensor.
     pub tensor: String,
-    /// Type of the tensor.
+    /// Type of the tensor in the output.
+    #[serde(rename = "type")]
     pub ty: GgmlType,
-    /// Number of the rows, and the first of them.
-    pub rows: SmallRows,
+    /// Number of such rows.
+    #[serde(rename = "rows")]
+    pub n_rows: u64,
+    /// Index of the first such row.
+    pub first_row: u64,
+    /// Largest magnitude of that row.
+    pub largest: f32,
 }
 
 impl SmallTensorRows {
     pub(super) fn of(found: &[(&TensorMeta, SmallRows)]) -> Vec<Self> {
-        let of = |(tensor, rows): &(&TensorMeta, SmallRows)| Self {
-            tensor: tensor.name.clone(),
-            ty: tensor.ty,
-            rows: *rows,
+        let of = |(tensor, rows): &(&TensorMeta, SmallRows)| {
+            let first = rows.first?;
+            Some(Self {
+                tensor: tensor.name.clone(),
+                ty: tensor.ty,
+                n_rows: rows.n_rows,
+                first_row: first.row,
+                largest: first.largest,
+            })
         };
-        found.iter().map(of).collect()
+        found.iter().filter_map(of).collect()
     }
-}
-
-fn small_rows_json(found: &[SmallTensorRows]) -> Json {
-    let row = |small: &SmallTensorRows| {
-        let first = small.rows.first?;
-        Some(json!({
-            "tensor": small.tensor,
-            "type": small.ty.name(),
-            "rows": small.rows.n_rows,
-            "first_row": first.row,
-            "largest": first.largest,
-        }))
-    };
-    found.iter().filter_map(row).collect::<Vec<_>>().into()
-}
-
-fn paths_json(written: &WriteReport) -> Vec<String> {
-    written.paths.iter().map(|path| path.display().to_string()).collect()
 }
 
 /// Report of a conversion without quantization.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct ConversionReport {
-    /// Written files.
-    pub written: WriteReport,
-    /// Name of the file type.
+    /// Written files, in the order of their parts.
+    #[serde(serialize_with = "as_paths")]
+    pub files: Vec<PathBuf>,
+    /// Name of the file type: `BF16`, `NATIVE`.
+    #[serde(rename = "type")]
     pub encoding: String,
     /// Number of tensors in the written files.
+    #[serde(rename = "tensors")]
     pub n_tensors: usize,
     /// Number of elements of these tensors.
+    #[serde(rename = "parameters")]
     pub n_elems: u64,
-    /// Rows that were too small for their type.
+    /// Size of these tensors in bytes, without padding.
+    pub tensor_bytes: u64,
+    /// Size of all files in bytes.
+    pub file_bytes: u64,
+    /// Bits per weight of the tensors, without padding and metadata.
+    pub bits_per_weight: f64,
+    /// Tensors with rows that became zeros or nearly zeros, because they were too small for their type.
     pub small_rows: Vec<SmallTensorRows>,
-    /// Duration of the run.
+    /// Duration of the run in seconds.
     pub seconds: f64,
+    /// Numbers of the parts of a common file (`--into`) that are still missing; the file gets its final name after
+    /// them.
+    pub missing_parts: Vec<usize>,
     /// Integer codes that were kept or lost.
+    #[serde(flatten)]
     pub codes: IntegerCodes,
     /// Storage of the weights of a quantized checkpoint.
+    #[serde(rename = "quantization")]
     pub stored: Option<StoredWeights>,
 }
 
-impl ConversionReport {
-    /// Bits per weight of the tensors, without padding and metadata.
-    #[must_use]
-    pub fn bits_per_weight(&self) -> f64 {
-        self.written.tensor_bytes as f64 * 8.0 / self.n_elems.max(1) as f64
-    }
-}
-
-impl Serialize for ConversionReport {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let written = &self.written;
-        json!({
-            "files": paths_json(written), "type": self.encoding, "tensors": self.n_tensors,
-            "parameters": self.n_elems, "tensor_bytes": written.tensor_bytes, "file_bytes": written.file_bytes,
-            "bits_per_weight": self.bits_per_weight(), "small_rows": small_rows_json(&self.small_rows),
-            "seconds": self.seconds, "missing_parts": written.missing, "kept": self.codes.kept_json(),
-            "floats": self.codes.floats_json(), "quantization": self.stored,
-        })
-        .serialize(serializer)
-    }
-}
-
 /// Report of a quantization.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct QuantizationReport {
-    /// Written files.
-    pub written: WriteReport,
-    /// Type of the file.
-    pub file_type: FileType,
     /// Sizes before and after, by class of tensors.
+    #[serde(flatten)]
     pub summary: Summary,
-    /// Number of tensors whose type was replaced because of their columns.
+    /// Written files, in the order of their parts.
+    #[serde(serialize_with = "as_paths")]
+    pub files: Vec<PathBuf>,
+    /// Type of the file: `Q4_K_M`.
+    #[serde(rename = "type", serialize_with = "as_text")]
+    pub file_type: FileType,
+    /// Size of all files in bytes.
+    pub file_bytes: u64,
+    /// Numbers of the parts of a common file (`--into`) that are still missing; the file gets its final name after
+    /// them.
+    pub missing_parts: Vec<usize>,
+    /// Number of tensors whose type was replaced because of their number of columns.
+    #[serde(rename = "fallbacks")]
     pub n_fallbacks: usize,
-    /// Rows that were too small for their type.
+    /// Tensors with rows that became zeros or nearly zeros, because they were too small for their type.
     pub small_rows: Vec<SmallTensorRows>,
-    /// Duration of the run.
+    /// Duration of the run in seconds.
     pub seconds: f64,
-    /// Choice of types, if a size decided.
-    pub allocation: Option<Allocation>,
+    /// Megabytes (1,000,000 bytes) of the source per second.
+    pub mb_per_second: f64,
     /// Calibration, if there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationReport>,
-}
-
-impl QuantizationReport {
-    /// Megabytes of the source per second.
-    #[must_use]
-    pub fn rate(&self) -> f64 {
-        self.summary.total.bytes_before as f64 / 1e6 / self.seconds.max(1e-9)
-    }
-}
-
-impl Serialize for QuantizationReport {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut document = summary_json(&self.summary);
-        document["files"] = paths_json(&self.written).into();
-        document["type"] = self.file_type.name().into();
-        document["file_bytes"] = self.written.file_bytes.into();
-        document["missing_parts"] = json!(self.written.missing);
-        document["fallbacks"] = self.n_fallbacks.into();
-        document["small_rows"] = small_rows_json(&self.small_rows);
-        document["seconds"] = self.seconds.into();
-        document["mb_per_second"] = self.rate().into();
-        if let Some(calibration) = &self.calibration {
-            document["calibration"] = json!(calibration);
-        }
-        if let Some(allocation) = &self.allocation {
-            document["target"] = allocation_json(allocation);
-        }
-        document.serialize(serializer)
-    }
+    /// Choice of types, if a size decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<TargetReport>,
 }

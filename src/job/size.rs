@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde::Serialize;
+
 use crate::core::GgmlType;
 use crate::core::output::{OutputError, OutputFile};
 use crate::core::progress::Progress;
@@ -9,7 +11,8 @@ use crate::core::text::bytes;
 use crate::gguf::Imatrix;
 use crate::job::{Contradiction, JobError, JobTypes};
 use crate::quantize::{
-    AllocateOptions, Allocation, Input, QuantizeOptions, QuantizePlan, SizeTarget, Survey, type_rules,
+    AllocateOptions, Allocation, Input, QuantizeOptions, QuantizePlan, SizeTarget, StandardMix, Survey,
+    type_rules,
 };
 
 /// Returns the option that sets a size.
@@ -60,6 +63,44 @@ impl<'a> SizeChoice<'a> {
         let allocation = survey.choose(&costs, self.target)?;
         warn_if_small(progress, &allocation);
         Ok(allocation)
+    }
+}
+
+/// Choice of types for a size, in figures.
+#[derive(Clone, Debug, Serialize)]
+pub struct TargetReport {
+    /// Maximum size of the file in bytes.
+    #[serde(rename = "bytes")]
+    pub target_bytes: u64,
+    /// Size of the file in bytes, header and padding included.
+    pub file_bytes: u64,
+    /// Bits of the file per weight.
+    #[serde(rename = "file_bits_per_weight")]
+    pub bits_per_weight: f64,
+    /// Expected mean KLD (nats) of the file.
+    pub expected_kld: f64,
+    /// Number of model runs that measured the costs of types; 0 if they are estimates by role.
+    #[serde(rename = "runs")]
+    pub n_runs: usize,
+    /// True if the file is at most 0.5 % smaller than the maximum.
+    #[serde(rename = "near")]
+    pub is_near: bool,
+    /// Standard mix whose file is nearest in size, preferably at most 0.5 % larger than the maximum.
+    #[serde(rename = "standard_mix")]
+    pub mix: Option<StandardMix>,
+}
+
+impl From<&Allocation> for TargetReport {
+    fn from(allocation: &Allocation) -> Self {
+        Self {
+            target_bytes: allocation.target_bytes,
+            file_bytes: allocation.file_bytes,
+            bits_per_weight: allocation.bits_per_weight(),
+            expected_kld: allocation.expected_kld,
+            n_runs: allocation.n_runs,
+            is_near: allocation.is_near(),
+            mix: allocation.mix,
+        }
     }
 }
 

@@ -2,29 +2,46 @@
 
 use std::collections::HashMap;
 
-use serde::{Serialize, Serializer};
-use serde_json::json;
+use serde::Serialize;
 
-use crate::convert::{Conversion, Quantization, StoredClass};
+use crate::convert::{Conversion, StoredClass};
 use crate::core::text::plural;
 use crate::core::{GgmlType, TensorMeta, TensorSource};
 
 /// Storage of a quantized checkpoint's weights, with the types that they get.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct StoredWeights {
-    /// Quantization of the checkpoint.
-    pub quantization: Quantization,
-    /// Classes of weights that are stored alike, with the types of their tensors in the output.
-    pub classes: Vec<StoredClass<Vec<GgmlType>>>,
+    /// Name of the quantization method.
+    pub method: &'static str,
+    /// Classes of weights with the same storage and the same types in the output.
+    pub classes: Vec<ConvertedClass>,
+    /// Tensors without a use in the output, such as scales of activations and caches.
+    pub left_out: Vec<String>,
+    /// Weights that are plain floats although the configuration targets them.
+    pub plain_targets: Vec<String>,
+    /// Number of quantized weights.
+    #[serde(skip)]
+    pub n_quantized: usize,
     /// Suggestion of the type `native`, if it was looked for and would keep something.
+    #[serde(skip)]
     pub suggestion: Option<String>,
+}
+
+/// Class of weights that are stored alike, with the types of their tensors in the output.
+#[derive(Clone, Debug, Serialize)]
+pub struct ConvertedClass {
+    /// Names and storage of the weights.
+    #[serde(flatten)]
+    pub stored: StoredClass,
+    /// Types in the output.
+    pub becomes: Vec<GgmlType>,
 }
 
 impl StoredWeights {
     /// Describes how the weights of a conversion are stored and what they become in a file of `tensors`; `None` for a
     /// checkpoint that is not quantized.
     pub(super) fn of(conversion: &Conversion, tensors: &[TensorMeta], suggests: bool) -> Option<Self> {
-        let quantization = conversion.quantization()?.clone();
+        let quantization = conversion.quantization()?;
         // The tensors of a quantized file may be in another order.
         let by_name: HashMap<&str, GgmlType> =
             tensors.iter().map(|tensor| (tensor.name.as_str(), tensor.ty)).collect();
@@ -36,26 +53,17 @@ impl StoredWeights {
             types
         });
         let is_open = suggests && conversion.kept().is_empty();
-        Some(Self { quantization, classes, suggestion: is_open.then(|| native(conversion)).flatten() })
-    }
-}
-
-impl Serialize for StoredWeights {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let class = |class: &StoredClass<Vec<GgmlType>>| {
-            let becomes: Vec<&str> = class.becomes.iter().map(|ty| ty.name()).collect();
-            json!({
-                "weights": class.pattern, "method": class.method, "form": class.form, "count": class.n_weights,
-                "elements": class.n_elems, "bytes": class.n_bytes, "becomes": becomes,
-            })
-        };
-        json!({
-            "method": self.quantization.method,
-            "classes": self.classes.iter().map(class).collect::<Vec<_>>(),
-            "left_out": self.quantization.left_out,
-            "plain_targets": self.quantization.plain_targets,
+        Some(Self {
+            method: quantization.method,
+            classes: classes
+                .into_iter()
+                .map(|(stored, becomes)| ConvertedClass { stored, becomes })
+                .collect(),
+            left_out: quantization.left_out.clone(),
+            plain_targets: quantization.plain_targets.clone(),
+            n_quantized: quantization.encodings.len(),
+            suggestion: is_open.then(|| native(conversion)).flatten(),
         })
-        .serialize(serializer)
     }
 }
 

@@ -9,6 +9,7 @@ mod unread_keys;
 use std::collections::{BTreeSet, HashSet};
 
 use indexmap::IndexMap;
+use serde::Serialize;
 use serde_json::{Map, Value as Json};
 use toml::{Table, Value as Toml};
 
@@ -29,67 +30,83 @@ use crate::similarity::Similarity;
 use known::{KnownEntries, Proposal, targets};
 pub use unread_keys::UnreadKey;
 
+/// Maximum number of similar cards in a draft.
+const MAX_SIMILAR: usize = 5;
 /// A parent must know at least one in this many kinds of tensors.
 const PARENT_SHARE: usize = 4;
 /// Default of `names.block`, the prefix of sources in `[blocks]`.
 const BLOCK: &str = "model.layers.{bid}.";
 
 /// Draft of a card, from the names and shapes of a checkpoint.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct Draft {
     /// The card as TOML.
+    #[serde(rename = "card")]
     pub text: String,
     /// `general.architecture` that the card gives the model.
+    #[serde(rename = "architecture")]
     pub gguf: String,
     /// Model class that it converts.
     pub class: String,
     /// Card that it extends, if one is similar enough.
+    #[serde(rename = "extends")]
     pub parent: Option<String>,
-    /// Known cards by similarity, the best first.
+    /// The most similar cards, the best first.
     pub similar: Vec<Similarity>,
     /// Number of tensors of the text model.
+    #[serde(rename = "tensors")]
     pub n_tensors: u64,
     /// Number of tensors that the card maps or ignores.
+    #[serde(rename = "matched")]
     pub n_matched: u64,
-    /// Entries taken from other cards.
+    /// Entries that other cards have and the parent lacks.
     pub added: Vec<AddedEntry>,
     /// Keys of the parent's entries that match nothing in the checkpoint.
     pub removed: Vec<String>,
-    /// Tensors that the card does not map.
+    /// Tensors that the card does not map, by kind.
     pub unmatched: Vec<Unmatched>,
     /// Keys of `config.json` that the parent does not read.
     pub unread: Vec<UnreadKey>,
     /// Error that a conversion with the draft raises.
+    #[serde(skip)]
     pub problem: Option<ArchError>,
 }
 
 /// Entry that the parent lacks and other cards have.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct AddedEntry {
     /// Key of the entry.
+    #[serde(rename = "name")]
     pub key: String,
     /// True for `[blocks]`, false for `[tensors]`.
+    #[serde(skip)]
     pub in_blocks: bool,
     /// Value of the key, as TOML.
     pub entry: String,
     /// Card that has the entry.
+    #[serde(rename = "as_in")]
     pub card: String,
     /// True if that card has the same source name; false if only the ends of the names agree.
+    #[serde(rename = "exact")]
     pub is_exact: bool,
     /// Number of tensors that it matches.
+    #[serde(rename = "tensors")]
     pub n_tensors: u64,
 }
 
 /// Tensors of one kind that the card does not map.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Unmatched {
     /// Name after the card's rewriting, with `N` for numbers and without ending.
     pub name: String,
     /// Key that an entry for them would have, if their name can be one; the flag is that of [`AddedEntry::in_blocks`].
+    #[serde(skip)]
     pub key: Option<(String, bool)>,
     /// Number of tensors.
+    #[serde(rename = "tensors")]
     pub n_tensors: u64,
     /// Shape of the first tensor, outermost dimension first.
+    #[serde(rename = "shape")]
     pub dims: Vec<u64>,
     /// Reasons against the likely targets.
     pub why: Vec<String>,
@@ -103,7 +120,7 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchErro
     let config = detect::with_text_config(inputs.config);
     let class = detect::class_of(&config)?;
     let ranking = similar(registry, &class, &config, inputs);
-    let best = ranking.first().filter(|best| best.kinds[0] * PARENT_SHARE >= best.kinds[1].max(1));
+    let best = ranking.first().filter(|best| best.n_kinds * PARENT_SHARE >= best.of_kinds.max(1));
     let parent = best.and_then(|best| parent_of(registry, &best.card));
     let gguf = architecture(registry, parent, &config, &class);
     let nothing = Registry::from_texts([("none", NO_PARENT)])?;
@@ -142,7 +159,7 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchErro
     let MatchResults { n_inherited, added, removed, unmatched, .. } = found;
     let n_matched = n_inherited + added.iter().map(|entry| entry.n_tensors).sum::<u64>();
     let parent = parent.map(|card| card.gguf.clone());
-    let similar = ranking;
+    let similar = ranking.into_iter().take(MAX_SIMILAR).collect();
     Ok(Draft {
         text,
         gguf,

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use serde::Serialize;
+
 use crate::detect;
 use crate::expr::{Expr, PathStep};
 use crate::heads::DraftHeads;
@@ -100,55 +102,101 @@ const ASKED: &[(&str, &str)] = &[("mistral_format", "--mistral-format"), ("reran
 /// Facts about a card for display.
 #[derive(Clone, Debug)]
 pub struct CardFacts {
-    /// Kind of file that the card writes.
-    pub kind: CardKind,
+    /// Models that it converts, and its place among the cards.
+    pub head: CardHead,
+    /// Tensors and keys that it reads and writes.
+    pub contents: CardContents,
+    /// Reasons why a GGUF file cannot be converted back; empty if it can.
+    pub one_way: Vec<String>,
+}
+
+/// Models that a card converts, and its place among the cards.
+#[derive(Clone, Debug, Serialize)]
+pub struct CardHead {
     /// Name of the card or variant: `llama`, `llama/internlm3`.
     pub name: String,
-    /// Value of `general.architecture`.
+    /// Kind of file that the card writes: `text`, or `mmproj` for vision and audio towers.
+    pub kind: CardKind,
+    /// Value of `general.architecture` of the output.
+    #[serde(rename = "architecture")]
     pub gguf: String,
-    /// Name of the variant; `None` for the main card.
+    /// Name of the variant, unless it is a main card.
     pub variant: Option<String>,
     /// Oldest parent that is not abstract, or the card itself.
     pub family: String,
     /// Names of its parents, the nearest first.
+    #[serde(rename = "extends")]
     pub parents: Vec<String>,
     /// Model classes.
     pub classes: Vec<String>,
     /// Public repositories.
     pub examples: Vec<String>,
-    /// Tensor entries, in card order.
-    pub tensors: Vec<TensorFacts>,
-    /// Patterns of tensors that are left out, with the reasons.
-    pub ignored: Vec<(String, String)>,
-    /// Keys of `config.json`, each with its defaults by model type.
-    pub config: Vec<(String, Vec<(String, String)>)>,
     /// Tokenizer modes, in the order in which they are tried.
     pub tokenizer: Vec<String>,
-    /// GGUF keys, except the tokenizer's own.
+    /// Conversion options that affect the card.
+    pub options: Vec<String>,
+}
+
+/// Tensors and keys that a card reads and writes.
+#[derive(Clone, Debug, Serialize)]
+pub struct CardContents {
+    /// Tensor entries, in card order.
+    pub tensors: Vec<TensorFacts>,
+    /// Tensors that are left out.
+    pub ignored: Vec<IgnoredTensors>,
+    /// Keys of `config.json` that are read.
+    pub config: Vec<ConfigKeyFacts>,
+    /// GGUF keys that are written, except the tokenizer's own.
     pub keys: Vec<String>,
     /// Keys that `--annotate` adds.
     pub annotations: Vec<String>,
-    /// Conversion options that affect the card.
-    pub options: Vec<String>,
-    /// Reasons why a GGUF file cannot be converted back; empty if it can.
-    pub one_way: Vec<String>,
 }
 
 /// Conversion of a tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TensorFacts {
-    /// Names in the checkpoint; names without an ending pass theirs on.
+    /// Names in the checkpoint, with placeholders; names without an ending pass theirs on.
     pub sources: Vec<String>,
     /// Names in the GGUF.
     pub targets: Vec<String>,
     /// Names of the operations, in order.
+    #[serde(rename = "operations")]
     pub ops: Vec<&'static str>,
-    /// Kind of join of several sources.
+    /// Kind of join of several sources: `stacked` or `joined`.
     pub joined: Option<&'static str>,
     /// True if the entry has a condition.
+    #[serde(rename = "conditional")]
     pub is_conditional: bool,
     /// True if the tensor may be missing in some blocks.
+    #[serde(rename = "optional")]
     pub is_optional: bool,
+}
+
+/// Tensors that a card leaves out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct IgnoredTensors {
+    /// Pattern of their names.
+    pub pattern: String,
+    /// Reason.
+    pub why: String,
+}
+
+/// Key of `config.json` that a card reads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ConfigKeyFacts {
+    /// Name of the key.
+    pub key: String,
+    /// Defaults of an absent key, by model type.
+    pub defaults: Vec<KeyDefault>,
+}
+
+/// Default of an absent key of `config.json`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KeyDefault {
+    /// Value of `model_type` for which it applies.
+    pub model_type: String,
+    /// The default as JSON, or `computed`.
+    pub value: String,
 }
 
 /// Operations without an inverse, by their names in cards, unless a parameter declares the original shape.
@@ -182,8 +230,6 @@ pub fn all_facts(registry: &Registry) -> Vec<CardFacts> {
 }
 
 fn of_card(registry: &Registry, card: &Card) -> CardFacts {
-    let keys = card.early.iter().chain(&card.metadata);
-    let around = card.tokenizer.before.iter().chain(&card.tokenizer.after);
     let mut modes: Vec<String> = Vec::new();
     for mode in &card.tokenizer.modes {
         // A mode may be listed twice, under two conditions.
@@ -192,28 +238,37 @@ fn of_card(registry: &Registry, card: &Card) -> CardFacts {
         }
     }
     let texts = |list: Vec<&str>| list.into_iter().map(str::to_owned).collect::<Vec<_>>();
-    CardFacts {
-        kind: card.kind,
+    let head = CardHead {
         name: card.name(),
+        kind: card.kind,
         gguf: card.gguf.clone(),
         variant: card.variant.clone(),
         family: registry.family(card.base()).to_owned(),
         parents: texts(registry.lineage(card.base()).split_off(1)),
         classes: card.classes.clone(),
         examples: card.examples.clone(),
-        tensors: card.entries.iter().map(tensor).collect(),
-        ignored: card.ignore.iter().map(|rule| (rule.pattern.text().to_owned(), rule.why.clone())).collect(),
-        config: config_keys(card).into_iter().map(|key| (key.clone(), defaults(card, &key))).collect(),
         tokenizer: modes,
-        keys: written(card, keys.chain(around)),
-        annotations: card
-            .annotate
-            .iter()
-            .flat_map(row_keys)
-            .map(|key| format!("{ANNOTATION_PREFIX}{key}"))
-            .collect(),
         options: options(card),
-        one_way: one_way(card),
+    };
+    CardFacts { head, contents: contents(card), one_way: one_way(card) }
+}
+
+fn contents(card: &Card) -> CardContents {
+    let keys = card.early.iter().chain(&card.metadata);
+    let around = card.tokenizer.before.iter().chain(&card.tokenizer.after);
+    let ignored = card
+        .ignore
+        .iter()
+        .map(|rule| IgnoredTensors { pattern: rule.pattern.text().to_owned(), why: rule.why.clone() });
+    let config = config_keys(card).into_iter();
+    let config = config.map(|key| ConfigKeyFacts { defaults: defaults(card, &key), key });
+    let annotations = card.annotate.iter().flat_map(row_keys);
+    CardContents {
+        tensors: card.entries.iter().map(tensor).collect(),
+        ignored: ignored.collect(),
+        config: config.collect(),
+        keys: written(card, keys.chain(around)),
+        annotations: annotations.map(|key| format!("{ANNOTATION_PREFIX}{key}")).collect(),
     }
 }
 
@@ -231,14 +286,14 @@ fn written<'r>(card: &Card, rows: impl Iterator<Item = &'r MetadataRow>) -> Vec<
     keys.filter(|key| seen.insert(key.clone())).collect()
 }
 
-fn defaults(card: &Card, key: &str) -> Vec<(String, String)> {
+fn defaults(card: &Card, key: &str) -> Vec<KeyDefault> {
     let own = card.defaults.iter().filter_map(|(model_type, keys)| Some((model_type, keys.get(key)?)));
     own.map(|(model_type, default)| {
         let value = match &default.value {
             DefaultValue::Literal(json) => json.to_string(),
             DefaultValue::Expr(_) => "computed".to_owned(),
         };
-        (model_type.clone(), value)
+        KeyDefault { model_type: model_type.clone(), value }
     })
     .collect()
 }

@@ -97,7 +97,10 @@ pub use draft::{AddedEntry, Draft, Unmatched, UnreadKey, draft};
 pub use error::{ArchError, CardProblem, ParentProblem};
 pub use eval::error::EvalError;
 pub use expr::ParseError;
-pub use facts::{CardFacts, TensorFacts, all_facts, facts};
+pub use facts::{
+    CardContents, CardFacts, CardHead, ConfigKeyFacts, IgnoredTensors, KeyDefault, TensorFacts, all_facts,
+    facts,
+};
 pub use fusion::{Fuse, Fusion};
 pub use graph::GraphFeatures;
 pub use heads::DraftHeads;

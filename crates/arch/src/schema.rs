@@ -1,6 +1,7 @@
 //! A card as typed data. `read` builds it from TOML, `check` checks it.
 
 use indexmap::IndexMap;
+use serde::Serialize;
 use serde_json::Value as Json;
 
 use crate::expr::Expr;
@@ -11,7 +12,8 @@ use crate::ops::OpSpec;
 use gguf_format::{Mode, RankCode, SpecialToken, Template};
 
 /// Kind of file that a card writes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum CardKind {
     /// The text model, with its vocabulary.
     #[default]

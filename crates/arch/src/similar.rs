@@ -87,8 +87,10 @@ pub fn similar(
             let read = facts::config_keys(card);
             let similarity = Similarity {
                 card: card.gguf.clone(),
-                kinds: [n_kinds, names.len()],
-                config: [keys.iter().filter(|key| read.contains(**key)).count(), keys.len()],
+                n_kinds,
+                of_kinds: names.len(),
+                n_config_keys: keys.iter().filter(|key| read.contains(**key)).count(),
+                of_config_keys: keys.len(),
                 is_model_type: model_types(config).any(|model_type| {
                     card.defaults.contains_key(model_type) || card.gguf == model_type.replace('_', "-")
                 }),
@@ -100,7 +102,7 @@ pub fn similar(
         .collect();
     all.sort_by_cached_key(|(card, [n_idle, by_name, n_classes])| {
         let more = |n: usize| std::cmp::Reverse(n);
-        let rank = (more(card.kinds[0]), !card.is_model_type, card.rename.is_some(), more(card.config[0]));
+        let rank = (more(card.n_kinds), !card.is_model_type, card.rename.is_some(), more(card.n_config_keys));
         // Ties are decided by a similar class name, then by the number of classes.
         (rank, more(*by_name), more(*n_classes), *n_idle, card.card.clone())
     });

@@ -2,18 +2,29 @@
 
 use std::fmt;
 
+use serde::Serialize;
+
 /// Amount of a checkpoint that a card knows.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Similarity {
     /// `general.architecture` of the card.
+    #[serde(rename = "architecture")]
     pub card: String,
-    /// Kinds of tensors (names without numbers): those that the card's entries match, and all.
-    pub kinds: [usize; 2],
-    /// Configuration keys: those that the card reads, and all that may matter.
-    pub config: [usize; 2],
+    /// Number of kinds of tensors (names without numbers) that the card's entries match.
+    #[serde(rename = "kinds")]
+    pub n_kinds: usize,
+    /// Number of kinds of tensors in the checkpoint.
+    pub of_kinds: usize,
+    /// Number of keys of `config.json` that the card reads.
+    #[serde(rename = "config_keys")]
+    pub n_config_keys: usize,
+    /// Number of keys of `config.json` that may matter.
+    pub of_config_keys: usize,
     /// True if the card has defaults for the checkpoint's `model_type`, or is named like it.
+    #[serde(skip)]
     pub is_model_type: bool,
     /// Replacement of the checkpoint's block prefix that makes its names match: `(from, to)`.
+    #[serde(skip)]
     pub rename: Option<(String, String)>,
 }
 
@@ -21,17 +32,17 @@ impl Similarity {
     /// Returns true if the card knows any part of the checkpoint.
     #[must_use]
     pub fn is_any(&self) -> bool {
-        self.kinds[0] > 0 || (self.kinds[1] == 0 && self.config[0] > 0)
+        self.n_kinds > 0 || (self.of_kinds == 0 && self.n_config_keys > 0)
     }
 }
 
 impl fmt::Display for Similarity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ([kinds, of_kinds], [keys, of_keys]) = (self.kinds, self.config);
-        write!(f, "card `{}`, which knows ", self.card)?;
-        if of_kinds > 0 {
-            write!(f, "{kinds} of its {of_kinds} kinds of tensors and ")?;
+        let Self { card, n_kinds, of_kinds, n_config_keys, of_config_keys, .. } = self;
+        write!(f, "card `{card}`, which knows ")?;
+        if *of_kinds > 0 {
+            write!(f, "{n_kinds} of its {of_kinds} kinds of tensors and ")?;
         }
-        write!(f, "{keys} of {of_keys} keys of config.json")
+        write!(f, "{n_config_keys} of {of_config_keys} keys of config.json")
     }
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
+use serde::Serialize;
+
 use crate::collector::{Consumer, MomentCollector, Schedule, Wanted};
 use crate::memory::{Needs, moment_bytes};
 use crate::{CalibrateError, CalibrationText, ImportanceSums, LayerMoments, LayerSums};
@@ -40,13 +42,15 @@ struct WindowBatch {
 }
 
 /// Range of batches that a run has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct BatchRange {
-    /// Index of the first batch.
+    /// Index of the first batch, from 0.
     pub first: usize,
     /// Number of batches of this run.
+    #[serde(rename = "count")]
     pub n: usize,
     /// Number of batches of the whole text.
+    #[serde(rename = "all")]
     pub of: usize,
 }
 

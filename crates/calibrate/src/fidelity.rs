@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use crate::attempts::{AttemptResult, Attempts};
 use crate::figures::{HeldOutFigures, WORTH_IT};
 use crate::matrices::SolveTarget;
@@ -18,12 +20,13 @@ use gguf_solve::{SHRINKAGE, SHRINKAGE_OF_STREAM, SolveOptions, can_solve};
 use gguf_verification::{Model, Recall};
 
 /// Divergence from the model on text that no solver used.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
 pub struct Trial {
-    /// Options of the solver.
-    pub options: SolverOptions,
     /// Divergence of the result.
+    #[serde(flatten)]
     pub figures: HeldOutFigures,
+    /// Shrinkage of moments towards their diagonal: the fraction of each diagonal entry that was added to it.
+    pub shrinkage: f32,
 }
 
 /// Result of a calibrated quantization.
@@ -135,7 +138,7 @@ pub fn solve(
         let plan = QuantizePlan::new(input, options.quantize, Some(&imatrix))?.with_solved(&blocks);
         let figures = attempts.judge(Some(number), &plan)?;
         drop(plan);
-        trials.push(Trial { options: solver, figures });
+        trials.push(Trial { figures, shrinkage: solver.shrinkage });
         left = own;
         found = Some((imatrix, plain));
         if figures.ratio(&plain) <= WORTH_IT {
@@ -172,8 +175,8 @@ pub(super) fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<So
 fn keys(fidelity: &Fidelity, solver: Solver, text: &CalibrationText) -> Vec<(String, Value)> {
     let solver = if fidelity.blocks.is_some() { solver } else { Solver::Reference };
     let solved = fidelity.trials.last().filter(|_| fidelity.blocks.is_some());
-    let kld = solved.map(|trial| trial.figures.mean.value as f32);
-    keys_of(solver, text, kld, fidelity.plain.mean.value as f32)
+    let kld = solved.map(|trial| trial.figures.mean_kld as f32);
+    keys_of(solver, text, kld, fidelity.plain.mean_kld as f32)
 }
 
 /// Same keys at their largest size, before anything is solved.

@@ -2,33 +2,38 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Serialize;
+
 use crate::CalibrateError;
 use crate::collector::Wanted;
 use gguf_core::{TensorMeta, TensorSource};
 use gguf_engine::{Dense, EngineOptions, Ffn, Gram, GramSum, GraphPlan, KvSource, LayerPlan, Mixer, Moe};
 
 /// Maximum bytes that a run takes in addition to the weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Needs {
-    /// Bytes with everything in memory.
-    pub all_bytes: u64,
-    /// Smallest sufficient budget: bytes with hidden states in files.
+    /// Smallest sufficient memory budget in bytes, in addition to the weights: with hidden states in files.
+    #[serde(rename = "needed_bytes")]
     pub least_bytes: u64,
+    /// Bytes of memory with everything in memory, in addition to the weights.
+    #[serde(rename = "in_memory_bytes")]
+    pub all_bytes: u64,
     /// Bytes of the files of hidden states.
+    #[serde(skip)]
     pub spilled_bytes: u64,
 }
 
 impl Needs {
     /// Needs of a run without hidden states.
     pub(super) fn in_memory(n_bytes: u64) -> Self {
-        Self { all_bytes: n_bytes, least_bytes: n_bytes, spilled_bytes: 0 }
+        Self { least_bytes: n_bytes, all_bytes: n_bytes, spilled_bytes: 0 }
     }
 
     /// Adds `n_bytes` of memory to these needs.
     pub(super) fn plus(self, n_bytes: u64) -> Self {
         Self {
-            all_bytes: self.all_bytes.saturating_add(n_bytes),
             least_bytes: self.least_bytes.saturating_add(n_bytes),
+            all_bytes: self.all_bytes.saturating_add(n_bytes),
             spilled_bytes: self.spilled_bytes,
         }
     }

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde::{Serialize, Serializer};
+
 use crate::{Statistics, WorkFolder};
 use gguf_engine::EngineOptions;
 use gguf_quantization::QuantizeOptions;
@@ -27,6 +29,13 @@ impl Solver {
             Self::Gptq => "gptq",
             Self::Sequential => "sequential",
         }
+    }
+}
+
+/// Writes the name of the solver.
+impl Serialize for Solver {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 

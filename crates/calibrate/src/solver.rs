@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::Serialize;
+
 use crate::matrices::{MatrixJob, MatrixSolver, SolveFailure, SolveTarget};
 use crate::{CalibrateError, LayerMoments, MeanMoments, SharedInput};
 use gguf_solve::{Metric, SecondMoments, SolveError, SolveOptions};
@@ -18,13 +20,13 @@ pub struct SolverOptions {
 }
 
 /// Matrix that is left to the importance matrix, and the reason.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NotSolved {
     /// Name of the tensor.
     pub tensor: String,
     /// Index of the matrix in a stack.
     pub matrix: u64,
-    /// Reason.
+    /// Reason why it was not solved.
     pub reason: String,
 }
 

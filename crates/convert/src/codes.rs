@@ -3,8 +3,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use serde::Serialize;
+
 use crate::companions::{Companions, has_slot};
 use gguf_arch::{EntryType, Mapping, OutType, OutputSpec};
+use gguf_core::written::as_text;
 use gguf_core::{ElementType, GgmlType, Packing, SourceError, TensorMeta, WeightSource};
 use gguf_views::Recipe;
 
@@ -28,13 +31,15 @@ pub enum Codes {
 }
 
 /// Tensors of one role that keep their codes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct KeptRole {
     /// Name with `*` for the layer.
     pub role: String,
     /// Type of the tensors.
+    #[serde(rename = "type")]
     pub ty: GgmlType,
     /// Number of tensors.
+    #[serde(rename = "tensors")]
     pub n_tensors: usize,
     /// Largest relative error of a scale; 0 if every value is exact.
     pub scale_error: f32,
@@ -80,13 +85,15 @@ impl fmt::Display for FloatReason {
 }
 
 /// Tensors of one role whose codes become floats, for one reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FloatRole {
     /// Name with `*` for the layer.
     pub role: String,
     /// Number of tensors.
+    #[serde(rename = "tensors")]
     pub n_tensors: usize,
-    /// Reason.
+    /// Reason why no block type keeps the codes.
+    #[serde(serialize_with = "as_text")]
     pub reason: FloatReason,
 }
 

@@ -26,9 +26,9 @@ impl Conversion {
         self.source.quantization.as_ref()
     }
 
-    /// Groups the weights that are stored alike and become the same. `becomes` gets the output tensors that a weight is
-    /// part of; none if the card drops it.
-    pub fn stored<T: PartialEq>(&self, becomes: impl Fn(&[usize]) -> T) -> Vec<StoredClass<T>> {
+    /// Groups the weights that are stored alike and become the same, which is returned with them. `becomes` gets the
+    /// output tensors that a weight is part of; none if the card drops it.
+    pub fn stored<T: PartialEq>(&self, becomes: impl Fn(&[usize]) -> T) -> Vec<(StoredClass, T)> {
         let Some(quantization) = self.quantization() else { return Vec::new() };
         let weights = self.source.metas();
         let mut outputs: Vec<Vec<usize>> = vec![Vec::new(); weights.len()];

@@ -1,5 +1,7 @@
 //! A cursor over untrusted bytes: every read is bounds-checked and reports an absolute offset.
 
+use serde::Serialize;
+
 /// Error of a read past the end of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("offset {offset}: {wanted} bytes wanted, {left} left")]
@@ -13,7 +15,8 @@ pub struct Truncated {
 }
 
 /// Byte order of numbers in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Endian {
     /// Least significant byte first.
     #[default]

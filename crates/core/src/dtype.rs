@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use serde::{Serialize, Serializer};
+
 /// Need of a quantizer for an importance matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImatrixNeed {
@@ -182,6 +184,13 @@ impl GgmlType {
 impl fmt::Display for GgmlType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+/// Writes the name of the type.
+impl Serialize for GgmlType {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 

@@ -12,6 +12,7 @@
 //! | [`weight_file`] | a file with weights, mapped or fetched |
 //! | [`platform`] | operating system services, implemented for each system |
 //! | [`progress`] | progress and cancellation of a long run |
+//! | [`written`] | values of reports, as JSON has them |
 //! | [`isolated`] | untrusted programs (chat templates, tokenizer rules) in a process with resource limits |
 //!
 //! ```
@@ -51,6 +52,7 @@ pub mod spill;
 pub mod sync;
 pub mod text;
 pub mod weight_file;
+pub mod written;
 
 pub use content::Content;
 pub use dtype::{ElementType, GgmlType, GgmlTypeInfo, ImatrixNeed};

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Serialize, Serializer};
+
 /// A shape whose dimensions are listed outermost first (`[n_rows, n_cols]`, as checkpoints write them). The element
 /// count is checked once, when the shape is created.
 ///
@@ -10,6 +12,13 @@ use std::fmt;
 pub struct Shape {
     dims: Vec<u64>,
     n_elems: u64,
+}
+
+/// Writes the dimensions, outermost first.
+impl Serialize for Shape {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.dims.serialize(serializer)
+    }
 }
 
 impl Shape {

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use gguf_core::{WeightMeta, WeightSource};
+use serde::Serialize;
 
 /// Storage of one weight.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,59 +47,34 @@ pub struct Quantization {
 impl Quantization {
     /// Returns the classes of weights that are stored alike; `weights` are those of the model.
     #[must_use]
-    pub fn classes(&self, weights: &[WeightMeta]) -> Vec<StoredClass<()>> {
-        stored_classes(weights, &self.encodings, |_| ())
-    }
-
-    /// Returns the distinct suffixes of the tensors that were left out: `input_scale`, `k_scale`.
-    #[must_use]
-    pub fn left_out_endings(&self) -> Vec<&str> {
-        let mut endings: Vec<&str> = Vec::new();
-        for name in &self.left_out {
-            let ending = name.rsplit('.').next().unwrap_or(name);
-            if !endings.contains(&ending) {
-                endings.push(ending);
-            }
-        }
-        endings
+    pub fn classes(&self, weights: &[WeightMeta]) -> Vec<StoredClass> {
+        stored_classes(weights, &self.encodings, |_| ()).into_iter().map(|(class, ())| class).collect()
     }
 }
 
 /// Weights of one part of the model that are stored alike and converted alike.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StoredClass<T> {
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct StoredClass {
     /// Common pattern of their names without `.weight`, with `*` for layer and expert numbers:
     /// `model.layers.*.mlp.{up_proj, down_proj}`.
+    #[serde(rename = "weights")]
     pub pattern: String,
-    /// Quantization method.
+    /// Quantization method of these weights.
     pub method: &'static str,
-    /// Description of codes and scales.
+    /// Description of codes and scales: bits, groups, scales.
     pub form: String,
     /// Number of weights.
+    #[serde(rename = "count")]
     pub n_weights: u64,
     /// Total number of elements.
+    #[serde(rename = "elements")]
     pub n_elems: u64,
-    /// Total size in the checkpoint in bytes.
+    /// Total size in the checkpoint in bytes, including scales and the like.
+    #[serde(rename = "bytes")]
     pub n_bytes: u64,
-    /// Conversion target.
-    pub becomes: T,
 }
 
-impl<T> StoredClass<T> {
-    /// Returns the same class with another conversion target.
-    #[must_use]
-    pub fn with<U>(self, becomes: U) -> StoredClass<U> {
-        StoredClass {
-            pattern: self.pattern,
-            method: self.method,
-            form: self.form,
-            n_weights: self.n_weights,
-            n_elems: self.n_elems,
-            n_bytes: self.n_bytes,
-            becomes,
-        }
-    }
-
+impl StoredClass {
     /// Returns method and form as one text.
     #[must_use]
     pub fn text(&self) -> String {
@@ -112,15 +88,16 @@ impl<T> StoredClass<T> {
     }
 }
 
-/// Groups the quantized weights of a source: one class for each part of the model, encoding, and conversion target.
+/// Groups the quantized weights of a source: one class for each part of the model, encoding, and conversion target,
+/// which is returned with it.
 ///
 /// `becomes` maps the index of a weight to its target.
 pub fn stored_classes<T: PartialEq>(
     weights: &[WeightMeta],
     encodings: &Encodings,
     becomes: impl Fn(usize) -> T,
-) -> Vec<StoredClass<T>> {
-    let mut classes: Vec<(String, Vec<String>, StoredClass<T>)> = Vec::new();
+) -> Vec<(StoredClass, T)> {
+    let mut classes: Vec<PartClass<T>> = Vec::new();
     // Classes by part of the model: each part has few, however many weights the model has.
     let mut by_parent: HashMap<String, Vec<usize>> = HashMap::new();
     for (index, weight) in weights.iter().enumerate() {
@@ -130,10 +107,11 @@ pub fn stored_classes<T: PartialEq>(
         let (parent, leaf) = module.rsplit_once('.').unwrap_or(("", module));
         let becomes = becomes(index);
         let own = by_parent.entry(parent.to_owned()).or_default();
-        let is_same = |class: &StoredClass<T>| {
-            class.method == encoding.method && class.form == encoding.form && class.becomes == becomes
+        let is_same = |known: &PartClass<T>| {
+            let class = &known.class;
+            class.method == encoding.method && class.form == encoding.form && known.becomes == becomes
         };
-        let at = own.iter().copied().find(|&at| is_same(&classes[at].2)).unwrap_or_else(|| {
+        let at = own.iter().copied().find(|&at| is_same(&classes[at])).unwrap_or_else(|| {
             let class = StoredClass {
                 pattern: String::new(),
                 method: encoding.method,
@@ -141,13 +119,12 @@ pub fn stored_classes<T: PartialEq>(
                 n_weights: 0,
                 n_elems: 0,
                 n_bytes: 0,
-                becomes,
             };
-            classes.push((parent.to_owned(), Vec::new(), class));
+            classes.push(PartClass { parent: parent.to_owned(), leaves: Vec::new(), class, becomes });
             own.push(classes.len() - 1);
             classes.len() - 1
         });
-        let (_, leaves, class) = &mut classes[at];
+        let PartClass { leaves, class, .. } = &mut classes[at];
         if !leaves.iter().any(|known| known == leaf) {
             leaves.push(leaf.to_owned());
         }
@@ -155,15 +132,29 @@ pub fn stored_classes<T: PartialEq>(
         class.n_elems = class.n_elems.saturating_add(weight.shape.n_elems());
         class.n_bytes = class.n_bytes.saturating_add(encoding.n_bytes);
     }
-    let finish = |(parent, leaves, mut class): (String, Vec<String>, StoredClass<T>)| {
+    classes.into_iter().map(PartClass::finish).collect()
+}
+
+/// Class of weights of one part of the model, before its pattern is known.
+struct PartClass<T> {
+    /// Common start of the names, up to their last part.
+    parent: String,
+    /// Last parts of the names.
+    leaves: Vec<String>,
+    class: StoredClass,
+    becomes: T,
+}
+
+impl<T> PartClass<T> {
+    fn finish(self) -> (StoredClass, T) {
+        let Self { parent, leaves, class, becomes } = self;
         let dot = if parent.is_empty() { "" } else { "." };
-        class.pattern = match leaves.as_slice() {
+        let pattern = match leaves.as_slice() {
             [one] => format!("{parent}{dot}{one}"),
             _ => format!("{parent}{dot}{{{}}}", leaves.join(", ")),
         };
-        class
-    };
-    classes.into_iter().map(finish).collect()
+        (StoredClass { pattern, ..class }, becomes)
+    }
 }
 
 /// Returns a name with `*` in place of layer and expert numbers.

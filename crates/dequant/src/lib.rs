@@ -32,6 +32,31 @@
 //! | `flm` | FastLLM, with value ranges in place of scales |
 //! | `adapter` `lora` `replaced_rows` | adapters merged while weights are read: pairs of matrices, rows that replace others |
 //! | `adapted` `operand` | a weight that an adapter changes, and the matrices from which it is computed |
+//!
+//! ```no_run
+//! use gguf_core::WeightSource;
+//! use gguf_core::simd::SimdLevel;
+//! use gguf_dequant::msmodelslim::OffsetSign;
+//! use gguf_dequant::{Configurations, DequantOptions, open};
+//!
+//! /// Prints how the weights of a container are stored, and their first values.
+//! fn describe(
+//!     files: &Configurations,
+//!     container: Box<dyn WeightSource + Send>,
+//! ) -> Result<(), Box<dyn std::error::Error>> {
+//!     let options = DequantOptions { offset_sign: OffsetSign::default(), level: SimdLevel::detect() };
+//!     let opened = open(files, container, options)?;
+//!     if let Some(quantization) = &opened.quantization {
+//!         println!("{}", quantization.method);
+//!     }
+//!     for (weight, meta) in opened.source.weights().iter().enumerate() {
+//!         let mut first = [0.0; 1];
+//!         opened.source.read_f32(weight, 0, &mut first)?;
+//!         println!("{} {} {}", meta.name, meta.shape, first[0]);
+//!     }
+//!     Ok(())
+//! }
+//! ```
 
 pub mod flm;
 pub mod msmodelslim;

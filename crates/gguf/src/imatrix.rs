@@ -11,6 +11,8 @@ mod write;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 pub use error::ImatrixError;
 pub use merge::merge_imatrices;
 pub use part::{CombinedImatrix, ImatrixPart, combine_imatrix_parts};
@@ -79,11 +81,13 @@ impl ImatrixSums {
 }
 
 /// File format of an importance matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum ImatrixFormat {
     /// GGUF: sums and counts.
     Gguf,
     /// Legacy format (`.dat`): means times the number of calls.
+    #[serde(rename = "dat")]
     Legacy,
 }
 

@@ -17,7 +17,9 @@ use gguf_core::output::{
     self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet,
 };
 use gguf_core::progress::Progress;
+use gguf_core::written::as_paths;
 use gguf_core::{Hint, SourceError, TensorMeta, TensorSource, text};
+use serde::{Serialize, Serializer};
 use stream::{ChunkObservers, stream};
 
 /// Options for writing.
@@ -58,22 +60,32 @@ impl Default for WriteOptions {
 }
 
 /// Summary of the written files.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WriteReport {
     /// Paths of the files, in the order of their parts.
+    #[serde(rename = "files", serialize_with = "as_paths")]
     pub paths: Vec<PathBuf>,
-    /// Indices of the source's tensors that they hold: all, or those of a share.
+    /// Tensors that they hold: all of the source, or those of a share. JSON has their number.
+    #[serde(serialize_with = "as_count")]
     pub tensors: Range<usize>,
     /// Size of all tensors in bytes, without padding.
     pub tensor_bytes: u64,
     /// Size of all files in bytes.
     pub file_bytes: u64,
     /// Numbers of the runs that have not yet written their shares of a common file; it gets its final name after them.
+    #[serde(skip)]
     pub missing: Vec<usize>,
     /// Byte offset at which the run resumed an earlier one; else 0.
+    #[serde(skip)]
     pub resumed_at: u64,
     /// True if an earlier run had written the whole share, so that this run wrote nothing.
+    #[serde(skip)]
     pub was_there: bool,
+}
+
+/// Writes the number of indices.
+fn as_count<S: Serializer>(indices: &Range<usize>, serializer: S) -> Result<S::Ok, S::Error> {
+    indices.len().serialize(serializer)
 }
 
 /// Reasons why nothing was written.

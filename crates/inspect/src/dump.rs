@@ -1,9 +1,14 @@
 //! The JSON output of llama.cpp's `gguf_dump.py`: the declaration of each key and each tensor, by name.
 
-use serde_json::{Map, Value as Json, json};
+use std::path::Path;
 
-use crate::show::value_json;
-use gguf_core::{TensorMeta, TensorSource};
+use indexmap::IndexMap;
+use serde::Serialize;
+use serde_json::{Value as Json, json};
+
+use crate::show::ShownValue;
+use gguf_core::written::as_path;
+use gguf_core::{GgmlType, TensorMeta, TensorSource};
 use gguf_format::{Array, GgufFile, Value, ValueType};
 
 /// Bytes before the first key: magic, version, tensor count, key count.
@@ -18,6 +23,53 @@ pub struct DumpOptions {
     pub has_tensors: bool,
 }
 
+/// Contents of a file in the form of `gguf_dump.py`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FileDump<'a> {
+    /// Path of the file.
+    #[serde(serialize_with = "as_path")]
+    pub filename: &'a Path,
+    /// Byte order: `LITTLE` or `BIG`.
+    pub endian: String,
+    /// Declarations of the keys. `GGUF.version`, `GGUF.tensor_count` and `GGUF.kv_count` are the numbers at the start
+    /// of the file.
+    pub metadata: IndexMap<&'a str, DumpedKey>,
+    /// Declarations of the tensors; empty if they are left out.
+    pub tensors: IndexMap<&'a str, DumpedTensor>,
+}
+
+/// Declaration of a key.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct DumpedKey {
+    /// Index of the key, from 0.
+    pub index: usize,
+    /// Type of the value: `UINT32`.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// Offset of the declaration in the header.
+    pub offset: u64,
+    /// Type of an array's first element, and of the first element in that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub array_types: Option<Vec<String>>,
+    /// The value; of an array only if its elements are included, flattened.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub value: Option<Json>,
+}
+
+/// Declaration of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct DumpedTensor {
+    /// Index of the tensor, from 0.
+    pub index: usize,
+    /// Dimensions, innermost first.
+    pub shape: Vec<u64>,
+    /// Type of the tensor.
+    #[serde(rename = "type")]
+    pub ty: GgmlType,
+    /// Offset of the declaration in the header, not of the data.
+    pub offset: u64,
+}
+
 /// Describes the first file, which may be a part of a model.
 ///
 /// # Exactness
@@ -26,11 +78,11 @@ pub struct DumpOptions {
 /// one. Floats that JSON cannot represent are strings, and a string that is not UTF-8 is `{"hex": …}`; the script
 /// prints no JSON in these cases.
 #[must_use]
-pub fn dump_json(file: &GgufFile, options: DumpOptions) -> Json {
-    let (keys, tensors) = declared_at(file);
-    let mut metadata = Map::new();
+pub fn dump(file: &GgufFile, options: DumpOptions) -> FileDump<'_> {
+    let (key_offsets, tensor_offsets) = declared_at(file);
     let counts = [file.tensors().len() as u64, file.metadata().len() as u64];
-    for (index, (name, ty, offset, value)) in [
+    let mut metadata = IndexMap::new();
+    for (index, (name, ty, offset, number)) in [
         ("GGUF.version", ValueType::U32, 4, u64::from(file.version())),
         ("GGUF.tensor_count", ValueType::U64, 8, counts[0]),
         ("GGUF.kv_count", ValueType::U64, 16, counts[1]),
@@ -38,38 +90,28 @@ pub fn dump_json(file: &GgufFile, options: DumpOptions) -> Json {
     .into_iter()
     .enumerate()
     {
-        let field = json!({ "index": index, "type": peer_name(ty), "offset": offset, "value": value });
-        metadata.insert(name.to_owned(), field);
+        let value = Some(number.into());
+        metadata.insert(name, DumpedKey { index, ty: peer_name(ty), offset, array_types: None, value });
     }
-    for ((key, value), offset) in file.metadata().iter().zip(keys) {
-        let index = metadata.len();
-        let mut field = json!({ "index": index, "type": peer_name(value.value_type()), "offset": offset });
-        match value {
-            Value::Array(array) => {
-                field["array_types"] = array_types(array).into_iter().map(peer_name).collect();
-                if options.has_arrays {
-                    field["value"] = Json::Array(flat(array));
-                }
-            }
-            other => field["value"] = number(other),
-        }
-        metadata.insert(key.to_owned(), field);
+    for ((key, value), offset) in file.metadata().iter().zip(key_offsets) {
+        let (index, ty) = (metadata.len(), peer_name(value.value_type()));
+        let array_types =
+            value.as_array().map(|array| array_types(array).into_iter().map(peer_name).collect());
+        let value = match value {
+            Value::Array(array) => options.has_arrays.then(|| Json::Array(flat(array))),
+            other => Some(number(other)),
+        };
+        metadata.insert(key, DumpedKey { index, ty, offset, array_types, value });
     }
-    let mut listed = Map::new();
-    for (index, (tensor, offset)) in file.tensors().iter().zip(tensors).enumerate() {
-        if options.has_tensors {
-            let shape: Vec<u64> = tensor.shape.dims().iter().rev().copied().collect();
-            let ty = tensor.ty.name();
-            let entry = json!({ "index": index, "shape": shape, "type": ty, "offset": offset });
-            listed.insert(tensor.name.clone(), entry);
+    let mut tensors = IndexMap::new();
+    if options.has_tensors {
+        for (index, (tensor, offset)) in file.tensors().iter().zip(tensor_offsets).enumerate() {
+            let shape = tensor.shape.dims().iter().rev().copied().collect();
+            tensors.insert(tensor.name.as_str(), DumpedTensor { index, shape, ty: tensor.ty, offset });
         }
     }
-    json!({
-        "filename": file.path().to_string_lossy(),
-        "endian": crate::endian_name(file.endian()).to_uppercase(),
-        "metadata": metadata,
-        "tensors": listed,
-    })
+    let endian = crate::endian_name(file.endian()).to_uppercase();
+    FileDump { filename: file.path(), endian, metadata, tensors }
 }
 
 /// Returns the offset of the tensor data; in a file without tensors, the offset at which it would begin.
@@ -134,8 +176,8 @@ fn flat(array: &Array) -> Vec<Json> {
 /// Converts a value to JSON, with a 32-bit float as its exact value instead of its shortest digits.
 fn number(value: &Value) -> Json {
     match value {
-        Value::F32(v) => value_json(&Value::F64((*v).into()), None),
-        other => value_json(other, None),
+        Value::F32(v) => json!(ShownValue::whole(&Value::F64((*v).into()))),
+        other => json!(ShownValue::whole(other)),
     }
 }
 

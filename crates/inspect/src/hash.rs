@@ -1,10 +1,14 @@
 //! SHA-256 of the tensors, of all tensor data, and of the files.
 
+use std::path::Path;
+
 use rayon::prelude::*;
+use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use gguf_core::progress::Progress;
 use gguf_core::text::hex;
+use gguf_core::written::as_path;
 use gguf_core::{SourceError, TensorSource};
 use gguf_format::{GgufFile, Part};
 
@@ -12,23 +16,40 @@ use gguf_format::{GgufFile, Part};
 const CHUNK_BYTES: u64 = 4 << 20;
 
 /// Hashes of a file, in lower-case hexadecimal.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Hashes {
-    /// Hash of each tensor's data in little-endian form, in file order.
-    ///
-    /// For a little-endian file these are the bytes in the file.
-    pub tensors: Vec<String>,
-    /// Hash of the data of all tensors, without padding; independent of how a model is split.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Hashes<'a> {
+    /// Hash of each tensor, in file order.
+    pub tensors: Vec<TensorHash<'a>>,
+    /// Hash of the data of all tensors, one after the other and without padding; independent of how a model is split.
     pub data: String,
-    /// Hash of each whole file.
-    pub files: Vec<String>,
+    /// Hash of each file: the parts of the model.
+    pub files: Vec<FileHash<'a>>,
+}
+
+/// Hash of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct TensorHash<'a> {
+    /// Name of the tensor.
+    pub name: &'a str,
+    /// Hash of its data in little-endian form. For a little-endian file these are the bytes in the file.
+    pub sha256: String,
+}
+
+/// Hash of a file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct FileHash<'a> {
+    /// Path of the file.
+    #[serde(serialize_with = "as_path")]
+    pub path: &'a Path,
+    /// Hash of the whole file.
+    pub sha256: String,
 }
 
 /// Hashes a model; `None` if the run was cancelled.
 ///
 /// # Errors
 /// Rows that cannot be read.
-pub fn hash(file: &GgufFile, progress: &dyn Progress) -> Result<Option<Hashes>, SourceError> {
+pub fn hash<'a>(file: &'a GgufFile, progress: &dyn Progress) -> Result<Option<Hashes<'a>>, SourceError> {
     progress.begin("hashing", file.tensor_bytes() * 2 + file.file_bytes());
     let n_tensors = file.tensors().len();
     let all = || {
@@ -44,7 +65,7 @@ pub fn hash(file: &GgufFile, progress: &dyn Progress) -> Result<Option<Hashes>, 
             .map(|tensor| {
                 let mut hasher = Sha256::new();
                 update(file, tensor, &mut hasher, progress)?;
-                Ok(hex(&hasher.finalize()))
+                Ok(TensorHash { name: &file.tensors()[tensor].name, sha256: hex(&hasher.finalize()) })
             })
             .collect::<Result<Vec<_>, SourceError>>()
     };
@@ -89,7 +110,7 @@ fn update(
     Ok(())
 }
 
-fn hash_file(part: &Part, progress: &dyn Progress) -> String {
+fn hash_file<'a>(part: &'a Part, progress: &dyn Progress) -> FileHash<'a> {
     let mut hasher = Sha256::new();
     for chunk in part.bytes().chunks(CHUNK_BYTES as usize) {
         if progress.is_cancelled() {
@@ -98,5 +119,5 @@ fn hash_file(part: &Part, progress: &dyn Progress) -> String {
         hasher.update(chunk);
         progress.advance(chunk.len() as u64);
     }
-    hex(&hasher.finalize())
+    FileHash { path: part.path(), sha256: hex(&hasher.finalize()) }
 }

@@ -1,5 +1,22 @@
 //! Inspection of GGUF files and checkpoints: description, comparison, hashes, edits of metadata, splitting and
 //! joining.
+//!
+//! ```no_run
+//! use gguf_core::progress::Silent;
+//! use gguf_core::simd::SimdLevel;
+//! use gguf_format::GgufFile;
+//! use gguf_inspection::{SummaryOptions, diff, summary};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let (a, b) = (GgufFile::open("a.gguf".as_ref())?, GgufFile::open("b.gguf".as_ref())?);
+//! println!("{:?} bits per weight", summary(&a, SummaryOptions::default()).bits_per_weight);
+//! let found = diff(&a, &b, true, SimdLevel::detect(), &Silent)?;
+//! for tensor in &found.tensors {
+//!     println!("{} differs", tensor.name);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod checkpoint;
 mod diff;
@@ -13,17 +30,19 @@ mod summary;
 mod template;
 
 pub use checkpoint::{
-    Architecture, Aspect, CheckpointReport, ElementShare, ListedFile, ListedTensor, PlannedOutput, Problem,
-    TargetTypes, VocabularyFacts, WeightFiles, checkpoint_json, inspect_checkpoint,
+    Architecture, Aspect, CheckpointClass, CheckpointQuantization, CheckpointReport, ElementShare,
+    ListedFile, ListedTensor, PlannedOutput, Problem, ProblemKind, SampledWeights, TargetTypes, TypeCount,
+    VocabularyFacts, WeightFiles, inspect_checkpoint,
 };
-pub use diff::{DataDiff, Diff, DiffError, KeyDiff, TensorDiff, diff};
-pub use dump::{DumpOptions, data_begin, dump_json};
+pub use diff::{DataDiff, Diff, DiffError, KeyDiff, LayoutDiff, TensorDiff, TensorForm, diff};
+pub use dump::{DumpOptions, DumpedKey, DumpedTensor, FileDump, data_begin, dump};
 pub use edit::{Change, Edit, EditError, EditPlan, Objection, TensorChange, objections_to};
-pub use hash::{Hashes, hash};
+pub use hash::{FileHash, Hashes, TensorHash, hash};
 pub use order::{plan_in_order, write_in_order};
 pub use parts::{merge, plan_split, split_file};
-pub use show::{typed_json, value_json, value_plain, value_text, value_type_name};
+pub use show::{ShownValue, TypedValue, value_plain, value_text, value_type_name};
 pub use summary::{
-    FileSummary, SummaryOptions, TensorLine, TypeShare, endian_name, listed, summary, summary_json, warnings,
+    FilePart, FileSummary, MetadataEntry, SummaryOptions, TensorLine, TypeShare, endian_name, summary,
+    warnings,
 };
 pub use template::{NamedTemplate, chat_templates, read_templates};

@@ -1,9 +1,10 @@
 //! Formatting of metadata values: as text for people and as JSON for programs.
 
-use gguf_core::text::hex;
-use serde_json::{Value as Json, json};
+use serde::ser::SerializeSeq;
+use serde::{Serialize, Serializer};
+use serde_json::json;
 
-use gguf_core::text::{count, escape_bytes};
+use gguf_core::text::{count, escape_bytes, hex};
 use gguf_format::{Array, Value};
 
 /// Returns the type of a value as one word: `u32`, `arr[str]`, `arr[arr]`.
@@ -38,7 +39,7 @@ pub fn value_plain(value: &Value) -> Vec<u8> {
         Value::Array(array) => {
             let elems: Vec<String> = (0..array.len())
                 .filter_map(|index| array.get(index))
-                .map(|elem| format!("  {}", value_json(&elem, None)))
+                .map(|elem| format!("  {}", json!(ShownValue::whole(&elem))))
                 .collect();
             if elems.is_empty() {
                 return b"[]".to_vec();
@@ -98,39 +99,79 @@ fn array_text(array: &Array, max_chars: Option<usize>, max_elems: Option<usize>)
     format!("{n}[{}]", parts.join(", "))
 }
 
-/// Converts a value to JSON: numbers, booleans, strings, lists.
+/// Metadata value in a report: a number, a boolean, a string or a list of these.
 ///
 /// A string that is not UTF-8 is `{"hex": …}`. A float that JSON cannot represent is `"NaN"`, `"inf"` or `"-inf"`;
-/// 32-bit floats have their shortest digits. At most `max_elems` elements of arrays are included.
-#[must_use]
-pub fn value_json(value: &Value, max_elems: Option<usize>) -> Json {
-    match value {
-        Value::Bool(v) => json!(v),
-        Value::F32(v) => float_json(f64::from(*v), &format!("{v:?}")),
-        Value::F64(v) => float_json(*v, &format!("{v:?}")),
-        Value::U64(v) => json!(v),
-        Value::String(bytes) => match std::str::from_utf8(bytes) {
-            Ok(text) => json!(text),
-            Err(_) => json!({ "hex": hex(bytes) }),
-        },
-        Value::Array(array) => {
-            let shown = max_elems.unwrap_or(array.len()).min(array.len());
-            (0..shown).filter_map(|index| array.get(index)).map(|elem| value_json(&elem, max_elems)).collect()
-        }
-        other => json!(other.as_i128().and_then(|v| i64::try_from(v).ok())),
+/// 32-bit floats have their shortest digits.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ShownValue<'a> {
+    /// The value in full.
+    pub value: &'a Value,
+    /// Maximum number of array elements that are written; `None` for all.
+    pub max_elems: Option<usize>,
+}
+
+impl<'a> ShownValue<'a> {
+    /// Creates a value that is written with all elements.
+    #[must_use]
+    pub fn whole(value: &'a Value) -> Self {
+        Self { value, max_elems: None }
     }
 }
 
-/// Converts a value to JSON with its type: `{"type": "u32", "value": 7}`.
-#[must_use]
-pub fn typed_json(value: &Value) -> Json {
-    json!({ "type": value_type_name(value), "value": value_json(value, None) })
+impl Serialize for ShownValue<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.value {
+            Value::Bool(v) => serializer.serialize_bool(*v),
+            Value::F32(v) => serialize_float(f64::from(*v), &format!("{v:?}"), serializer),
+            Value::F64(v) => serialize_float(*v, &format!("{v:?}"), serializer),
+            Value::U64(v) => serializer.serialize_u64(*v),
+            Value::String(bytes) => match std::str::from_utf8(bytes) {
+                Ok(text) => serializer.serialize_str(text),
+                Err(_) => serializer.collect_map([("hex", hex(bytes))]),
+            },
+            Value::Array(array) => {
+                let n_shown = self.max_elems.unwrap_or(array.len()).min(array.len());
+                let mut list = serializer.serialize_seq(Some(n_shown))?;
+                for elem in (0..n_shown).filter_map(|index| array.get(index)) {
+                    list.serialize_element(&ShownValue { value: &elem, max_elems: self.max_elems })?;
+                }
+                list.end()
+            }
+            other => other.as_i128().and_then(|v| i64::try_from(v).ok()).serialize(serializer),
+        }
+    }
 }
 
-fn float_json(value: f64, digits: &str) -> Json {
+/// Writes a float with the given digits, which may be fewer than those of the 64-bit value.
+fn serialize_float<S: Serializer>(value: f64, digits: &str, serializer: S) -> Result<S::Ok, S::Error> {
     match digits.parse::<f64>() {
-        Ok(number) if value.is_finite() => json!(number),
-        _ => json!(digits),
+        Ok(number) if value.is_finite() => serializer.serialize_f64(number),
+        _ => serializer.serialize_str(digits),
+    }
+}
+
+/// Metadata value with its type.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TypedValue<'a> {
+    /// Type of the value.
+    #[serde(rename = "type")]
+    pub ty: String,
+    /// The value. The description of a file has only the first elements of an array, unless all are wanted.
+    pub value: ShownValue<'a>,
+}
+
+impl<'a> TypedValue<'a> {
+    /// Adds the type to a value.
+    #[must_use]
+    pub fn of(value: ShownValue<'a>) -> Self {
+        Self { ty: value_type_name(value.value), value }
+    }
+
+    /// Adds the type to a value with all elements.
+    #[must_use]
+    pub fn whole(value: &'a Value) -> Self {
+        Self::of(ShownValue::whole(value))
     }
 }
 
@@ -155,12 +196,14 @@ mod tests {
 
     #[test]
     fn json_keeps_what_it_can() {
-        assert_eq!(value_json(&0.1f32.into(), None), json!(0.1));
-        assert_eq!(value_json(&1e-45f32.into(), None), json!(1e-45));
-        assert_eq!(value_json(&f32::NEG_INFINITY.into(), None), json!("-inf"));
-        assert_eq!(value_json(&f64::NAN.into(), None), json!("NaN"));
-        assert_eq!(value_json(&u64::MAX.into(), None), json!(u64::MAX));
-        assert_eq!(value_json(&Value::String(b"\xff\x00".to_vec()), None), json!({ "hex": "ff00" }));
-        assert_eq!(value_json(&vec![-1i32, 2, 3].into(), Some(2)), json!([-1, 2]));
+        let whole = |value: Value| json!(ShownValue::whole(&value));
+        assert_eq!(whole(0.1f32.into()), json!(0.1));
+        assert_eq!(whole(1e-45f32.into()), json!(1e-45));
+        assert_eq!(whole(f32::NEG_INFINITY.into()), json!("-inf"));
+        assert_eq!(whole(f64::NAN.into()), json!("NaN"));
+        assert_eq!(whole(u64::MAX.into()), json!(u64::MAX));
+        assert_eq!(whole(Value::String(b"\xff\x00".to_vec())), json!({ "hex": "ff00" }));
+        let first = ShownValue { value: &vec![-1i32, 2, 3].into(), max_elems: Some(2) };
+        assert_eq!(json!(first), json!([-1, 2]));
     }
 }

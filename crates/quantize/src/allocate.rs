@@ -21,7 +21,10 @@ mod rules;
 mod sensitivity;
 mod survey;
 
+use serde::Serialize;
+
 use crate::{FileType, QuantizeOptions, QuantizePlan};
+use gguf_core::written::as_text;
 use gguf_core::{GgmlType, TensorSource};
 use gguf_format::{FilePlan, LayoutOptions};
 
@@ -66,16 +69,27 @@ pub struct ChosenType {
 }
 
 /// Standard mix of types, for comparison.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StandardMix {
     /// File type of the mix.
+    #[serde(rename = "type", serialize_with = "as_text")]
     pub file_type: FileType,
     /// Bytes of the file.
     pub file_bytes: u64,
     /// Expected mean KLD (nats), by the same costs and with the same rounding as the chosen types.
     pub expected_kld: f64,
-    /// Measured mean KLD (nats) of the mix with the importance matrix alone, and its standard error.
-    pub measured: Option<(f64, f64)>,
+    /// Measured divergence of the mix with the importance matrix alone, on held-out tokens.
+    #[serde(rename = "imatrix", skip_serializing_if = "Option::is_none")]
+    pub measured: Option<MeasuredKld>,
+}
+
+/// Measured divergence from the model.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct MeasuredKld {
+    /// Mean KLD (nats).
+    pub mean_kld: f64,
+    /// Standard error of the mean.
+    pub stderr: f64,
 }
 
 /// Types chosen for a target size.

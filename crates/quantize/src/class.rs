@@ -4,6 +4,7 @@
 use std::fmt;
 
 use gguf_core::{GgmlType, TensorMeta};
+use serde::{Serialize, Serializer};
 
 /// Role of a tensor, as far as it matters for the choice of its type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -86,6 +87,13 @@ impl TensorClass {
 impl fmt::Display for TensorClass {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
+    }
+}
+
+/// Writes the name of the class.
+impl Serialize for TensorClass {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 

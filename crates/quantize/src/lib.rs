@@ -11,6 +11,21 @@
 //! | `importance` `coverage` | importance of columns, and tensors that it does not cover |
 //! | `prune` `metadata` `plan` `summary` | the whole output, before the first weight is read |
 //! | `execute` | the plan as a source of quantized rows, and writing it |
+//!
+//! ```no_run
+//! use gguf_core::progress::Silent;
+//! use gguf_format::{GgufFile, WriteOptions};
+//! use gguf_quantization::{Input, QuantizeOptions, QuantizePlan, parse_file_type};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = GgufFile::open("model-BF16.gguf".as_ref())?;
+//! let options = QuantizeOptions::new(parse_file_type("q4_k_m")?);
+//! let plan = QuantizePlan::new(&Input::file(&file), &options, None)?;
+//! println!("{} bytes", plan.summary().total.bytes_after);
+//! plan.write("model-Q4_K_M.gguf".as_ref(), &WriteOptions::default(), &Silent)?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod allocate;
 mod choice;
@@ -31,8 +46,8 @@ mod recipe;
 mod summary;
 
 pub use allocate::{
-    AllocateError, AllocateOptions, Allocation, ChosenType, DEFAULT_TYPES, OpenTensor, SizeTarget,
-    StandardMix, Survey, TensorCost, TypeCandidate, type_rules,
+    AllocateError, AllocateOptions, Allocation, ChosenType, DEFAULT_TYPES, MeasuredKld, OpenTensor,
+    SizeTarget, StandardMix, Survey, TensorCost, TypeCandidate, type_rules,
 };
 pub use choice::{ChoiceError, Reason, TypeChoice, choose_types};
 pub use class::n_matrices;

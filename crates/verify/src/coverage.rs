@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use gguf_core::text::escape;
 
 /// Question that a verdict answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Aspect {
     /// Validity of header, blocks, vocabulary and graph.
     Structure,
@@ -56,7 +57,7 @@ impl Aspect {
 }
 
 /// Answered question.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct JudgedAspect {
     /// Aspect that was judged.
     pub aspect: Aspect,
@@ -65,7 +66,7 @@ pub struct JudgedAspect {
 }
 
 /// Open question.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnjudgedAspect {
     /// Aspect that was not judged.
     pub aspect: Aspect,

@@ -1,24 +1,29 @@
 //! Divergence of a model from its baseline.
 
+pub(super) mod document;
+
+use serde::Serialize;
+
 use crate::{Estimate, Position, Reference, Statistics};
 
 /// Number of tokens that are shown where the two differ most.
 const N_WORST: usize = 8;
 
 /// Token at which the models differ.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorstToken {
-    /// Index of the prompt.
+    /// Index of the prompt, from 0.
     pub prompt: usize,
     /// Index of the token in the prompt.
+    #[serde(rename = "token_index")]
     pub at: usize,
     /// Divergence of the two predictions, in nats.
     pub kld: f64,
-    /// Token of the prompt.
+    /// Id of the token of the prompt.
     pub token: u32,
-    /// Most likely token of the baseline.
+    /// Id of the most likely token of the baseline.
     pub baseline_top: u32,
-    /// Most likely token of the model.
+    /// Id of the most likely token of the model.
     pub model_top: u32,
 }
 

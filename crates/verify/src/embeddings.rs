@@ -3,7 +3,7 @@
 //! An encoder predicts no next token. Texts must keep their positions instead: measured by the cosine of each text's
 //! vector with the baseline's, by equal nearest neighbours, and for models that score texts by the scores.
 
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::masked;
 use crate::measure::RunObservers;
@@ -42,23 +42,24 @@ struct Distances {
 }
 
 /// Figures of the text vectors, and their comparison with the baseline's.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EmbeddingReport {
-    /// Number of texts that were run.
+    /// Number of texts that were run: prompts, long ones in parts.
     pub texts: usize,
     /// Number of tokens of the texts.
     pub tokens: usize,
-    /// Number of values of a vector.
+    /// Number of values of a vector; of scores, for models that score texts.
     pub width: usize,
     /// `mean`, `cls` or `last`; `rank` for models that score texts; `unsaid` if the file does not declare it, which is
     /// treated as the mean.
     pub pooling: &'static str,
     /// Comparison with the baseline, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub against: Option<EmbeddingDifference>,
 }
 
 /// Differences of a model's vectors from the baseline's.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct EmbeddingDifference {
     /// Mean cosine of a text's two vectors; of little use for models that score texts.
     pub mean_cosine: f64,
@@ -66,8 +67,8 @@ pub struct EmbeddingDifference {
     pub worst_cosine: f64,
     /// Index of the prompt of the text with the lowest cosine.
     pub worst_prompt: usize,
-    /// Share of texts with the same nearest other text; `None` for models that score texts, or with fewer than three
-    /// texts.
+    /// Share of texts with the same nearest other text, 0 to 1; none for models that score texts, or with fewer than
+    /// three texts.
     pub same_neighbour: Option<f64>,
     /// Spearman's rank correlation of the cosines of all pairs of texts. For models that score texts: rank correlation
     /// of the scores, averaged over the labels.
@@ -76,38 +77,33 @@ pub struct EmbeddingDifference {
     /// texts.
     pub score_error: Option<f64>,
     /// Differences of a healthy file with these types, if they were measured.
-    pub healthy: Option<Box<EmbeddingDifference>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub healthy: Option<HealthyVectors>,
 }
 
-impl EmbeddingReport {
-    pub(super) fn to_json(&self) -> Value {
-        let mut report = json!({
-            "texts": self.texts, "tokens": self.tokens, "width": self.width, "pooling": self.pooling,
-        });
-        if let (Some(map), Some(against)) = (report.as_object_mut(), &self.against) {
-            map.insert("against".to_owned(), against.to_json());
+/// Differences of an undamaged file's vectors from the baseline's; the limits are multiples of them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct HealthyVectors {
+    /// Mean cosine of a text's two vectors.
+    pub mean_cosine: f64,
+    /// Lowest cosine of a text's two vectors.
+    pub worst_cosine: f64,
+    /// Root mean square of the score differences, as a share of the spread of the scores; only for models that score
+    /// texts.
+    pub score_error: Option<f64>,
+}
+
+impl HealthyVectors {
+    fn distances(&self) -> Distances {
+        Distances {
+            mean: 1.0 - self.mean_cosine,
+            worst: 1.0 - self.worst_cosine,
+            scores: self.score_error.unwrap_or(0.0),
         }
-        report
     }
 }
 
 impl EmbeddingDifference {
-    fn to_json(&self) -> Value {
-        let mut figures = json!({
-            "mean_cosine": self.mean_cosine, "worst_cosine": self.worst_cosine, "worst_prompt": self.worst_prompt,
-            "same_neighbour": self.same_neighbour, "rank_correlation": self.rank_correlation,
-            "score_error": self.score_error,
-        });
-        if let (Some(map), Some(healthy)) = (figures.as_object_mut(), &self.healthy) {
-            let rows = json!({
-                "mean_cosine": healthy.mean_cosine, "worst_cosine": healthy.worst_cosine,
-                "score_error": healthy.score_error,
-            });
-            map.insert("healthy".to_owned(), rows);
-        }
-        figures
-    }
-
     /// Compares vectors of the same texts; `prompts` holds the prompt of each text.
     fn of(baseline: &[Vec<f32>], model: &[Vec<f32>], prompts: &[usize], is_score: bool) -> Option<Self> {
         let cosines: Vec<f64> = baseline.iter().zip(model).map(|(a, b)| cosine(a, b)).collect();
@@ -127,14 +123,6 @@ impl EmbeddingDifference {
             score_error: is_score.then(|| score_error(baseline, model)),
             healthy: None,
         })
-    }
-
-    fn distances(&self) -> Distances {
-        Distances {
-            mean: 1.0 - self.mean_cosine,
-            worst: 1.0 - self.worst_cosine,
-            scores: self.score_error.unwrap_or(0.0),
-        }
     }
 }
 
@@ -295,7 +283,7 @@ pub(super) fn judge(
             let healthy = healthy(model, baseline, &engine, &texts, &of_baseline, progress)?;
             figures.against = EmbeddingDifference::of(&of_baseline, &own, &texts.prompts, is_score);
             if let Some(against) = &mut figures.against {
-                against.healthy = healthy.map(Box::new);
+                against.healthy = healthy;
             }
         } else {
             let message = format!("vectors of {width} values, the baseline's have another width");
@@ -318,7 +306,7 @@ fn healthy(
     texts: &EncoderTexts,
     of_baseline: &[Vec<f32>],
     progress: &dyn Progress,
-) -> Result<Option<EmbeddingDifference>, VerifyError> {
+) -> Result<Option<HealthyVectors>, VerifyError> {
     let options = *engine.options();
     let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);
@@ -329,7 +317,12 @@ fn healthy(
     progress.begin(TITLE, engine.work_bytes(&texts.chunks));
     let found = vectors(&engine, &texts.chunks, progress, RunObservers::default())?;
     progress.end();
-    Ok(EmbeddingDifference::of(of_baseline, &found, &texts.prompts, is_score))
+    let against = EmbeddingDifference::of(of_baseline, &found, &texts.prompts, is_score);
+    Ok(against.map(|EmbeddingDifference { mean_cosine, worst_cosine, score_error, .. }| HealthyVectors {
+        mean_cosine,
+        worst_cosine,
+        score_error,
+    }))
 }
 
 /// Reports limits of figures that the model does not have.
@@ -382,7 +375,7 @@ pub(super) fn without_use(extras: &Extras<'_>) -> Vec<Finding> {
 /// Applies the limits and records the coverage.
 fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
     if let Some(against) = &figures.against {
-        let healthy = against.healthy.as_deref().map_or(TYPICAL, EmbeddingDifference::distances);
+        let healthy = against.healthy.as_ref().map_or(TYPICAL, HealthyVectors::distances);
         if against.healthy.is_none() {
             let message = "the limits are those of any model: its types cannot be measured on the baseline";
             report.add(Finding::warning(Check::Limits, message));
@@ -390,7 +383,7 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
         let limits = lines(against, healthy, own);
         let missed: Vec<Finding> = limits
             .iter()
-            .filter(|line| line.is_missed())
+            .filter(|line| line.is_missed)
             .map(|line| {
                 let of = if line.is_own {
                     "the limit that was set".to_owned()
@@ -444,7 +437,7 @@ mod tests {
         rotated[1] = vec![f32::NAN, 0.0];
         let broken = EmbeddingDifference::of(&baseline, &rotated, &[0, 1, 2, 3], false).unwrap();
         assert!(broken.worst_cosine.is_nan() && broken.worst_prompt == 1);
-        assert!(lines(&broken, TYPICAL, &Thresholds::default()).iter().all(LimitLine::is_missed));
+        assert!(lines(&broken, TYPICAL, &Thresholds::default()).iter().all(|line| line.is_missed));
     }
 
     #[test]

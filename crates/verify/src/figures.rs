@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use serde::{Serialize, Serializer};
+
 use crate::{Divergence, EmbeddingDifference, MaskedReport, Perplexity, Quality, Report};
 
 /// Outputs of a model that a figure describes.
@@ -370,6 +372,21 @@ impl Figure {
     pub fn show(self, value: f64) -> String {
         (self.row().show)(value)
     }
+
+    /// Returns true if a value keeps a limit. A NaN value keeps none.
+    fn keeps(self, value: f64, limit: f64) -> bool {
+        match self.row().better {
+            Better::Less => value <= limit,
+            Better::More => value >= limit,
+        }
+    }
+}
+
+/// Writes the name of the limit.
+impl Serialize for Figure {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.row().option)
+    }
 }
 
 /// Formats a value with three significant digits, without an exponent unless it is very small.
@@ -385,54 +402,59 @@ fn significant(value: f64) -> String {
 }
 
 /// Figure with its limit.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LimitLine {
-    /// Measured figure.
+    /// Measured figure, by the name of its limit: `max-kld`.
+    #[serde(rename = "limit")]
     pub figure: Figure,
     /// Measured value.
     pub value: f64,
     /// Standard error of the value, if it is known.
+    #[serde(skip)]
     pub stderr: Option<f64>,
     /// Limit of the value.
+    #[serde(rename = "at")]
     pub limit: f64,
-    /// True if the user set the limit.
+    /// True if an option set the limit.
+    #[serde(rename = "own")]
     pub is_own: bool,
+    /// True if the limit is missed. A NaN value misses every limit.
+    #[serde(rename = "missed")]
+    pub is_missed: bool,
 }
 
 impl LimitLine {
-    fn is_floor(&self) -> bool {
-        self.figure.row().better == Better::More
-    }
-
-    /// Returns true if the limit is missed. A NaN value misses every limit.
+    /// Compares a value, whose standard error may be unknown, with its limit.
     #[must_use]
-    pub fn is_missed(&self) -> bool {
-        let keeps = if self.is_floor() { self.value >= self.limit } else { self.value <= self.limit };
-        !keeps
+    pub fn new(figure: Figure, value: f64, stderr: Option<f64>, limit: f64, is_own: bool) -> Self {
+        Self { figure, value, stderr, limit, is_own, is_missed: !figure.keeps(value, limit) }
     }
 
     /// Returns true if the limit is kept, but by less than two standard errors: more text may change the result.
     #[must_use]
     pub fn is_close(&self) -> bool {
-        !self.is_missed() && !self.is_kept_by(2.0)
+        !self.is_missed && !self.is_kept_by(2.0)
     }
 
     /// Returns true if the limit is kept even if the figure is off by this many standard errors.
     #[must_use]
     pub fn is_kept_by(&self, errors: f64) -> bool {
         let doubt = errors * self.stderr.unwrap_or(0.0);
-        let worst = if self.is_floor() { self.value - doubt } else { self.value + doubt };
-        !Self { value: worst, ..*self }.is_missed()
+        let worst = match self.figure.row().better {
+            Better::Less => self.value + doubt,
+            Better::More => self.value - doubt,
+        };
+        self.figure.keeps(worst, self.limit)
     }
 
     /// Formats the comparison: `KLD 0.133 > 0.0300`.
     #[must_use]
     pub fn relation(&self) -> String {
-        let sign = match (self.is_floor(), self.is_missed()) {
-            (false, true) => ">",
-            (false, false) => "≤",
-            (true, true) => "<",
-            (true, false) => "≥",
+        let sign = match (self.figure.row().better, self.is_missed) {
+            (Better::Less, true) => ">",
+            (Better::Less, false) => "≤",
+            (Better::More, true) => "<",
+            (Better::More, false) => "≥",
         };
         let show = |value| self.figure.show(value);
         format!("{} {} {sign} {}", self.figure.row().label, show(self.value), show(self.limit))
@@ -487,7 +509,7 @@ impl Thresholds {
             let (value, stderr) = (figure.row().measured)(measured)?;
             let own = self.of(figure);
             let limit = own.or(defaults.of(figure))?;
-            Some(LimitLine { figure, value, stderr, limit, is_own: own.is_some() })
+            Some(LimitLine::new(figure, value, stderr, limit, own.is_some()))
         };
         Figure::ALL.into_iter().filter_map(line).collect()
     }
@@ -510,10 +532,10 @@ mod tests {
             own.lines(&defaults, &Measured { perplexity: Some(&perplexity), ..Measured::default() })
         };
         assert_eq!(lines(8.0).len(), 1);
-        assert!(lines(8.0)[0].is_own && !lines(8.0)[0].is_missed() && !lines(8.0)[0].is_close());
+        assert!(lines(8.0)[0].is_own && !lines(8.0)[0].is_missed && !lines(8.0)[0].is_close());
         assert!(lines(9.5)[0].is_close());
         assert!(lines(9.5)[0].is_kept_by(1.0) && !lines(9.5)[0].is_kept_by(1.1));
-        assert!(lines(11.0)[0].is_missed() && lines(f64::NAN)[0].is_missed());
+        assert!(lines(11.0)[0].is_missed && lines(f64::NAN)[0].is_missed);
         assert_eq!(lines(11.0)[0].relation(), "perplexity 11.0000 > 10.0000");
     }
 
@@ -524,8 +546,8 @@ mod tests {
         assert_eq!(Figure::Kld.show(4.2e-10), "4.20e-10");
         assert_eq!(Figure::Kld.show(12.34), "12.3");
         assert_eq!(Figure::Top1.show(0.98765), "98.77 %");
-        let top1 = LimitLine { figure: Figure::Top1, value: 0.9, stderr: None, limit: 0.95, is_own: false };
-        assert!(top1.is_missed());
+        let top1 = LimitLine::new(Figure::Top1, 0.9, None, 0.95, false);
+        assert!(top1.is_missed);
         assert_eq!(top1.relation(), "same choice 90.00 % < 95.00 %");
     }
 }

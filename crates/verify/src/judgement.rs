@@ -84,7 +84,7 @@ pub(super) fn judge_figures(report: &mut Report, model: &JudgedModel) {
     }
     let missed: Vec<Finding> = limits
         .iter()
-        .filter(|line| line.is_missed())
+        .filter(|line| line.is_missed)
         .map(|line| Finding::error(Check::Limit(line.figure), reason(line, model, report.healthy)))
         .collect();
     report.extend(missed);

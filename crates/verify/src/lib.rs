@@ -2,6 +2,22 @@
 //!
 //! [`verify`] runs the checks in that order and returns a [`Verification`]: a [`Report`] with a [`Verdict`], and every
 //! position that was computed.
+//!
+//! ```no_run
+//! use gguf_core::progress::Silent;
+//! use gguf_core::simd::SimdLevel;
+//! use gguf_format::GgufFile;
+//! use gguf_verification::{StructureOptions, check_structure};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let file = GgufFile::open("model.gguf".as_ref())?;
+//! let options = StructureOptions { level: SimdLevel::detect() };
+//! for finding in check_structure(&file, file.metadata(), &options, &Silent)? {
+//!     println!("{}: {}", finding.severity.name(), finding.message);
+//! }
+//! # Ok(())
+//! # }
+//! ```
 
 mod answer;
 mod answers;
@@ -53,7 +69,7 @@ pub use checks::source_tokenizer::OriginTokenizer;
 pub use cost::Cost;
 pub use coverage::{Aspect, Coverage, JudgedAspect, UnjudgedAspect};
 pub use divergence::{Divergence, WorstToken};
-pub use embeddings::{EmbeddingDifference, EmbeddingReport};
+pub use embeddings::{EmbeddingDifference, EmbeddingReport, HealthyVectors};
 pub use encoder::TextEncoder;
 pub use error::{PromptError, VerifyError};
 pub use extras::{Extras, SaveLogits};
@@ -73,11 +89,12 @@ pub use model::Model;
 pub use model_parts::ModelParts;
 pub use options::VerifyOptions;
 pub use parts::{CombinedVerification, PartError, PartLabel, VerificationPart, combine_parts, verify_part};
-pub use perplexity::{Estimate, Perplexity};
+pub use perplexity::{Estimate, Mean, Perplexity};
 pub use prompts::{
     Prompt, PromptFile, PromptFileReport, PromptForm, PromptPlace, PromptSource, read_prompts,
 };
 pub use quality::{Quality, UnknownQuality};
+pub use report::document::ReportDocument;
 pub use report::{Finding, HealthyCost, PromptReport, Report, Severity, Verdict};
 pub use routing::{LayerRouting, RoutingReport};
 pub use samples::BUILTIN_TEXT;

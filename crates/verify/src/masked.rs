@@ -3,7 +3,7 @@
 //! Each token of a sample is masked alone, with all others visible, and the model predicts it (Salazar et al. 2020,
 //! *Masked Language Model Scoring*). The pseudo-perplexity is `e` to the mean negative log likelihood of those tokens.
 
-use serde_json::{Value, json};
+pub(super) mod document;
 
 use crate::cost::Cost;
 use crate::model::LoadedModel;
@@ -15,7 +15,7 @@ use crate::{
 };
 use gguf_core::progress::Progress;
 use gguf_engine::{Engine, EngineError, GraphPlan, Hidden, ModelKind, TokenChunk};
-use gguf_format::{Metadata, Value as Stored};
+use gguf_format::{Metadata, Value};
 
 /// Maximum number of tokens of a text: every masked token is a run of its text.
 const TEXT_TOKENS: usize = 128;
@@ -44,24 +44,6 @@ pub struct MaskedReport {
     pub divergence: Option<Divergence>,
     /// Cost of the file's types on the baseline's own weights at the same tokens, if it was measured.
     pub healthy: Option<Cost>,
-}
-
-impl MaskedReport {
-    pub(super) fn to_json(&self) -> Value {
-        let p = &self.perplexity;
-        let against = self.divergence.as_ref().map(|d| {
-            json!({
-                "kld": d.mean.value, "kld_stderr": d.mean.stderr, "kld_max": d.max, "top1_agreement": d.top1_agreement,
-                "delta_ln_ppl": { "value": d.delta_ln_ppl.value, "stderr": d.delta_ln_ppl.stderr },
-                "baseline_pseudo_perplexity": d.baseline_ppl,
-                "healthy": self.healthy.map(|cost| json!({ "kld": cost.kld, "other_choice": cost.other_choice })),
-            })
-        });
-        json!({
-            "pseudo_perplexity": { "value": p.value, "stderr": p.stderr, "tokens": p.tokens },
-            "texts": self.texts, "candidates": self.candidates, "mask_token": self.mask_token, "against": against,
-        })
-    }
 }
 
 /// States of a sample's masked tokens, with the engine that computed them.
@@ -236,7 +218,7 @@ pub(super) fn judge(
             return Ok(());
         }
     };
-    let is_shifted = model.metadata.get(SHIFT).and_then(Stored::as_bool);
+    let is_shifted = model.metadata.get(SHIFT).and_then(Value::as_bool);
     let shift = usize::from(plan.kind == ModelKind::Diffusion && is_shifted.unwrap_or(true));
     let sample = MaskedSample::of(texts, mask, shift);
     if sample.targets.is_empty() {
@@ -324,7 +306,7 @@ fn settle(report: &mut Report, found: MaskedReport, model: &Model<'_>, n_vocab: 
         Some(cost) => format!("a healthy file of these types has a KLD of {}", Figure::Kld.show(cost.kld)),
         None => "by what the types cost a small model".to_owned(),
     };
-    for line in limits.iter().filter(|line| line.is_missed()) {
+    for line in limits.iter().filter(|line| line.is_missed) {
         let of = if line.is_own { "the limit that was set" } else { &whom };
         report.add(Finding::error(Check::Limit(line.figure), format!("{}, {of}", line.relation())));
     }

@@ -1,9 +1,11 @@
 //! Perplexity with its standard error, as llama-perplexity reports it.
 
+use serde::Serialize;
+
 use crate::Position;
 
 /// Value with its standard error.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Estimate {
     /// Estimated value.
     pub value: f64,
@@ -22,8 +24,23 @@ impl Estimate {
     }
 }
 
+/// Mean of a figure over tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Mean {
+    /// Mean value.
+    pub mean: f64,
+    /// Standard error of the mean.
+    pub stderr: f64,
+}
+
+impl From<Estimate> for Mean {
+    fn from(Estimate { value, stderr }: Estimate) -> Self {
+        Self { mean: value, stderr }
+    }
+}
+
 /// Perplexity of the scored tokens.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Perplexity {
     /// `e` to the mean negative log likelihood.
     pub value: f64,
@@ -32,6 +49,7 @@ pub struct Perplexity {
     /// Number of scored tokens.
     pub tokens: usize,
     /// Sum of the negative log likelihoods.
+    #[serde(skip)]
     pub total_nll: f64,
 }
 

@@ -8,12 +8,15 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::Serialize;
+
 use crate::{Check, Divergence, Finding, Report};
 
 const CHECK: Check = Check::MinQuality;
 
 /// Closeness of a file's predictions to its baseline's, from good to bad.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Quality {
     /// Practically indistinguishable.
     NearLossless,

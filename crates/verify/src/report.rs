@@ -1,12 +1,13 @@
 //! Report of a verification: the verdict and everything that it is based on.
 
+pub(super) mod document;
+
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
 use crate::checks::baseline_keys::leaves_results_open;
 use crate::{
-    Aspect, Check, Cost, Coverage, Distribution, Divergence, EmbeddingReport, Estimate, FileLabel, LimitLine,
-    MaskedReport, Perplexity, PromptFileReport, Quality, RoutingReport, TaskReport, Thresholds, WeightReport,
+    Aspect, Check, Cost, Coverage, Divergence, EmbeddingReport, FileLabel, LimitLine, MaskedReport,
+    Perplexity, PromptFileReport, RoutingReport, TaskReport, Thresholds, WeightReport,
 };
 
 /// Severity of a finding.
@@ -34,9 +35,9 @@ impl Severity {
 }
 
 /// Result of a check that is worth reporting.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Check that found it.
+    /// Name of the check that found it.
     pub check: Check,
     /// Severity of the finding.
     pub severity: Severity,
@@ -73,7 +74,8 @@ impl Finding {
 }
 
 /// Answer to the question whether the file may be shipped, from good to bad.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// All checks passed.
     Pass,
@@ -106,9 +108,9 @@ pub struct HealthyCost {
 }
 
 /// Figures of one prompt.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PromptReport {
-    /// Number of the prompt.
+    /// Index of the prompt, from 0.
     pub prompt: usize,
     /// Perplexity of its scored tokens, if it has any.
     pub perplexity: Option<Perplexity>,
@@ -290,109 +292,6 @@ impl Report {
             _ => Verdict::Pass,
         };
     }
-
-    /// Returns the report as JSON; names are stable.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
-        let ppl = |p: &Perplexity| json!({ "value": p.value, "stderr": p.stderr, "tokens": p.tokens });
-        let findings = self.findings.iter().map(|f| {
-            json!({
-                "check": f.check, "severity": f.severity.name(), "tensor": f.tensor, "message": f.message,
-            })
-        });
-        let open = self.coverage.open().map(
-            |open| json!({ "aspect": open.aspect.name(), "reason": open.reason, "remedy": open.remedy }),
-        );
-        let limits = self.limits.iter().map(|line| {
-            json!({
-                "limit": line.figure.row().option, "value": line.value, "at": line.limit, "own": line.is_own,
-                "missed": line.is_missed(),
-            })
-        });
-        let mut report = json!({
-            "verdict": self.verdict.name(),
-            "quality": self.quality().map(Quality::word),
-            "answer": self.answer(),
-            "recipe": self.label.as_ref().map(|label| &label.recipe),
-            "architecture": self.arch,
-            "bits_per_weight": self.bits_per_weight,
-            "perplexity": self.perplexity.as_ref().map(ppl),
-            "bits_per_byte": self.bits_per_byte,
-            "tokens_per_second": self.tokens_per_second,
-            "findings": findings.collect::<Vec<_>>(),
-            "judged": self.coverage.answered().map(|j| json!({ "aspect": j.aspect.name(), "by": j.by })).collect::<Vec<_>>(),
-            "not_judged": open.collect::<Vec<_>>(),
-            "limits": limits.collect::<Vec<_>>(),
-            "healthy_cost": self.healthy.map(|h| json!({
-                "kld": h.cost.kld, "kld_99": h.cost.kld_99, "ppl_increase": h.cost.ppl_increase,
-                "other_choice": h.cost.other_choice, "tokens": h.n_tokens,
-            })),
-        });
-        let Some(map) = report.as_object_mut() else { return report };
-        if let Some(weights) = &self.weights {
-            map.insert("weights".to_owned(), weights.to_json());
-        }
-        if self.prompts.len() > 1 {
-            let prompts = self
-                .prompts
-                .iter()
-                .map(|p| json!({ "prompt": p.prompt, "perplexity": p.perplexity.as_ref().map(ppl) }));
-            map.insert("prompts".to_owned(), prompts.collect());
-        }
-        if let Some(embeddings) = &self.embeddings {
-            map.insert("embeddings".to_owned(), embeddings.to_json());
-        }
-        if let Some(masked) = &self.masked {
-            let value = masked.as_ref().map_or_else(|why| json!({ "absent": why }), |found| found.to_json());
-            map.insert("masked".to_owned(), value);
-        }
-        if let Some(routing) = &self.routing {
-            map.insert("experts".to_owned(), routing.to_json());
-        }
-        if !self.tasks.is_empty() {
-            map.insert("tasks".to_owned(), self.tasks.iter().map(TaskReport::to_json).collect());
-        }
-        if self.prompt_files.len() > 1 {
-            let files = self.prompt_files.iter().map(PromptFileReport::to_json);
-            map.insert("prompt_files".to_owned(), files.collect());
-        }
-        if let Some(d) = &self.divergence {
-            let worst = d.worst.iter().enumerate().map(|(at, w)| {
-                json!({
-                    "prompt": w.prompt, "token_index": w.at, "kld": w.kld, "token": w.token,
-                    "baseline_top": w.baseline_top, "model_top": w.model_top, "context": self.contexts.get(at),
-                })
-            });
-            let s = &d.statistics;
-            let rows = [
-                ("kld", distribution(&d.mean, &s.kld)),
-                ("dp", distribution(&s.mean_dp, &s.dp)),
-                ("top1_agreement", json!(d.top1_agreement)),
-                ("top1_stderr", json!(s.same_top.stderr)),
-                ("rms_dp", json!(d.rms_dp)),
-                ("rms_dp_stderr", json!(s.rms_dp.stderr)),
-                ("ppl_ratio", estimate(&s.ppl_ratio)),
-                ("ppl_difference", estimate(&s.ppl_difference)),
-                ("ln_ppl_correlation", json!(s.ln_ppl_correlation)),
-                ("baseline_ppl_stderr", json!(s.baseline_ppl_stderr)),
-                ("delta_ln_ppl", estimate(&d.delta_ln_ppl)),
-                ("baseline_ppl", json!(d.baseline_ppl)),
-                ("worst", worst.collect()),
-            ];
-            map.extend(rows.map(|(name, value)| (name.to_owned(), value)));
-        }
-        report
-    }
-}
-
-fn estimate(e: &Estimate) -> Value {
-    json!({ "value": e.value, "stderr": e.stderr })
-}
-
-/// Merges a mean with its quantiles.
-fn distribution(mean: &Estimate, quantiles: &Distribution) -> Value {
-    let own = [("mean", mean.value), ("stderr", mean.stderr)];
-    own.into_iter().chain(quantiles.named()).map(|(name, value)| (name.to_owned(), json!(value))).collect()
 }
 
 #[cfg(test)]

@@ -3,22 +3,36 @@
 //! For a layer with `E` experts of which expert `e` got `n_e` tokens, the share is `p_e = n_e / Σ n`. The evenness is
 //! the normalized entropy `-Σ p_e ln p_e / ln E`: 1 if all experts got the same number of tokens, 0 if one got all.
 
-use serde_json::{Value, json};
-
 pub(super) mod watch;
 
+use serde::Serialize;
+
 /// Routing of the tokens of a run by one layer's router.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LayerRouting {
-    /// Layer number; `None` for a router outside the layers.
+    /// Layer number; none for a router outside the layers.
     pub layer: Option<usize>,
     /// Name of the router's tensor.
     pub router: String,
-    /// Number of tokens that were routed; a layer that runs several times counts them each time.
+    /// Number of experts.
+    #[serde(rename = "experts")]
+    pub n_experts: usize,
+    /// Number of experts of each token.
+    #[serde(rename = "used")]
+    pub n_used: u64,
+    /// Number of tokens that were routed, scored or not; a layer that runs several times counts them each time.
     pub routed: u64,
     /// Number of tokens of each expert, in the order of experts.
     pub tokens: Vec<u64>,
-    /// Share of the choices that the baseline made too, 0 to 1; `None` unless it was run and has as many experts.
+    /// Experts that got no token.
+    pub unseen: Vec<usize>,
+    /// Share of the choices for the expert with the most tokens, 0 to 1.
+    pub busiest: f64,
+    /// Share of the choices for the expert with the fewest tokens.
+    pub least: f64,
+    /// Normalized entropy of the shares, 0 to 1; none for a single expert or no token.
+    pub evenness: Option<f64>,
+    /// Share of the choices that the baseline made too, 0 to 1; none unless it was run and has as many experts.
     pub agreement: Option<f64>,
 }
 
@@ -30,69 +44,59 @@ pub struct RoutingReport {
 }
 
 impl LayerRouting {
+    /// Computes the coverage of the experts from the number of tokens of each.
+    #[must_use]
+    pub fn new(
+        layer: Option<usize>,
+        router: String,
+        routed: u64,
+        tokens: Vec<u64>,
+        agreement: Option<f64>,
+    ) -> Self {
+        let n_choices: u64 = tokens.iter().sum();
+        let share = |n_tokens: Option<&u64>| n_tokens.copied().unwrap_or(0) as f64 / n_choices.max(1) as f64;
+        let unseen = tokens.iter().enumerate().filter(|(_, n)| **n == 0).map(|(expert, _)| expert);
+        Self {
+            layer,
+            router,
+            n_experts: tokens.len(),
+            n_used: n_choices.checked_div(routed).unwrap_or(0),
+            routed,
+            unseen: unseen.collect(),
+            busiest: share(tokens.iter().max()),
+            least: share(tokens.iter().min()),
+            evenness: evenness(&tokens),
+            agreement,
+            tokens,
+        }
+    }
+
     fn n_choices(&self) -> u64 {
         self.tokens.iter().sum()
     }
+}
 
-    fn share(&self, n_tokens: Option<u64>) -> f64 {
-        n_tokens.unwrap_or(0) as f64 / self.n_choices().max(1) as f64
-    }
-
-    /// Returns the number of experts of each token.
-    #[must_use]
-    pub fn used(&self) -> u64 {
-        self.n_choices().checked_div(self.routed).unwrap_or(0)
-    }
-
-    /// Returns the experts that got no token.
-    #[must_use]
-    pub fn unseen(&self) -> Vec<usize> {
-        self.tokens.iter().enumerate().filter(|(_, n)| **n == 0).map(|(expert, _)| expert).collect()
-    }
-
-    /// Returns the share of the choices for the expert with the most tokens, 0 to 1.
-    #[must_use]
-    pub fn busiest(&self) -> f64 {
-        self.share(self.tokens.iter().copied().max())
-    }
-
-    /// Returns the share of the choices for the expert with the fewest tokens.
-    #[must_use]
-    pub fn least(&self) -> f64 {
-        self.share(self.tokens.iter().copied().min())
-    }
-
-    /// Returns the normalized entropy of the shares, 0 to 1; `None` for a single expert or no token.
-    #[must_use]
-    pub fn evenness(&self) -> Option<f64> {
-        let all = self.n_choices() as f64;
-        let entropy = self.tokens.iter().filter(|&&n| n > 0).fold(0.0, |entropy, &n| {
-            let share = n as f64 / all;
-            entropy - share * share.ln()
-        });
-        (self.tokens.len() > 1 && all > 0.0).then(|| entropy / (self.tokens.len() as f64).ln())
-    }
-
-    fn to_json(&self) -> Value {
-        json!({
-            "layer": self.layer, "router": self.router, "experts": self.tokens.len(), "used": self.used(),
-            "routed": self.routed, "tokens": self.tokens, "unseen": self.unseen(), "busiest": self.busiest(),
-            "least": self.least(), "evenness": self.evenness(), "agreement": self.agreement,
-        })
-    }
+/// Returns the normalized entropy of the shares; `None` for a single expert or no token.
+fn evenness(tokens: &[u64]) -> Option<f64> {
+    let all = tokens.iter().sum::<u64>() as f64;
+    let entropy = tokens.iter().filter(|&&n| n > 0).fold(0.0, |entropy, &n| {
+        let share = n as f64 / all;
+        entropy - share * share.ln()
+    });
+    (tokens.len() > 1 && all > 0.0).then(|| entropy / (tokens.len() as f64).ln())
 }
 
 impl RoutingReport {
     /// Returns the number of experts of all layers.
     #[must_use]
     pub fn n_experts(&self) -> usize {
-        self.layers.iter().map(|layer| layer.tokens.len()).sum()
+        self.layers.iter().map(|layer| layer.n_experts).sum()
     }
 
     /// Returns the number of experts of all layers that got no token.
     #[must_use]
     pub fn n_unseen(&self) -> usize {
-        self.layers.iter().map(|layer| layer.unseen().len()).sum()
+        self.layers.iter().map(|layer| layer.unseen.len()).sum()
     }
 
     /// Returns the share of the choices of all layers that the baseline made too.
@@ -113,10 +117,6 @@ impl RoutingReport {
         let compared = self.layers.iter().filter(|layer| layer.agreement.is_some());
         compared.min_by(|a, b| a.agreement.unwrap_or(1.0).total_cmp(&b.agreement.unwrap_or(1.0)))
     }
-
-    pub(super) fn to_json(&self) -> Value {
-        self.layers.iter().map(LayerRouting::to_json).collect()
-    }
 }
 
 #[cfg(test)]
@@ -125,20 +125,20 @@ mod tests {
 
     fn layer(tokens: &[u64], agreement: Option<f64>) -> LayerRouting {
         let routed = tokens.iter().sum::<u64>() / 2;
-        LayerRouting { layer: Some(0), router: String::new(), routed, tokens: tokens.to_vec(), agreement }
+        LayerRouting::new(Some(0), String::new(), routed, tokens.to_vec(), agreement)
     }
 
     #[test]
     fn shares_and_evenness_of_known_counts() {
         let even = layer(&[5, 5, 5, 5], None);
-        assert_eq!((even.busiest(), even.least(), even.used()), (0.25, 0.25, 2));
-        assert!((even.evenness().unwrap() - 1.0).abs() < 1e-12);
+        assert_eq!((even.busiest, even.least, even.n_used), (0.25, 0.25, 2));
+        assert!((even.evenness.unwrap() - 1.0).abs() < 1e-12);
         let half = layer(&[10, 0, 10, 0], None);
         // Two of four: ln 2 / ln 4.
-        assert!((half.evenness().unwrap() - 0.5).abs() < 1e-12);
-        assert_eq!((half.unseen(), half.least()), (vec![1, 3], 0.0));
-        assert_eq!(layer(&[8, 0], None).evenness(), Some(0.0));
-        assert_eq!((layer(&[8], None).evenness(), layer(&[0, 0], None).evenness()), (None, None));
+        assert!((half.evenness.unwrap() - 0.5).abs() < 1e-12);
+        assert_eq!((half.unseen, half.least), (vec![1, 3], 0.0));
+        assert_eq!(layer(&[8, 0], None).evenness, Some(0.0));
+        assert_eq!((layer(&[8], None).evenness, layer(&[0, 0], None).evenness), (None, None));
     }
 
     #[test]

@@ -1,23 +1,37 @@
 //! Statistics that llama-perplexity prints for two models on the same tokens, by its definitions.
 
+use serde::Serialize;
+
 use crate::{Estimate, Position, Reference};
 
 /// Quantiles of values.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "named by their fraction: `p999` is that of 0.999, `p001` that of 0.001")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Distribution {
+    /// Largest value.
     pub max: f64,
+    /// 99.9th percentile: 0.999 of the values are below it.
     pub p999: f64,
+    /// 99th percentile.
     pub p99: f64,
+    /// 95th percentile.
     pub p95: f64,
+    /// 90th percentile.
     pub p90: f64,
+    /// 75th percentile.
     pub p75: f64,
+    /// Median.
     pub median: f64,
+    /// 25th percentile.
     pub p25: f64,
+    /// 10th percentile.
     pub p10: f64,
+    /// 5th percentile.
     pub p05: f64,
+    /// 1st percentile.
     pub p01: f64,
+    /// 0.1th percentile.
     pub p001: f64,
+    /// Smallest value.
     pub min: f64,
 }
 

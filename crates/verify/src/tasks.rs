@@ -13,13 +13,14 @@ mod winogrande;
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Value, json};
+use serde::Serialize;
 
 use crate::Finding;
 use crate::VerifyError;
 use crate::tasks::choice::{ChoiceQuestion, GapSentence};
 use gguf_core::Hint;
 use gguf_core::text::escape;
+use gguf_core::written::as_path;
 pub(super) use task_run::run;
 pub use unscorable::LeftOut;
 
@@ -78,9 +79,11 @@ impl Hint for TaskError {
 }
 
 /// Kind of tasks, by the format of its file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum TaskKind {
     /// Six lines per task: context, index of the right ending, four endings.
+    #[serde(rename = "hellaswag")]
     HellaSwag,
     /// One line per task: index, sentence with `_`, two words for it, number of the right one.
     Winogrande,
@@ -161,27 +164,42 @@ fn pick<T: Clone>(all: &[T], chosen: &[usize]) -> Vec<T> {
 }
 
 /// Answer of a model to one task.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskOutcome {
     /// Index of the task in its file.
     pub task: usize,
-    /// Mean log-probability of each answer's tokens.
-    pub scores: Vec<f64>,
     /// Index of the answer with the highest score.
     pub answer: usize,
     /// True if that answer is right.
     pub is_right: bool,
+    /// Mean log-probability of each answer's tokens.
+    pub scores: Vec<f64>,
 }
 
 /// Answers of a model to the tasks of a file.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TaskReport {
     /// Kind of the tasks.
     pub kind: TaskKind,
-    /// Path of the file.
+    /// Path of the file, as it was given.
+    #[serde(rename = "file", serialize_with = "as_path")]
     pub path: PathBuf,
+    /// Number of tasks that were scored.
+    #[serde(rename = "tasks")]
+    pub n_tasks: usize,
     /// Number of tasks in the file, of which those in `outcomes` and `left_out` were chosen.
+    #[serde(rename = "tasks_in_file")]
     pub n_in_file: usize,
+    /// Share of right answers, 0 to 1.
+    pub accuracy: f64,
+    /// Standard error of the share; 0 for a single task.
+    pub stderr: f64,
+    /// Lower end of Wilson's interval of the share, at 95 %.
+    pub low: f64,
+    /// Upper end of the interval.
+    pub high: f64,
+    /// Expected share of right answers of random guesses.
+    pub chance: f64,
     /// Outcome of each task, in the order in which they were chosen.
     pub outcomes: Vec<TaskOutcome>,
     /// Chosen tasks that cannot be scored.
@@ -189,63 +207,46 @@ pub struct TaskReport {
 }
 
 impl TaskReport {
-    fn n(&self) -> f64 {
-        self.outcomes.len() as f64
-    }
-
-    /// Returns the share of right answers, 0 to 1.
+    /// Computes the figures of the tasks of a file.
     #[must_use]
-    pub fn accuracy(&self) -> f64 {
-        self.outcomes.iter().filter(|outcome| outcome.is_right).count() as f64 / self.n()
-    }
-
-    /// Returns the standard error of the share; 0 for a single task.
-    #[must_use]
-    pub fn stderr(&self) -> f64 {
-        let p = self.accuracy();
-        if self.outcomes.len() < 2 { 0.0 } else { (p * (1.0 - p) / (self.n() - 1.0)).sqrt() }
-    }
-
-    /// Returns Wilson's interval of the share, at 95 %.
-    #[must_use]
-    pub fn interval(&self) -> (f64, f64) {
-        const QUANTILE: f64 = 1.959_963_984_54;
-        let (p, n) = (self.accuracy(), self.n());
-        let z = QUANTILE * QUANTILE / n;
-        let half = z * (n * (4.0 * p * (1.0 - p) + z)).sqrt() / (2.0 * QUANTILE);
-        ((p + z / 2.0 - half) / (1.0 + z), (p + z / 2.0 + half) / (1.0 + z))
-    }
-
-    /// Returns the expected share of right answers of random guesses.
-    #[must_use]
-    pub fn chance(&self) -> f64 {
-        self.n() / self.outcomes.iter().map(|outcome| outcome.scores.len() as f64).sum::<f64>()
+    pub fn new(
+        kind: TaskKind,
+        path: PathBuf,
+        n_in_file: usize,
+        outcomes: Vec<TaskOutcome>,
+        left_out: Vec<LeftOut>,
+    ) -> Self {
+        let (n_tasks, n) = (outcomes.len(), outcomes.len() as f64);
+        let n_answers = outcomes.iter().map(|outcome| outcome.scores.len() as f64).sum::<f64>();
+        let accuracy = outcomes.iter().filter(|outcome| outcome.is_right).count() as f64 / n;
+        let (low, high) = interval(accuracy, n);
+        Self {
+            kind,
+            path,
+            n_tasks,
+            n_in_file,
+            accuracy,
+            stderr: if n_tasks < 2 { 0.0 } else { (accuracy * (1.0 - accuracy) / (n - 1.0)).sqrt() },
+            low,
+            high,
+            chance: n / n_answers,
+            outcomes,
+            left_out,
+        }
     }
 
     /// Returns findings about the tasks that cannot be scored.
     pub(super) fn findings(&self) -> Vec<Finding> {
         unscorable::findings(&self.path, &self.left_out, self.outcomes.len())
     }
+}
 
-    pub(super) fn to_json(&self) -> Value {
-        let (low, high) = self.interval();
-        let outcomes = self.outcomes.iter().map(|outcome| {
-            json!({
-                "task": outcome.task, "answer": outcome.answer, "is_right": outcome.is_right,
-                "scores": outcome.scores,
-            })
-        });
-        let left_out = self
-            .left_out
-            .iter()
-            .map(|left| json!({ "task": left.task, "question": left.question, "reason": left.reason }));
-        json!({
-            "kind": self.kind.name(), "file": self.path.display().to_string(), "tasks": self.outcomes.len(),
-            "tasks_in_file": self.n_in_file, "accuracy": self.accuracy(), "stderr": self.stderr(),
-            "low": low, "high": high, "chance": self.chance(), "outcomes": outcomes.collect::<Vec<_>>(),
-            "left_out": left_out.collect::<Vec<_>>(),
-        })
-    }
+/// Returns Wilson's interval of a share `p` of `n` answers, at 95 %.
+fn interval(p: f64, n: f64) -> (f64, f64) {
+    const QUANTILE: f64 = 1.959_963_984_54;
+    let z = QUANTILE * QUANTILE / n;
+    let half = z * (n * (4.0 * p * (1.0 - p) + z)).sqrt() / (2.0 * QUANTILE);
+    ((p + z / 2.0 - half) / (1.0 + z), (p + z / 2.0 + half) / (1.0 + z))
 }
 
 #[cfg(test)]
@@ -254,19 +255,13 @@ mod tests {
 
     #[test]
     fn figures_are_those_of_a_share() {
-        let outcome = |is_right| TaskOutcome { task: 0, scores: vec![0.0; 4], answer: 0, is_right };
+        let outcome = |is_right| TaskOutcome { task: 0, answer: 0, is_right, scores: vec![0.0; 4] };
         let outcomes = [true, true, false, true, false, false, false, false].map(outcome).to_vec();
-        let report = TaskReport {
-            kind: TaskKind::HellaSwag,
-            path: PathBuf::new(),
-            n_in_file: 9,
-            outcomes,
-            left_out: Vec::new(),
-        };
-        assert_eq!((report.accuracy(), report.chance()), (0.375, 0.25));
-        assert!((report.stderr() - (0.375f64 * 0.625 / 7.0).sqrt()).abs() < 1e-15);
+        let report = TaskReport::new(TaskKind::HellaSwag, PathBuf::new(), 9, outcomes, Vec::new());
+        assert_eq!((report.accuracy, report.chance), (0.375, 0.25));
+        assert!((report.stderr - (0.375f64 * 0.625 / 7.0).sqrt()).abs() < 1e-15);
         // Values that llama-perplexity prints for three of eight.
-        let (low, high) = report.interval();
+        let TaskReport { low, high, .. } = report;
         assert!((low - 0.136_844).abs() < 1e-6 && (high - 0.694_258).abs() < 1e-6, "{low} {high}");
     }
 }

@@ -8,8 +8,8 @@
 mod cause;
 mod compare;
 mod diagnosis;
+pub(super) mod document;
 mod findings;
-mod json;
 mod limits;
 mod pairs;
 mod sums;

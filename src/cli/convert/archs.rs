@@ -4,9 +4,12 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use clap::Args;
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
-use crate::arch::{ArchError, CardFacts, CardKind, CardProblem, Registry, TensorFacts, all_facts, facts};
+use crate::arch::{
+    ArchError, CardContents, CardFacts, CardHead, CardKind, CardProblem, ConfigKeyFacts, IgnoredTensors,
+    KeyDefault, Registry, TensorFacts, all_facts, facts,
+};
 use crate::cli::render::{Align, Table};
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{ConvertError, ConvertOptions, registry};
@@ -24,20 +27,106 @@ pub(super) struct Archs {
     card: Option<PathBuf>,
 }
 
+/// Class of a model that can be converted.
+#[derive(Serialize)]
+struct ListedClass<'a> {
+    /// Class of a model in `config.json`.
+    class: &'a str,
+    /// Kind of the output: `text`, or `mmproj` for vision and audio towers.
+    kind: CardKind,
+    /// Value of `general.architecture` of the output.
+    #[serde(rename = "architecture")]
+    gguf: &'a str,
+    /// Variant of the architecture's card.
+    variant: Option<&'a str>,
+    /// Architecture of the oldest parent card.
+    family: &'a str,
+    /// True if `gguf2hf` converts such a GGUF back.
+    #[serde(rename = "way_back")]
+    has_way_back: bool,
+    /// Support by the engine: `runs`, `refused` (only the structure is checked) or `none` (nobody has described its
+    /// graph).
+    engine: EngineSupport,
+}
+
+/// Cards and variants of an architecture or a class.
+#[derive(Serialize)]
+struct ArchReport {
+    /// Cards and variants of the architecture or class.
+    cards: Vec<CardReport>,
+}
+
+/// Description of a card.
+#[derive(Serialize)]
+struct CardReport {
+    /// Models that it converts, and its place among the cards.
+    #[serde(flatten)]
+    head: CardHead,
+    /// Support by the engine: `runs`, `refused` (only the structure is checked) or `none` (nobody has described its
+    /// graph).
+    engine: EngineSupport,
+    /// Reason why the engine does not run it.
+    engine_refusal: Option<String>,
+    /// True if `gguf2hf` converts such a GGUF back.
+    #[serde(rename = "way_back")]
+    has_way_back: bool,
+    /// Reasons why a GGUF file cannot be converted back.
+    one_way: Vec<String>,
+    /// Tensors and keys that it reads and writes.
+    #[serde(flatten)]
+    contents: CardContents,
+}
+
+impl From<CardFacts> for CardReport {
+    fn from(CardFacts { head, contents, one_way }: CardFacts) -> Self {
+        let stage = stage(&head.gguf);
+        Self {
+            head,
+            engine: EngineSupport::from(&stage),
+            engine_refusal: if let Stage::Refused(why) = stage { Some(why) } else { None },
+            has_way_back: one_way.is_empty(),
+            one_way,
+            contents,
+        }
+    }
+}
+
+/// Support of an architecture by the engine.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum EngineSupport {
+    /// The engine runs it.
+    Runs,
+    /// The engine refuses it; only the structure is checked.
+    Refused,
+    /// Nobody has described its graph.
+    None,
+}
+
+impl From<&Stage> for EngineSupport {
+    fn from(stage: &Stage) -> Self {
+        match stage {
+            Stage::Runs => Self::Runs,
+            Stage::Refused(_) => Self::Refused,
+            Stage::Undescribed => Self::None,
+        }
+    }
+}
+
 impl Archs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let registries = self.registries()?;
         let Some(name) = &self.name else { return list(&registries, session) };
-        let cards: Vec<CardFacts> = registries.iter().flat_map(|registry| facts(registry, name)).collect();
-        if cards.is_empty() {
+        let cards = registries.iter().flat_map(|registry| facts(registry, name)).map(CardReport::from);
+        let report = ArchReport { cards: cards.collect() };
+        if report.cards.is_empty() {
             return Err(unknown(&registries, name).into());
         }
         if session.common.json {
-            let cards: Vec<Json> = cards.iter().map(document).collect();
-            session.print_json(&json!({ "cards": cards }))?;
+            session.print_json(&report)?;
         } else {
             session.print(|out| {
-                for (at, card) in cards.iter().enumerate() {
+                for (at, card) in report.cards.iter().enumerate() {
                     if at > 0 {
                         writeln!(out)?;
                     }
@@ -67,7 +156,7 @@ impl Archs {
 }
 
 fn unknown(registries: &[Registry], name: &str) -> UsageError {
-    let all: Vec<CardFacts> = registries.iter().flat_map(all_facts).collect();
+    let all: Vec<CardHead> = registries.iter().flat_map(all_facts).map(|card| card.head).collect();
     let names =
         all.iter().flat_map(|card| card.classes.iter().map(String::as_str).chain([card.name.as_str()]));
     let near = did_you_mean(nearest(name, names)).map(|hint| format!(": {hint}")).unwrap_or_default();
@@ -77,75 +166,65 @@ fn unknown(registries: &[Registry], name: &str) -> UsageError {
 /// Lists a line for each class.
 fn list(registries: &[Registry], session: &Session) -> anyhow::Result<Exit> {
     let cards: Vec<CardFacts> = registries.iter().flat_map(all_facts).collect();
-    let mut rows: Vec<(&CardFacts, &str)> =
-        cards.iter().flat_map(|card| card.classes.iter().map(move |class| (card, class.as_str()))).collect();
+    let mut rows: Vec<ListedClass<'_>> = cards.iter().flat_map(listed).collect();
     if session.common.json {
-        rows.sort_by_key(|(card, class)| (*class, &card.gguf, &card.variant));
-        let rows = rows.into_iter().map(|(card, class)| {
-            json!({
-                "class": class, "kind": kind(card), "architecture": card.gguf, "variant": card.variant, "family": card.family,
-                "way_back": card.one_way.is_empty(), "engine": word(&stage(&card.gguf)),
-            })
-        });
-        session.print_json(&json!(rows.collect::<Vec<_>>()))?;
+        rows.sort_by_key(|row| (row.class, row.gguf, row.variant));
+        session.print_json(&rows)?;
         return Ok(Exit::Done);
     }
     let mut table =
         Table::new(&[("family", Align::Left), ("architecture", Align::Left), ("class", Align::Left)]);
-    rows.sort_by_key(|(card, class)| (&card.family, &card.gguf, *class));
-    rows.dedup_by_key(|(card, class)| (card.gguf.clone(), *class));
-    for (card, class) in rows {
-        table.row([card.family.clone(), card.gguf.clone(), class.to_owned()]);
+    rows.sort_by_key(|row| (row.family, row.gguf, row.class));
+    rows.dedup_by_key(|row| (row.gguf, row.class));
+    for row in rows {
+        table.row([row.family, row.gguf, row.class].map(str::to_owned));
     }
     session.print(|out| table.print(out))?;
     Ok(Exit::Done)
 }
 
-/// Returns the kind of output of a card, in one word.
-fn kind(card: &CardFacts) -> &'static str {
-    match card.kind {
-        CardKind::Text => "text",
-        CardKind::Mmproj => "mmproj",
-    }
+/// Returns the classes of a card.
+fn listed(card: &CardFacts) -> impl Iterator<Item = ListedClass<'_>> {
+    let CardFacts { head, one_way, .. } = card;
+    let engine = EngineSupport::from(&stage(&head.gguf));
+    head.classes.iter().map(move |class| ListedClass {
+        class,
+        kind: head.kind,
+        gguf: &head.gguf,
+        variant: head.variant.as_deref(),
+        family: &head.family,
+        has_way_back: one_way.is_empty(),
+        engine,
+    })
 }
 
-/// Returns what the engine does with an architecture, in one word.
-fn word(stage: &Stage) -> &'static str {
-    match stage {
-        Stage::Runs => "runs",
-        Stage::Refused(_) => "refused",
-        Stage::Undescribed => "none",
-    }
-}
-
-fn print(card: &CardFacts, out: &mut dyn Write) -> io::Result<()> {
-    writeln!(out, "{}", card.name)?;
-    let parents = if card.parents.is_empty() { "none".to_owned() } else { card.parents.join(", ") };
-    writeln!(out, "  family      {}", card.family)?;
+fn print(card: &CardReport, out: &mut dyn Write) -> io::Result<()> {
+    let head = &card.head;
+    writeln!(out, "{}", head.name)?;
+    let parents = if head.parents.is_empty() { "none".to_owned() } else { head.parents.join(", ") };
+    writeln!(out, "  family      {}", head.family)?;
     writeln!(out, "  extends     {parents}")?;
-    writeln!(out, "  classes     {}", card.classes.join(", "))?;
-    writeln!(out, "  examples    {}", card.examples.join(", "))?;
-    let tokenizer = if card.kind == CardKind::Mmproj {
+    writeln!(out, "  classes     {}", head.classes.join(", "))?;
+    writeln!(out, "  examples    {}", head.examples.join(", "))?;
+    let tokenizer = if head.kind == CardKind::Mmproj {
         "none".to_owned()
-    } else if card.tokenizer.is_empty() {
+    } else if head.tokenizer.is_empty() {
         "that of the target model".to_owned()
     } else {
-        card.tokenizer.join(", ")
+        head.tokenizer.join(", ")
     };
     writeln!(out, "  tokenizer   {tokenizer}")?;
-    let options = if card.options.is_empty() { "none".to_owned() } else { card.options.join(", ") };
+    let options = if head.options.is_empty() { "none".to_owned() } else { head.options.join(", ") };
     writeln!(out, "  options     {options}")?;
-    if card.kind == CardKind::Mmproj {
+    if head.kind == CardKind::Mmproj {
         writeln!(out, "  engine      gguf-verify checks its structure only: towers are not run")?;
         writeln!(out, "  way back    none")?;
-        return print_contents(card, out);
+        return print_contents(&card.contents, out);
     }
-    let engine = match stage(&card.gguf) {
-        Stage::Runs => "gguf-verify runs it".to_owned(),
-        Stage::Refused(why) => format!("gguf-verify checks its structure only: {why}"),
-        Stage::Undescribed => {
-            "gguf-verify checks its structure only: nobody has described its graph".to_owned()
-        }
+    let engine = match (card.engine, &card.engine_refusal) {
+        (EngineSupport::Runs, _) => "gguf-verify runs it".to_owned(),
+        (_, Some(why)) => format!("gguf-verify checks its structure only: {why}"),
+        (_, None) => "gguf-verify checks its structure only: nobody has described its graph".to_owned(),
     };
     writeln!(out, "  engine      {engine}")?;
     match card.one_way.as_slice() {
@@ -157,22 +236,24 @@ fn print(card: &CardFacts, out: &mut dyn Write) -> io::Result<()> {
             }
         }
     }
-    print_contents(card, out)
+    print_contents(&card.contents, out)
 }
 
 /// Prints tensors, keys of config.json that are read, and GGUF keys.
-fn print_contents(card: &CardFacts, out: &mut dyn Write) -> io::Result<()> {
+fn print_contents(card: &CardContents, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\n  tensors")?;
     for tensor in &card.tensors {
         writeln!(out, "    {}", tensor_line(tensor))?;
     }
-    for (pattern, why) in &card.ignored {
+    for IgnoredTensors { pattern, why } in &card.ignored {
         writeln!(out, "    {pattern} is left out: {why}")?;
     }
     writeln!(out, "\n  config.json")?;
-    for (key, defaults) in &card.config {
-        let defaults: Vec<String> =
-            defaults.iter().map(|(model_type, value)| format!("{value} ({model_type})")).collect();
+    for ConfigKeyFacts { key, defaults } in &card.config {
+        let defaults: Vec<String> = defaults
+            .iter()
+            .map(|KeyDefault { model_type, value }| format!("{value} ({model_type})"))
+            .collect();
         let absent =
             if defaults.is_empty() { String::new() } else { format!("  absent: {}", defaults.join(", ")) };
         writeln!(out, "    {key}{absent}")?;
@@ -198,31 +279,4 @@ fn tensor_line(tensor: &TensorFacts) -> String {
     }
     let notes = if notes.is_empty() { String::new() } else { format!("  ({})", notes.join(", ")) };
     format!("{} -> {}{notes}", tensor.sources.join(" | "), tensor.targets.join(", "))
-}
-
-fn document(card: &CardFacts) -> Json {
-    let tensors = card.tensors.iter().map(|tensor| {
-        json!({
-            "sources": tensor.sources, "targets": tensor.targets, "operations": tensor.ops, "joined": tensor.joined,
-            "conditional": tensor.is_conditional, "optional": tensor.is_optional,
-        })
-    });
-    let config = card.config.iter().map(|(key, defaults)| {
-        let defaults =
-            defaults.iter().map(|(model_type, value)| json!({ "model_type": model_type, "value": value }));
-        json!({ "key": key, "defaults": defaults.collect::<Vec<_>>() })
-    });
-    let stage = stage(&card.gguf);
-    let refusal = if let Stage::Refused(why) = &stage { Some(why) } else { None };
-    json!({
-        "name": card.name, "kind": kind(card), "architecture": card.gguf, "variant": card.variant, "family": card.family,
-        "extends": card.parents, "classes": card.classes, "examples": card.examples,
-        "tokenizer": card.tokenizer, "options": card.options,
-        "engine": word(&stage), "engine_refusal": refusal,
-        "way_back": card.one_way.is_empty(), "one_way": card.one_way,
-        "tensors": tensors.collect::<Vec<_>>(),
-        "ignored": card.ignored.iter().map(|(pattern, why)| json!({ "pattern": pattern, "why": why })).collect::<Vec<_>>(),
-        "config": config.collect::<Vec<_>>(),
-        "keys": card.keys, "annotations": card.annotations,
-    })
 }

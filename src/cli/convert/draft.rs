@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
-use crate::arch::{Draft, Unmatched};
+use crate::arch::Draft;
 use crate::cli::render::{self, plural};
 use crate::cli::{Exit, Session};
 use crate::convert::{ConvertOptions, draft};
@@ -27,6 +27,26 @@ pub(super) struct DraftArgs {
     output: Option<PathBuf>,
 }
 
+/// Report of a draft.
+#[derive(Serialize)]
+struct DraftReport<'a> {
+    /// The card, and what of the checkpoint it covers.
+    #[serde(flatten)]
+    draft: &'a Draft,
+    /// Reason why a conversion with this card stops.
+    problem: Option<String>,
+    /// Suggestions for the user.
+    hints: Vec<String>,
+}
+
+impl<'a> From<&'a Draft> for DraftReport<'a> {
+    fn from(draft: &'a Draft) -> Self {
+        let problem = draft.problem.as_ref();
+        let hints = problem.map(Hint::hints).unwrap_or_default();
+        Self { draft, problem: problem.map(ToString::to_string), hints }
+    }
+}
+
 impl DraftArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let mut guard = Guard::new(&session.progress, false);
@@ -46,7 +66,7 @@ impl DraftArgs {
             file.commit(!session.common.no_sync).map_err(OutputError::from)?;
         }
         if session.common.json {
-            session.print_json(&document(&drafted))?;
+            session.print_json(&DraftReport::from(&drafted))?;
         } else if self.output.is_none() {
             session.print(|out| out.write_all(drafted.text.as_bytes()))?;
         }
@@ -97,35 +117,4 @@ impl DraftArgs {
             )),
         }
     }
-}
-
-fn document(drafted: &Draft) -> Json {
-    let unmatched = |row: &Unmatched| json!({ "name": row.name, "tensors": row.n_tensors, "shape": row.dims, "why": row.why });
-    let similar = drafted.similar.iter().take(5).map(|card| {
-        json!({
-            "architecture": card.card, "kinds": card.kinds[0], "of_kinds": card.kinds[1],
-            "config_keys": card.config[0], "of_config_keys": card.config[1],
-        })
-    });
-    let added = drafted.added.iter().map(|entry| {
-        json!({
-            "name": entry.key, "entry": entry.entry, "as_in": entry.card, "exact": entry.is_exact,
-            "tensors": entry.n_tensors,
-        })
-    });
-    json!({
-        "card": drafted.text,
-        "architecture": drafted.gguf,
-        "class": drafted.class,
-        "extends": drafted.parent,
-        "similar": similar.collect::<Vec<_>>(),
-        "tensors": drafted.n_tensors,
-        "matched": drafted.n_matched,
-        "added": added.collect::<Vec<_>>(),
-        "removed": drafted.removed,
-        "unmatched": drafted.unmatched.iter().map(unmatched).collect::<Vec<_>>(),
-        "unread": drafted.unread.iter().map(|key| json!({ "key": key.key, "value": key.value })).collect::<Vec<_>>(),
-        "problem": drafted.problem.as_ref().map(ToString::to_string),
-        "hints": drafted.problem.as_ref().map(Hint::hints).unwrap_or_default(),
-    })
 }

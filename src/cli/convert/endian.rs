@@ -3,12 +3,13 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 
 use crate::cli::inspect::written;
 use crate::cli::{Exit, Session};
 use crate::core::bytes::Endian;
 use crate::core::text::escape;
-use crate::gguf::{GgufFile, output_kind};
+use crate::gguf::{GgufFile, WriteReport, output_kind};
 use crate::inspect::{self, endian_name};
 use crate::job::Guard;
 
@@ -48,6 +49,21 @@ pub(super) struct EndianArgs {
     dry_run: bool,
 }
 
+/// Report of a file in another byte order.
+#[derive(Serialize)]
+struct EndianReport {
+    /// File that was written, or would be.
+    #[serde(flatten)]
+    written: WriteReport,
+    /// Byte order of the input: `little` or `big`.
+    from: Endian,
+    /// Byte order of the output.
+    to: Endian,
+    /// True if nothing was written.
+    #[serde(rename = "dry_run")]
+    is_dry: bool,
+}
+
 impl EndianArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let file = GgufFile::open(&self.file)?;
@@ -60,24 +76,21 @@ impl EndianArgs {
             let path = self.file.display().to_string();
             session.note(&format!("{} is {}-endian already", escape(&path), endian_name(endian)));
         }
-        let report = if self.dry_run {
+        let written = if self.dry_run {
             session.destination(&self.output);
             inspect::plan_in_order(&file, &self.output, endian)?
         } else {
             let options = written::write_options(session);
             inspect::write_in_order(&file, &self.output, endian, &options, &session.progress)?
         };
+        let report = EndianReport { written, from: file.endian(), to: endian, is_dry: self.dry_run };
         if session.common.json {
-            let mut document = written::json(&report);
-            document["from"] = endian_name(file.endian()).into();
-            document["to"] = endian_name(endian).into();
-            document["dry_run"] = self.dry_run.into();
-            session.print_json(&document)?;
+            session.print_json(&report)?;
         } else if !session.common.quiet {
             session.print(|out| {
-                written::lines(&report).iter().try_for_each(|line| writeln!(out, "{line}"))?;
-                writeln!(out, "{}-endian → {}-endian", endian_name(file.endian()), endian_name(endian))?;
-                if self.dry_run { writeln!(out, "nothing was written") } else { Ok(()) }
+                written::lines(&report.written).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+                writeln!(out, "{}-endian → {}-endian", endian_name(report.from), endian_name(report.to))?;
+                if report.is_dry { writeln!(out, "nothing was written") } else { Ok(()) }
             })?;
         }
         Ok(Exit::Done)

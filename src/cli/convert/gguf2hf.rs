@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use serde_json::json;
+use serde::Serialize;
 
 use crate::cli::render::{duration, named, plural};
 use crate::cli::{Exit, Session};
-use crate::convert::{ConvertOptions, ToHfOptions, gguf_to_hf, registry};
+use crate::convert::{ConvertOptions, ToHfOptions, ToHfReport, gguf_to_hf, registry};
 use crate::core::ElementType;
 use crate::core::text::{bytes, escape};
+use crate::core::written::{as_paths, as_text};
 use crate::gguf::GgufFile;
 
 /// Types that a checkpoint's weights can have.
@@ -41,6 +42,46 @@ pub(super) struct Gguf2hf {
     /// Write weights and config.json without the tokenizer's files
     #[arg(long)]
     no_tokenizer: bool,
+}
+
+/// Report of a checkpoint that was written.
+#[derive(Serialize)]
+struct Gguf2hfReport {
+    /// Written files.
+    #[serde(serialize_with = "as_paths")]
+    files: Vec<PathBuf>,
+    /// Class of the model in `config.json`.
+    class: String,
+    /// Element type of the weights.
+    #[serde(rename = "type", serialize_with = "as_text")]
+    ty: ElementType,
+    /// Number of tensors.
+    #[serde(rename = "tensors")]
+    n_tensors: usize,
+    /// Size of the tensors in bytes.
+    tensor_bytes: u64,
+    /// Data that a checkpoint cannot store.
+    lost: Vec<String>,
+    /// Other data that is left out, and oddities.
+    warnings: Vec<String>,
+    /// Duration of the run in seconds.
+    seconds: f64,
+}
+
+impl Gguf2hfReport {
+    fn new(report: ToHfReport, seconds: f64) -> Self {
+        let came_back = |tensor: &String| format!("`{tensor}` comes back through arithmetic that rounds");
+        Self {
+            files: report.paths,
+            class: report.class,
+            ty: report.ty,
+            n_tensors: report.n_tensors,
+            tensor_bytes: report.n_bytes,
+            lost: report.rounded.iter().map(came_back).chain(report.lost).collect(),
+            warnings: report.warnings,
+            seconds,
+        }
+    }
 }
 
 impl Gguf2hf {
@@ -74,15 +115,9 @@ impl Gguf2hf {
         let (rounded, lost) = (&report.rounded, &report.lost);
         warn(rounded.len(), "tensor", "computed back, with the rounding that the conversion had", rounded);
         warn(lost.len(), "key", "without a place in a checkpoint, left out", lost);
-        let came_back = |tensor: &String| format!("`{tensor}` comes back through arithmetic that rounds");
-        let lost: Vec<_> = rounded.iter().map(came_back).chain(lost.iter().cloned()).collect();
-        let seconds = started.elapsed().as_secs_f64();
+        let report = Gguf2hfReport::new(report, started.elapsed().as_secs_f64());
         if session.common.json {
-            let paths: Vec<_> = report.paths.iter().map(|path| path.display().to_string()).collect();
-            session.print_json(&json!({
-                "files": paths, "class": report.class, "type": report.ty.name(), "tensors": report.n_tensors,
-                "tensor_bytes": report.n_bytes, "lost": lost, "warnings": report.warnings, "seconds": seconds,
-            }))?;
+            session.print_json(&report)?;
         } else if !session.common.quiet {
             session.print(|out| {
                 writeln!(
@@ -92,8 +127,8 @@ impl Gguf2hf {
                     report.class,
                     plural(report.n_tensors as u64, "tensor"),
                     report.ty,
-                    bytes(report.n_bytes),
-                    duration(seconds),
+                    bytes(report.tensor_bytes),
+                    duration(report.seconds),
                 )
             })?;
         }

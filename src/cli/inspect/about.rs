@@ -1,45 +1,80 @@
 //! Summary of a file in at most eight lines, at the top of a description.
 
-use serde_json::{Map, Value as Json};
+use serde::Serialize;
 
 use crate::cli::inspect::SHOWN_CHARS;
 use crate::cli::render::count;
 use crate::core::TensorSource;
 use crate::core::text::{bytes, escape};
 use crate::gguf::{GgufFile, Metadata, Value};
-use crate::inspect::{self, chat_templates, value_text};
+use crate::inspect::{FileSummary, chat_templates, value_text};
 use crate::verify::Label;
 
-/// Fact about a file: its label and its text.
-type Fact = (&'static str, String);
-
-/// Returns the facts that are known about a file.
-pub(super) fn facts(file: &GgufFile) -> Vec<Fact> {
-    let keys = KeyReader { metadata: file.metadata() };
-    let facts = [
-        ("model", keys.model()),
-        ("size", Some(size(file))),
-        ("types", types(file)),
-        ("context", keys.context()),
-        ("layers", keys.layers()),
-        ("tokenizer", keys.tokenizer()),
-        ("template", keys.template()),
-        ("licence", keys.licence()),
-    ];
-    facts.into_iter().filter_map(|(what, text)| Some((what, text?))).collect()
+/// Facts about a file, each as readable text.
+#[derive(Debug, Serialize)]
+pub(super) struct About {
+    /// Name, architecture, size and kind of the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+    /// Size of the files, number of parameters, bits per weight.
+    size: String,
+    /// Recipe of the tensor types.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    types: Option<String>,
+    /// Length of the context, and its scaling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    context: Option<String>,
+    /// Number of layers, their width, heads and experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    layers: Option<String>,
+    /// Tokenizer, pre-tokenizer and number of tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokenizer: Option<String>,
+    /// Presence or names of chat templates.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    template: Option<String>,
+    /// Licence and base model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    licence: Option<String>,
 }
 
-/// Returns the facts as a JSON object.
-pub(super) fn facts_json(file: &GgufFile) -> Json {
-    let members = facts(file).into_iter().map(|(what, text)| (what.to_owned(), Json::from(text)));
-    Json::Object(members.collect::<Map<_, _>>())
+impl About {
+    /// Returns the facts that are known about a file.
+    pub(super) fn of(file: &GgufFile, summary: &FileSummary<'_>) -> Self {
+        let keys = KeyReader { metadata: file.metadata() };
+        Self {
+            model: keys.model(),
+            size: size(summary),
+            types: types(file),
+            context: keys.context(),
+            layers: keys.layers(),
+            tokenizer: keys.tokenizer(),
+            template: keys.template(),
+            licence: keys.licence(),
+        }
+    }
+
+    /// Returns the facts with their labels.
+    pub(super) fn lines(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let facts = [
+            ("model", self.model.as_deref()),
+            ("size", Some(self.size.as_str())),
+            ("types", self.types.as_deref()),
+            ("context", self.context.as_deref()),
+            ("layers", self.layers.as_deref()),
+            ("tokenizer", self.tokenizer.as_deref()),
+            ("template", self.template.as_deref()),
+            ("licence", self.licence.as_deref()),
+        ];
+        facts.into_iter().filter_map(|(label, text)| Some((label, text?)))
+    }
 }
 
-fn size(file: &GgufFile) -> String {
-    let totals = inspect::summary(file);
-    let parameters = (totals.n_elems > 0).then(|| format!(", {} parameters", short(totals.n_elems)));
-    let bits = totals.bits_per_weight().map(|bits| format!(", {bits:.2} bits per weight"));
-    format!("{}{}{}", bytes(file.file_bytes()), parameters.unwrap_or_default(), bits.unwrap_or_default())
+fn size(summary: &FileSummary<'_>) -> String {
+    let n_elems = summary.n_elems;
+    let parameters = (n_elems > 0).then(|| format!(", {} parameters", short(n_elems)));
+    let bits = summary.bits_per_weight.map(|bits| format!(", {bits:.2} bits per weight"));
+    format!("{}{}{}", bytes(summary.file_bytes), parameters.unwrap_or_default(), bits.unwrap_or_default())
 }
 
 /// Returns the recipe of types of a model file.

@@ -11,7 +11,7 @@ use crate::cli::render::{Align, Style, Table, count, plural, styled};
 use crate::cli::{Session, stored};
 use crate::convert::ConvertOptions;
 use crate::core::text::{bytes, escape};
-use crate::inspect::{self, CheckpointReport, PlannedOutput, Problem, WeightFiles};
+use crate::inspect::{self, CheckpointReport, ListedTensor, PlannedOutput, Problem, ProblemKind};
 
 /// Arguments of `checkpoint`.
 #[derive(Debug, Args)]
@@ -41,7 +41,7 @@ impl CheckpointArgs {
         let mut report = inspect::inspect_checkpoint(model.path(), &options)?;
         report.path.clone_from(&self.path);
         if session.common.json {
-            return session.print_json(&inspect::checkpoint_json(&report));
+            return session.print_json(&report);
         }
         for warning in &report.warnings {
             log::warn!("{}", escape(warning));
@@ -59,35 +59,38 @@ fn print(report: &CheckpointReport, with_tensors: bool, out: &mut dyn Write) -> 
     for (label, text) in facts(report) {
         writeln!(out, "{label:<LABEL$}{}", escape(&text))?;
     }
-    if let Some(container) = &report.container {
+    if report.container.is_some() {
         writeln!(out)?;
-        let shares = container.shares();
         let row = |share: &inspect::ElementShare| {
             (share.ty.to_string(), share.n_tensors as u64, share.n_elems, share.n_bytes)
         };
-        type_table(shares.iter().map(row)).print(out)?;
+        type_table(report.types.iter().map(row)).print(out)?;
         if with_tensors {
             writeln!(out)?;
-            tensor_table(container).print(out)?;
+            tensor_table(&report.tensors).print(out)?;
         }
     }
     if let Some(quantization) = &report.quantization {
         writeln!(out)?;
-        if !report.stored.is_empty() {
+        if !quantization.classes.is_empty() {
             let fates: &[&str] = if report.outputs.is_empty() { &[] } else { &["auto", "native"] };
-            let cells = |becomes: &inspect::TargetTypes| {
-                vec![stored::types_text(&becomes.auto), stored::types_text(&becomes.native)]
-            };
-            stored::table(&report.stored, fates, cells).print(out)?;
+            let rows = quantization.classes.iter().map(|class| {
+                let inspect::TargetTypes { auto, native } = &class.targets;
+                (&class.stored, vec![stored::types_text(auto), stored::types_text(native)])
+            });
+            stored::table(rows, fates).print(out)?;
         }
-        for line in stored::lines(quantization) {
+        let inspect::CheckpointQuantization { n_quantized, left_out, plain_targets, .. } = quantization;
+        for line in stored::lines(*n_quantized, left_out, plain_targets) {
             writeln!(out, "{line}")?;
         }
     }
     if !report.outputs.is_empty() {
         writeln!(out)?;
         output_table(&report.outputs).print(out)?;
-        if let Some((n_read, n_all)) = report.outputs.iter().find_map(|output| output.sampled) {
+        if let Some(inspect::SampledWeights { n_read, n_all }) =
+            report.outputs.iter().find_map(|output| output.sampled)
+        {
             writeln!(out, "native is judged by the scales of {n_read} of {n_all} quantized weights")?;
         }
     }
@@ -111,17 +114,17 @@ fn facts(report: &CheckpointReport) -> Vec<(&'static str, String)> {
     facts.push(("architecture", architecture));
     let container = match &report.container {
         Some(own) => {
-            format!("{}, {}, {}", own.format, plural(own.files.len() as u64, "file"), bytes(own.file_bytes()))
+            format!("{}, {}, {}", own.format, plural(own.files.len() as u64, "file"), bytes(own.file_bytes))
         }
         None => "not readable".to_owned(),
     };
     facts.push(("weights", container));
-    if let Some((n_weights, n_elems)) = report.parameters {
+    if let (Some(n_weights), Some(n_elems)) = (report.n_weights, report.n_elems) {
         facts.push(("parameters", format!("{} in {}", count(n_elems), plural(n_weights as u64, "tensor"))));
     }
     let is_refused = report.problems.iter().any(|problem| problem.part == inspect::Aspect::Quantization);
     let quantization = match &report.quantization {
-        Some(own) => Some(format!("{}, {}", own.method, plural(own.encodings.len() as u64, "weight"))),
+        Some(own) => Some(format!("{}, {}", own.method, plural(own.n_quantized as u64, "weight"))),
         None if is_refused => Some("not readable".to_owned()),
         None => None,
     };
@@ -142,7 +145,7 @@ fn facts(report: &CheckpointReport) -> Vec<(&'static str, String)> {
     facts
 }
 
-fn tensor_table(container: &WeightFiles) -> Table {
+fn tensor_table(tensors: &[ListedTensor]) -> Table {
     let mut table = Table::new(&[
         ("tensor", Align::Left),
         ("type", Align::Left),
@@ -150,14 +153,13 @@ fn tensor_table(container: &WeightFiles) -> Table {
         ("bytes", Align::Right),
         ("file", Align::Left),
     ]);
-    for tensor in &container.tensors {
-        let file = container.files.get(tensor.file).map_or("", |file| file.name.as_str());
+    for tensor in tensors {
         table.row([
             escape(&tensor.name).into_owned(),
             tensor.ty.to_string(),
             tensor.shape.to_string(),
             count(tensor.n_bytes),
-            escape(file).into_owned(),
+            escape(&tensor.file).into_owned(),
         ]);
     }
     table
@@ -173,14 +175,13 @@ fn output_table(outputs: &[PlannedOutput]) -> Table {
         ("file", Align::Fill),
     ]);
     for output in outputs {
-        let types = output.types.iter().map(|(ty, n)| format!("{n} {ty}")).collect::<Vec<_>>().join(", ");
-        let n_tensors: usize = output.types.iter().map(|row| row.1).sum();
+        let types = output.types.iter().map(|count| format!("{} {}", count.n_tensors, count.ty));
         table.row([
             output.option.to_owned(),
             output.file_type.clone(),
-            n_tensors.to_string(),
+            output.n_tensors.to_string(),
             bytes(output.file_bytes),
-            types,
+            types.collect::<Vec<_>>().join(", "),
             escape(&output.file_name).into_owned(),
         ]);
     }
@@ -189,19 +190,18 @@ fn output_table(outputs: &[PlannedOutput]) -> Table {
 
 fn print_problems(problems: &[Problem], out: &mut dyn Write) -> io::Result<()> {
     let kinds = [
-        (true, styled(Style::Doubtful, "not supported")),
-        (false, styled(Style::Bad, "broken or incomplete")),
+        (ProblemKind::Unsupported, styled(Style::Doubtful, "not supported")),
+        (ProblemKind::Broken, styled(Style::Bad, "broken or incomplete")),
     ];
-    for (is_unsupported, title) in kinds {
-        let own: Vec<&Problem> =
-            problems.iter().filter(|problem| problem.is_unsupported == is_unsupported).collect();
+    for (kind, title) in kinds {
+        let own: Vec<&Problem> = problems.iter().filter(|problem| problem.kind == kind).collect();
         if own.is_empty() {
             continue;
         }
         writeln!(out, "\n{title}")?;
         for problem in own {
             // Messages may have several lines. Untrusted text in them has been escaped where they were made.
-            writeln!(out, "  {}: {}", problem.part.name(), problem.message.replace('\n', "\n  "))?;
+            writeln!(out, "  {}: {}", problem.part, problem.message.replace('\n', "\n  "))?;
             for hint in &problem.hints {
                 writeln!(out, "    hint: {hint}")?;
             }

@@ -4,16 +4,26 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use clap::Args;
+use serde::Serialize;
 
-use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS, about};
+use crate::cli::inspect::about::{self, About};
+use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS};
 use crate::cli::remote::open_header;
 use crate::cli::render::{Align, Screen, Table, count, plural, shorten};
 use crate::cli::{Exit, Session};
-use crate::core::TensorSource;
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::gguf::{GgufFile, OpenOptions};
-use crate::inspect::{self, FileSummary, SummaryOptions, value_text, value_type_name};
+use crate::inspect::{self, FileSummary, SummaryOptions, TensorLine, value_text};
+
+/// Report of `gguf-inspect FILE`.
+#[derive(Serialize)]
+struct DescribeReport<'a> {
+    #[serde(flatten)]
+    summary: FileSummary<'a>,
+    /// Readable description of the file.
+    about: About,
+}
 
 /// How a file is described.
 #[derive(Debug, Args)]
@@ -29,17 +39,16 @@ pub(super) struct Describe {
 impl Describe {
     pub(super) fn run(&self, path: &Path, session: &Session) -> anyhow::Result<Exit> {
         let file = open_header(session, path, &OpenOptions::foreign())?;
-        for warning in inspect::warnings(&file) {
-            session.progress.warn(&warning);
+        let options = SummaryOptions { max_elems: self.at_most(SHOWN_ELEMS), has_tensors: !self.no_tensors };
+        let summary = inspect::summary(&file, options);
+        for warning in &summary.warnings {
+            session.progress.warn(warning);
         }
+        let report = DescribeReport { about: About::of(&file, &summary), summary };
         if session.common.json {
-            let options =
-                SummaryOptions { max_elems: self.at_most(SHOWN_ELEMS), has_tensors: !self.no_tensors };
-            let mut document = inspect::summary_json(&file, options);
-            document["about"] = about::facts_json(&file);
-            session.print_json(&document)?;
+            session.print_json(&report)?;
         } else {
-            session.print(|out| self.print(&file, out))?;
+            session.print(|out| self.print(&report, &file, out))?;
         }
         Ok(Exit::Done)
     }
@@ -49,62 +58,60 @@ impl Describe {
         (!self.full).then_some(most)
     }
 
-    fn print(&self, file: &GgufFile, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "{}\n", headline(file))?;
-        let facts = about::facts(file);
-        if !facts.is_empty() {
-            let width = Screen::stdout().width.filter(|_| !self.full).unwrap_or(usize::MAX);
-            let fit = |text: &str| shorten(text, width.saturating_sub(11));
-            facts.iter().try_for_each(|(what, text)| writeln!(out, "{what:<10} {}", fit(text)))?;
-            writeln!(out)?;
-        }
-        self.print_table(&self.keys(file), out)?;
-        if file.tensors().is_empty() {
+    fn print(&self, report: &DescribeReport<'_>, file: &GgufFile, out: &mut dyn Write) -> io::Result<()> {
+        let DescribeReport { summary, about } = report;
+        writeln!(out, "{}\n", headline(summary))?;
+        let width = Screen::stdout().width.filter(|_| !self.full).unwrap_or(usize::MAX);
+        let fit = |text: &str| shorten(text, width.saturating_sub(11));
+        about.lines().try_for_each(|(label, text)| writeln!(out, "{label:<10} {}", fit(text)))?;
+        writeln!(out)?;
+        self.print_table(&self.keys(summary, file), out)?;
+        if summary.types.is_empty() {
             return writeln!(out, "\nno tensors");
         }
         writeln!(out)?;
-        if !self.no_tensors {
-            self.print_table(&tensors(file), out)?;
+        if let Some(tensors) = &summary.tensors {
+            self.print_table(&tensor_table(tensors, summary.parts.len() > 1), out)?;
             writeln!(out)?;
         }
-        let totals = inspect::summary(file);
-        let shares = totals.types.iter();
+        let shares = summary.types.iter();
         let rows =
             shares.map(|share| (share.name.clone(), share.n_tensors as u64, share.n_elems, share.n_bytes));
         type_table(rows).print(out)?;
-        writeln!(out, "\n{}", total_line(&totals, file.tensors().len()))
+        writeln!(out, "\n{}", total_line(summary))
     }
 
     fn print_table(&self, table: &Table, out: &mut dyn Write) -> io::Result<()> {
         if self.full { table.print_whole(out) } else { table.print(out) }
     }
 
-    fn keys(&self, file: &GgufFile) -> Table {
+    fn keys(&self, summary: &FileSummary<'_>, file: &GgufFile) -> Table {
         let mut table = Table::new(&[("key", Align::Left), ("type", Align::Left), ("value", Align::Fill)]);
-        for (key, value) in file.metadata().iter() {
-            let text = value_text(value, self.at_most(SHOWN_CHARS), self.at_most(SHOWN_ELEMS));
-            let meaning = about::meaning(file.metadata(), key, value);
+        for entry in &summary.metadata {
+            let shown = entry.typed.value;
+            let text = value_text(shown.value, self.at_most(SHOWN_CHARS), shown.max_elems);
+            let meaning = about::meaning(file.metadata(), entry.key, shown.value);
             let text = meaning.map_or_else(|| text.clone(), |meaning| format!("{text} ({meaning})"));
-            table.row([escape(key).into_owned(), value_type_name(value), text]);
+            table.row([escape(entry.key).into_owned(), entry.typed.ty.clone(), text]);
         }
         table
     }
 }
 
-fn headline(file: &GgufFile) -> String {
-    let n_parts = file.parts().len();
+fn headline(summary: &FileSummary<'_>) -> String {
+    let n_parts = summary.parts.len();
     let parts = if n_parts > 1 { format!(", {n_parts} parts") } else { String::new() };
     format!(
         "{}: GGUF {}, {}-endian, {}, {}{parts}",
-        escape(&file.path().display().to_string()),
-        file.version(),
-        inspect::endian_name(file.endian()),
-        bytes(file.file_bytes()),
-        plural(file.metadata().len() as u64, "key"),
+        escape(&summary.path.display().to_string()),
+        summary.version,
+        inspect::endian_name(summary.endian),
+        bytes(summary.file_bytes),
+        plural(summary.metadata.len() as u64, "key"),
     )
 }
 
-fn tensors(file: &GgufFile) -> Table {
+fn tensor_table(tensors: &[TensorLine], has_parts: bool) -> Table {
     let mut heads = vec![
         ("tensor", Align::Left),
         ("type", Align::Left),
@@ -112,14 +119,13 @@ fn tensors(file: &GgufFile) -> Table {
         ("bytes", Align::Right),
         ("offset", Align::Right),
     ];
-    let has_parts = file.parts().len() > 1;
     heads.extend(has_parts.then_some(("part", Align::Right)));
     let mut table = Table::new(&heads);
-    for tensor in inspect::listed(file) {
+    for tensor in tensors {
         let dims: Vec<_> = tensor.dims.iter().map(u64::to_string).collect();
         let row = [
             escape(&tensor.name).into_owned(),
-            tensor.type_name,
+            tensor.type_name.clone(),
             format!("[{}]", dims.join(", ")),
             count(tensor.n_bytes),
             count(tensor.offset),
@@ -143,13 +149,14 @@ pub(super) fn type_table(rows: impl Iterator<Item = (String, u64, u64, u64)>) ->
     table
 }
 
-fn total_line(totals: &FileSummary, n_tensors: usize) -> String {
-    let bits = totals.bits_per_weight().map(|bits| format!(", {bits:.2} bits per weight"));
+fn total_line(summary: &FileSummary<'_>) -> String {
+    let n_tensors: usize = summary.types.iter().map(|share| share.n_tensors).sum();
+    let bits = summary.bits_per_weight.map(|bits| format!(", {bits:.2} bits per weight"));
     format!(
         "{}, {} elements, {}{}",
         plural(n_tensors as u64, "tensor"),
-        count(totals.n_elems),
-        bytes(totals.tensor_bytes),
+        count(summary.n_elems),
+        bytes(summary.tensor_bytes),
         bits.unwrap_or_default()
     )
 }

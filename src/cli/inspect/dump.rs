@@ -6,13 +6,13 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use clap::Args;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::cli::remote::open_header;
 use crate::cli::{Session, UsageError};
 use crate::core::progress::Progress;
 use crate::gguf::OpenOptions;
-use crate::inspect::{self, DumpOptions, dump_json};
+use crate::inspect::{self, DumpOptions, FileDump};
 
 /// Arguments of `dump`.
 #[derive(Debug, Args)]
@@ -36,6 +36,25 @@ pub(super) struct DumpArgs {
     data_alignment: bool,
 }
 
+/// Report of `dump`: the file, or one number of it.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum DumpReport<'a> {
+    File(FileDump<'a>),
+    Data(DataExtent),
+}
+
+/// Start or alignment of the data of the tensors.
+#[derive(Serialize)]
+struct DataExtent {
+    /// Offset of the data in bytes, with `--data-offset` alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_offset: Option<u64>,
+    /// Alignment of the data in bytes, with `--data-alignment` alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data_alignment: Option<u64>,
+}
+
 impl DumpArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
         if self.json_array && !session.common.json {
@@ -46,14 +65,13 @@ impl DumpArgs {
         }
         let options = OpenOptions { join_parts: false, ..OpenOptions::default() };
         let file = open_header(session, &self.file, &options)?;
-        let number = match (self.data_offset, self.data_alignment) {
-            (true, _) => Some(("data_offset", inspect::data_begin(&file))),
-            (_, true) => Some(("data_alignment", file.alignment())),
-            _ => None,
+        let data = DataExtent {
+            data_offset: self.data_offset.then(|| inspect::data_begin(&file)),
+            data_alignment: self.data_alignment.then(|| file.alignment()),
         };
-        if let Some((name, number)) = number {
+        if let Some(number) = data.data_offset.or(data.data_alignment) {
             if session.common.json {
-                return session.print_json(&json!({ name: number }));
+                return session.print_json(&DumpReport::Data(data));
             }
             return session.print(|out| writeln!(out, "{number}"));
         }
@@ -62,7 +80,7 @@ impl DumpArgs {
         }
         if session.common.json {
             let options = DumpOptions { has_arrays: self.json_array, has_tensors: !self.no_tensors };
-            return session.print_json(&dump_json(&file, options));
+            return session.print_json(&DumpReport::File(inspect::dump(&file, options)));
         }
         session.print(|out| markdown::write(&file, !self.no_tensors, out))
     }

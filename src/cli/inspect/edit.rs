@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use crate::cli::inspect::{SHOWN_CHARS, SHOWN_ELEMS, written};
 use crate::cli::render::{Align, Table};
@@ -11,10 +11,8 @@ use crate::cli::{Session, UsageError};
 use crate::core::output::{OutputKind, check_kind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
-use crate::gguf::{Metadata, Value, WriteReport};
-use crate::inspect::{
-    Change, Edit, EditError, EditPlan, Objection, TensorChange, typed_json, value_text, value_type_name,
-};
+use crate::gguf::{Metadata, WriteReport};
+use crate::inspect::{Change, Edit, EditError, EditPlan, Objection, TensorChange, TypedValue, value_text};
 use crate::job::Guard;
 use crate::job::templates::template_faults;
 
@@ -30,6 +28,40 @@ pub(super) struct EditArgs {
     /// Make the change despite all objections
     #[arg(long)]
     force: bool,
+}
+
+/// Report of a command that edits a file.
+#[derive(Serialize)]
+struct EditReport<'a> {
+    /// The file that was written, or would be.
+    #[serde(flatten)]
+    written: WriteReport,
+    /// True if nothing was written.
+    dry_run: bool,
+    /// Keys whose value changes.
+    changes: Vec<KeyChange<'a>>,
+    /// Tensors that get another name or are left out.
+    tensor_changes: &'a [TensorChange],
+    /// Objections that `--force` overrode.
+    objections: Vec<String>,
+}
+
+/// Change of a key.
+#[derive(Serialize)]
+struct KeyChange<'a> {
+    /// The key.
+    key: &'a str,
+    /// Value in the input; null for a new key.
+    before: Option<TypedValue<'a>>,
+    /// Value in the output; null for a key that was removed.
+    after: Option<TypedValue<'a>>,
+}
+
+impl<'a> KeyChange<'a> {
+    fn of(Change { key, before, after }: &'a Change) -> Self {
+        let typed = |value: &'a Option<_>| value.as_ref().map(TypedValue::whole);
+        Self { key, before: typed(before), after: typed(after) }
+    }
 }
 
 /// Turns errors in arguments into usage errors, in contrast to errors in files.
@@ -77,35 +109,39 @@ impl EditArgs {
         } else {
             plan = plan.agreed()?;
         }
-        let report = if self.dry_run {
+        let written = if self.dry_run {
             session.destination(plan.target());
             plan.report()
         } else {
             plan.write(&written::write_options(session), &session.progress)?
         };
-        self.print(&plan, &report, session)
+        let report = EditReport {
+            written,
+            dry_run: self.dry_run,
+            changes: plan.changes().iter().map(KeyChange::of).collect(),
+            tensor_changes: plan.tensor_changes(),
+            objections: plan.objections().iter().map(ToString::to_string).collect(),
+        };
+        report.print(session)
     }
+}
 
-    fn print(&self, plan: &EditPlan, report: &WriteReport, session: &Session) -> anyhow::Result<()> {
+impl EditReport<'_> {
+    fn print(&self, session: &Session) -> anyhow::Result<()> {
         if session.common.json {
-            let mut document = written::json(report);
-            document["dry_run"] = self.dry_run.into();
-            document["changes"] = plan.changes().iter().map(change_json).collect();
-            document["tensor_changes"] = plan.tensor_changes().iter().map(tensor_change_json).collect();
-            document["objections"] = plan.objections().iter().map(ToString::to_string).collect();
-            return session.print_json(&document);
+            return session.print_json(self);
         }
         if session.common.quiet {
             return Ok(());
         }
         session.print(|out| {
-            match (plan.changes(), plan.tensor_changes()) {
+            match (self.changes.as_slice(), self.tensor_changes) {
                 ([], []) => writeln!(out, "no key changes")?,
                 ([], tensors) => tensor_table(tensors).print(out)?,
                 (changes, _) => table(changes).print(out)?,
             }
             writeln!(out)?;
-            written::lines(report).iter().try_for_each(|line| writeln!(out, "{line}"))?;
+            written::lines(&self.written).iter().try_for_each(|line| writeln!(out, "{line}"))?;
             if self.dry_run { writeln!(out, "nothing was written") } else { Ok(()) }
         })
     }
@@ -136,7 +172,7 @@ fn added(changes: &[Change]) -> Metadata {
 }
 
 /// Returns a table of old and new values, a row per key.
-fn table(changes: &[Change]) -> Table {
+fn table(changes: &[KeyChange<'_>]) -> Table {
     let mut table = Table::new(&[
         ("key", Align::Left),
         ("type", Align::Left),
@@ -147,7 +183,7 @@ fn table(changes: &[Change]) -> Table {
     for change in changes {
         let (before, after) = (change.before.as_ref(), change.after.as_ref());
         table.row([
-            escape(&change.key).into_owned(),
+            escape(change.key).into_owned(),
             types(before, after),
             text(before),
             "→".to_owned(),
@@ -167,25 +203,16 @@ fn tensor_table(changes: &[TensorChange]) -> Table {
     table
 }
 
-fn tensor_change_json(change: &TensorChange) -> Json {
-    json!({ "before": change.before, "after": change.after })
-}
-
-fn types(before: Option<&Value>, after: Option<&Value>) -> String {
-    match (before.map(value_type_name), after.map(value_type_name)) {
+fn types(before: Option<&TypedValue<'_>>, after: Option<&TypedValue<'_>>) -> String {
+    match (before.map(|value| &value.ty), after.map(|value| &value.ty)) {
         (Some(before), Some(after)) if before != after => format!("{before} → {after}"),
-        (before, after) => after.or(before).unwrap_or_default(),
+        (before, after) => after.or(before).cloned().unwrap_or_default(),
     }
 }
 
-fn text(value: Option<&Value>) -> String {
-    value.map_or_else(|| "(none)".to_owned(), |value| value_text(value, Some(SHOWN_CHARS), Some(SHOWN_ELEMS)))
-}
-
-fn change_json(change: &Change) -> Json {
-    json!({
-        "key": change.key,
-        "before": change.before.as_ref().map(typed_json),
-        "after": change.after.as_ref().map(typed_json),
-    })
+fn text(value: Option<&TypedValue<'_>>) -> String {
+    value.map_or_else(
+        || "(none)".to_owned(),
+        |typed| value_text(typed.value.value, Some(SHOWN_CHARS), Some(SHOWN_ELEMS)),
+    )
 }

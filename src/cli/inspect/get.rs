@@ -4,13 +4,14 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use clap::Args;
+use serde::Serialize;
 
 use crate::cli::Session;
 use crate::cli::remote::open_header;
 use crate::core::similar::nearest;
 use crate::core::text::escape_bytes;
-use crate::gguf::{OpenOptions, Value};
-use crate::inspect::{EditError, typed_json, value_plain};
+use crate::gguf::{Array, OpenOptions};
+use crate::inspect::{EditError, TypedValue, value_plain};
 
 /// Arguments of `get`.
 #[derive(Debug, Args)]
@@ -21,6 +22,18 @@ pub(super) struct GetArgs {
     key: String,
 }
 
+/// Report of `get`.
+#[derive(Serialize)]
+struct KeyReport<'a> {
+    #[serde(flatten)]
+    typed: TypedValue<'a>,
+    /// The key.
+    key: &'a str,
+    /// Number of elements of an array.
+    #[serde(rename = "length", skip_serializing_if = "Option::is_none")]
+    n_elems: Option<usize>,
+}
+
 impl GetArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
         let file = open_header(session, &self.file, &OpenOptions::foreign())?;
@@ -29,12 +42,8 @@ impl GetArgs {
             || EditError::NoKey { path: file.path().to_owned(), key: self.key.clone(), nearest: nearest() };
         let value = file.metadata().get(&self.key).ok_or_else(no_key)?;
         if session.common.json {
-            let mut document = typed_json(value);
-            document["key"] = self.key.clone().into();
-            if let Value::Array(array) = value {
-                document["length"] = array.len().into();
-            }
-            return session.print_json(&document);
+            let (n_elems, typed) = (value.as_array().map(Array::len), TypedValue::whole(value));
+            return session.print_json(&KeyReport { typed, key: &self.key, n_elems });
         }
         let mut bytes = value_plain(value);
         bytes.push(b'\n');

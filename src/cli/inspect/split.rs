@@ -1,16 +1,17 @@
 //! `gguf-inspect split`: cuts a model into parts.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::cli::Session;
 use crate::cli::inspect::written;
 use crate::cli::render::{Align, Table, count, plural};
+use crate::core::TensorSource;
 use crate::core::output::OutputKind;
 use crate::core::text::{bytes, escape};
-use crate::core::{TensorMeta, TensorSource};
+use crate::core::written::as_path;
 use crate::gguf::{GgufFile, PlannedFile, SplitSpec, SplitStyle};
 use crate::inspect;
 use crate::job::Guard;
@@ -44,6 +45,27 @@ pub(super) struct SplitArgs {
     dry_run: bool,
 }
 
+/// Report of `split --dry-run`.
+#[derive(Serialize)]
+struct SplitPlan<'a> {
+    /// True: nothing was written.
+    dry_run: bool,
+    /// Files that would be written.
+    parts: Vec<PlannedPart<'a>>,
+}
+
+/// File that would be written.
+#[derive(Serialize)]
+struct PlannedPart<'a> {
+    /// Path of the file.
+    #[serde(serialize_with = "as_path")]
+    path: &'a Path,
+    /// Names of the tensors in it.
+    tensors: Vec<&'a str>,
+    /// Size of the file in bytes.
+    file_bytes: u64,
+}
+
 impl SplitArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
         let default = self.split_max_size.is_none().then_some(DEFAULT_MAX_TENSORS);
@@ -71,20 +93,24 @@ impl SplitArgs {
         guard.read_all("the model", file.paths())?;
         parts.iter().try_for_each(|part| guard.write("a part", &part.path, OutputKind::Model))?;
         let _ = parts.first().and_then(|part| session.destination(&part.path));
-        let name = |part: &PlannedFile| part.path.display().to_string();
+        let part = |part| PlannedPart::of(file, part);
+        let plan = SplitPlan { dry_run: true, parts: parts.iter().map(part).collect() };
         if session.common.json {
-            let parts: Vec<_> = parts
-                .iter()
-                .map(|part| {
-                    let tensors: Vec<_> = tensors(file, part).iter().map(|tensor| &tensor.name).collect();
-                    json!({ "path": name(part), "tensors": tensors, "file_bytes": part.plan.file_bytes })
-                })
-                .collect();
-            return session.print_json(&json!({ "dry_run": true, "parts": parts }));
+            return session.print_json(&plan);
         }
         if session.common.quiet {
             return Ok(());
         }
+        session.print(|out| {
+            plan.table().print(out)?;
+            let n_tensors = plural(file.tensors().len() as u64, "tensor");
+            writeln!(out, "\n{}, {n_tensors}\nnothing was written", plural(parts.len() as u64, "part"))
+        })
+    }
+}
+
+impl SplitPlan<'_> {
+    fn table(&self) -> Table {
         let mut table = Table::new(&[
             ("part", Align::Left),
             ("tensors", Align::Right),
@@ -92,27 +118,27 @@ impl SplitArgs {
             ("first tensor", Align::Left),
             ("last tensor", Align::Left),
         ]);
-        for part in &parts {
-            let own = tensors(file, part);
-            let end = |tensor: Option<&TensorMeta>| {
-                tensor
-                    .map_or_else(|| "(metadata only)".to_owned(), |tensor| escape(&tensor.name).into_owned())
-            };
-            let first_and_last =
-                [end(own.first()), own.last().map_or_else(String::new, |last| end(Some(last)))];
-            let row =
-                [escape(&name(part)).into_owned(), count(own.len() as u64), bytes(part.plan.file_bytes)];
-            table.row(row.into_iter().chain(first_and_last));
+        let name = |tensor: &&str| escape(tensor).into_owned();
+        for part in &self.parts {
+            table.row([
+                escape(&part.path.display().to_string()).into_owned(),
+                count(part.tensors.len() as u64),
+                bytes(part.file_bytes),
+                part.tensors.first().map_or_else(|| "(metadata only)".to_owned(), name),
+                part.tensors.last().map_or_else(String::new, name),
+            ]);
         }
-        session.print(|out| {
-            table.print(out)?;
-            let n_tensors = plural(file.tensors().len() as u64, "tensor");
-            writeln!(out, "\n{}, {n_tensors}\nnothing was written", plural(parts.len() as u64, "part"))
-        })
+        table
     }
 }
 
-/// Returns the tensors of a part.
-fn tensors<'a>(file: &'a GgufFile, part: &PlannedFile) -> &'a [TensorMeta] {
-    file.tensors().get(part.tensors.clone()).unwrap_or_default()
+impl<'a> PlannedPart<'a> {
+    fn of(file: &'a GgufFile, part: &'a PlannedFile) -> Self {
+        let tensors = file.tensors().get(part.tensors.clone()).unwrap_or_default();
+        Self {
+            path: &part.path,
+            tensors: tensors.iter().map(|tensor| tensor.name.as_str()).collect(),
+            file_bytes: part.plan.file_bytes,
+        }
+    }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use serde::Serialize;
 use serde_json::{Map, Value as Json, json};
 
 use crate::cli::inspect::edit::EditArgs;
@@ -12,7 +13,7 @@ use crate::cli::remote::open_header;
 use crate::cli::{Session, UsageError};
 use crate::core::text::{escape, escape_bytes};
 use crate::gguf::{OpenOptions, Value};
-use crate::inspect::{Edit, chat_templates, read_templates, value_json};
+use crate::inspect::{Edit, NamedTemplate, ShownValue, chat_templates, read_templates};
 use crate::verify::{Chat, renderer};
 
 /// Arguments of `template`.
@@ -33,6 +34,27 @@ pub(super) struct TemplateArgs {
     render: Option<PathBuf>,
     #[command(flatten)]
     edit: EditArgs,
+}
+
+/// Report of `template`: the templates, or a chat that one of them rendered.
+#[derive(Default, Serialize)]
+struct TemplateReport {
+    /// Texts of the chat templates by name: all, or the one of `--name`. `default` is used if none is named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    templates: Option<Map<String, Json>>,
+    /// With `--render`, in place of `templates`: the chat as rendered by the template.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+}
+
+impl TemplateReport {
+    fn of(templates: &[NamedTemplate<'_>]) -> Self {
+        let member = |template: &NamedTemplate<'_>| {
+            let text = Value::String(template.text.to_vec());
+            (template.name.to_owned(), json!(ShownValue::whole(&text)))
+        };
+        Self { templates: Some(templates.iter().map(member).collect()), ..Self::default() }
+    }
 }
 
 impl TemplateArgs {
@@ -60,7 +82,7 @@ impl TemplateArgs {
             anyhow::anyhow!("{}: {error}", escape(&path))
         })?;
         if session.common.json {
-            return session.print_json(&json!({ "text": text }));
+            return session.print_json(&TemplateReport { text: Some(text), ..TemplateReport::default() });
         }
         print_bytes(text.as_bytes(), session)
     }
@@ -75,10 +97,7 @@ impl TemplateArgs {
             bail!("{path}: no chat template");
         }
         if session.common.json && self.name.is_none() {
-            let member = |text: &[u8]| value_json(&Value::String(text.to_vec()), None);
-            let members: Map<_, _> =
-                templates.iter().map(|template| (template.name.to_owned(), member(template.text))).collect();
-            return session.print_json(&json!({ "templates": members }));
+            return session.print_json(&TemplateReport::of(&templates));
         }
         let wanted = self.name.as_deref().unwrap_or("default");
         let Some(template) = templates.iter().find(|template| template.name == wanted) else {
@@ -86,8 +105,7 @@ impl TemplateArgs {
             bail!("{path}: no chat template `{wanted}`; there are {}", names.join(", "));
         };
         if session.common.json {
-            let text = value_json(&Value::String(template.text.to_vec()), None);
-            return session.print_json(&json!({ "templates": { template.name: text } }));
+            return session.print_json(&TemplateReport::of(std::slice::from_ref(template)));
         }
         if self.name.is_none() && names.len() > 1 {
             session.note(&format!("--name prints another template: {}", names.join(", ")));

@@ -2,8 +2,6 @@
 
 use std::path::PathBuf;
 
-use serde_json::{Value as Json, json};
-
 use crate::cli::Session;
 use crate::cli::render::plural;
 use crate::core::text::{bytes, escape};
@@ -21,7 +19,7 @@ pub(in crate::cli) fn write_options(session: &Session) -> WriteOptions {
 /// Prints a report of the files that were written.
 pub(in crate::cli) fn print(written: &WriteReport, session: &Session) -> anyhow::Result<()> {
     if session.common.json {
-        return session.print_json(&json(written));
+        return session.print_json(written);
     }
     if session.common.quiet {
         return Ok(());
@@ -34,15 +32,4 @@ pub(in crate::cli) fn lines(written: &WriteReport) -> Vec<String> {
     let path = |path: &PathBuf| escape(&path.display().to_string()).into_owned();
     let size = format!("{}, {}", plural(written.tensors.len() as u64, "tensor"), bytes(written.file_bytes));
     written.paths.iter().map(path).chain([size]).collect()
-}
-
-/// Returns the report as JSON.
-pub(in crate::cli) fn json(written: &WriteReport) -> Json {
-    let paths: Vec<_> = written.paths.iter().map(|path| path.display().to_string()).collect();
-    json!({
-        "files": paths,
-        "tensors": written.tensors.len(),
-        "tensor_bytes": written.tensor_bytes,
-        "file_bytes": written.file_bytes,
-    })
 }

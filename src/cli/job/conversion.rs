@@ -61,10 +61,9 @@ pub(super) fn print_report(session: &Session, report: &ConversionReport) -> anyh
     if session.common.quiet {
         return Ok(());
     }
-    let ConversionReport { written, seconds, .. } = report;
-    let rate = written.file_bytes as f64 / 1e6 / seconds.max(1e-9);
+    let rate = report.file_bytes as f64 / 1e6 / report.seconds.max(1e-9);
     session.print(|out| {
-        for path in &written.paths {
+        for path in &report.files {
             writeln!(out, "{}", path.display())?;
         }
         writeln!(
@@ -72,10 +71,10 @@ pub(super) fn print_report(session: &Session, report: &ConversionReport) -> anyh
             "{}, {} parameters, {}, {:.2} bits per weight as {}, {} ({rate:.0} MB/s)",
             plural(report.n_tensors as u64, "tensor"),
             count(report.n_elems),
-            bytes(written.file_bytes),
-            report.bits_per_weight(),
+            bytes(report.file_bytes),
+            report.bits_per_weight,
             report.encoding,
-            duration(*seconds),
+            duration(report.seconds),
         )
     })
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use crate::cli::Session;
 use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::core::text::{bytes, escape};
-use crate::job::{QuantizationPlan, QuantizationReport, QuantizedTensorPlan};
-use crate::quantize::{Allocation, Summary};
+use crate::job::{QuantizationPlan, QuantizationReport, QuantizedTensorPlan, TargetReport};
+use crate::quantize::{MeasuredKld, Summary};
 
 /// Prints the plan, with the expected cost of types that were chosen for a size, and the resources that calibration
 /// would take.
@@ -19,8 +19,8 @@ pub(super) fn print_plan(session: &Session, plan: &QuantizationPlan) -> anyhow::
         table.print(out)?;
         writeln!(out)?;
         print_summary(out, &plan.summary)?;
-        if let Some(allocation) = &plan.allocation {
-            writeln!(out, "\n{}", target_lines(allocation))?;
+        if let Some(target) = &plan.target {
+            writeln!(out, "\n{}", target_lines(target))?;
         }
         match &plan.calibration {
             Some(forecast) => {
@@ -57,20 +57,20 @@ fn table(tensors: &[QuantizedTensorPlan]) -> Table {
 }
 
 /// Describes the target size, the size that was reached, and the nearest standard mix.
-fn target_lines(allocation: &Allocation) -> String {
+fn target_lines(target: &TargetReport) -> String {
     let mut text = format!(
         "types for at most {} bytes: file of {} ({:.3} bits per weight with its header), expected KLD {:.6}",
-        count(allocation.target_bytes),
-        count(allocation.file_bytes),
-        allocation.bits_per_weight(),
-        allocation.expected_kld,
+        count(target.target_bytes),
+        count(target.file_bytes),
+        target.bits_per_weight,
+        target.expected_kld,
     );
-    if allocation.n_runs > 0 {
+    if target.n_runs > 0 {
         text += " by ";
-        text += &plural(allocation.n_runs as u64, "run");
+        text += &plural(target.n_runs as u64, "run");
         text += " of the model";
     }
-    if let Some(mix) = &allocation.mix {
+    if let Some(mix) = &target.mix {
         let line = format!(
             "\n{}, the standard mix nearest in size: file of {}, expected KLD {:.6}",
             mix.file_type,
@@ -78,9 +78,10 @@ fn target_lines(allocation: &Allocation) -> String {
             mix.expected_kld
         );
         text.push_str(&line);
-        if let Some((kld, stderr)) = mix.measured {
-            let line =
-                format!("; by the importance matrix alone, on the text held back: {kld:.6} ± {stderr:.6}");
+        if let Some(MeasuredKld { mean_kld, stderr }) = mix.measured {
+            let line = format!(
+                "; by the importance matrix alone, on the text held back: {mean_kld:.6} ± {stderr:.6}"
+            );
             text.push_str(&line);
         }
     }
@@ -105,7 +106,7 @@ fn print_summary(out: &mut dyn Write, summary: &Summary) -> std::io::Result<()> 
             count(sizes.n_elems),
             bytes(sizes.bytes_before),
             bytes(sizes.bytes_after),
-            format!("{:.3}", sizes.bits_per_weight()),
+            format!("{:.3}", sizes.bits_per_weight),
         ]);
     }
     table.print(out)
@@ -123,8 +124,8 @@ pub(super) fn print_report(session: &Session, report: &QuantizationReport) -> an
         writeln!(
             out,
             "{}: {}, {} -> {} ({:.2} -> {:.2} bits per weight), {}, {:.0} MB/s, {}",
-            shown_paths(&report.written.paths),
-            if report.allocation.is_some() {
+            shown_paths(&report.files),
+            if report.target.is_some() {
                 "types for a size".to_owned()
             } else {
                 report.file_type.to_string()
@@ -132,13 +133,13 @@ pub(super) fn print_report(session: &Session, report: &QuantizationReport) -> an
             bytes(total.bytes_before),
             bytes(total.bytes_after),
             total.bits_per_weight_before(),
-            total.bits_per_weight(),
+            total.bits_per_weight,
             duration(report.seconds),
-            report.rate(),
+            report.mb_per_second,
             plural(report.n_fallbacks as u64, "fallback"),
         )?;
-        if let Some(allocation) = &report.allocation {
-            writeln!(out, "{}", target_lines(allocation))?;
+        if let Some(target) = &report.target {
+            writeln!(out, "{}", target_lines(target))?;
         }
         match &report.calibration {
             Some(report) => writeln!(out, "{}", calibration::line(report)),

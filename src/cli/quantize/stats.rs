@@ -1,32 +1,33 @@
 //! `gguf-quantize stats`: collects second moments of a model's matrix inputs, or a share of them, for `--stats`.
 
+mod report;
+
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use serde_json::json;
 
 use crate::arch::OutType;
 use crate::calibrate::{
-    BatchRange, CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, LayerMoments, LayerSums,
-    PartWriter, SELF_NAME, SelfTextKeeper, Solver, Statistics, StatisticsCounts, StatisticsPart,
-    StatisticsWriter, TextOptions, TextShare,
+    CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, LayerMoments, LayerSums, PartWriter,
+    SELF_NAME, SelfTextKeeper, Solver, Statistics, StatisticsCounts, StatisticsPart, StatisticsWriter,
+    TextOptions, TextShare,
 };
 use crate::cli::folder::folder_bytes;
 use crate::cli::job::failure;
 use crate::cli::quantize::calibrate::{given_texts, own_text};
-use crate::cli::render::{count, plural};
 use crate::cli::verify::engine_options;
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{Codes, Conversion, ConvertOptions};
 use crate::core::output::NewDirectory;
 use crate::core::progress::Progress;
-use crate::core::text::{bytes, escape};
+use crate::core::text::escape;
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::ModelKind;
 use crate::gguf::{GgufFile, Metadata, Share};
 use crate::job::calibration::{Calibration, CalibrationSources, OwnText};
 use crate::verify::{Model, ModelParts, Recall};
+use report::{CollectedStatistics, StatisticsOutcome, StatisticsReport};
 
 #[derive(Clone, Debug, Args)]
 #[command(
@@ -190,10 +191,11 @@ impl StatsArgs {
         for warning in run.warnings() {
             session.progress.warn(warning);
         }
+        let report = |outcome| StatisticsReport::new(&self.output, self.part, &text, &run, outcome);
         if self.dry_run {
-            return self.print_plan(session, &text, &run);
+            return report(StatisticsOutcome::Planned(run.needs())).print(session);
         }
-        let found = match self.is_there(model, &text, &run)? {
+        let counts = match self.is_there(model, &text, &run)? {
             Some(found) => {
                 let what = if self.part.is_some() { "this part was" } else { "these statistics were" };
                 session.note(&format!("{what} there already, and not collected again"));
@@ -201,7 +203,10 @@ impl StatsArgs {
             }
             None => self.collect(session, model, &text, &run)?,
         };
-        self.print_report(session, &text, &run, &found, start)
+        let n_bytes = folder_bytes(&self.output);
+        let seconds = start.elapsed().as_secs_f64();
+        let collected = CollectedStatistics { counts, n_bytes, seconds };
+        report(StatisticsOutcome::Collected(collected)).print(session)
     }
 
     /// Notes that every part lets the model write the same text, if that is so.
@@ -269,86 +274,5 @@ impl StatsArgs {
         })?;
         writer.commit(&sums)?;
         Ok(found)
-    }
-
-    fn json(&self, text: &CalibrationText, run: &CalibrationRun<'_>) -> serde_json::Value {
-        let kinds = text.kinds.iter().map(|kind| {
-            json!({ "name": kind.name, "tokens": kind.n_tokens(), "check_tokens": kind.n_held_out_tokens(), "seed": kind.seed })
-        });
-        let BatchRange { first, n, of } = run.batches();
-        json!({
-            "path": self.output.display().to_string(),
-            "part": self.part.map(|share| share.to_string()),
-            "tokens": run.n_tokens(),
-            "all_tokens": text.n_tokens(),
-            "batches": { "first": first, "count": n, "all": of },
-            "kinds": kinds.collect::<Vec<_>>(),
-        })
-    }
-
-    /// Describes the text that is run.
-    fn words(&self, text: &CalibrationText, run: &CalibrationRun<'_>) -> String {
-        let kinds = plural(text.kinds.len() as u64, "kind");
-        let all = count(text.n_tokens() as u64);
-        match self.part {
-            None => format!("{all} tokens of {kinds} of text"),
-            Some(share) => {
-                let BatchRange { n, of, .. } = run.batches();
-                let own = count(run.n_tokens() as u64);
-                format!("part {share}: {own} of {all} tokens of {kinds} of text, {n} of {of} batches")
-            }
-        }
-    }
-
-    fn print_plan(
-        &self,
-        session: &Session,
-        text: &CalibrationText,
-        run: &CalibrationRun<'_>,
-    ) -> anyhow::Result<()> {
-        let needs = run.needs();
-        if session.common.json {
-            let mut json = self.json(text, run);
-            json["needed_bytes"] = needs.least_bytes.into();
-            json["in_memory_bytes"] = needs.all_bytes.into();
-            return session.print_json(&json);
-        }
-        session.print(|out| {
-            writeln!(out, "{}", self.words(text, run))?;
-            let (least, all) = (bytes(needs.least_bytes), bytes(needs.all_bytes));
-            writeln!(out, "memory in addition to the weights: {all}, or {least} with hidden states on disk")
-        })
-    }
-
-    fn print_report(
-        &self,
-        session: &Session,
-        text: &CalibrationText,
-        run: &CalibrationRun<'_>,
-        found: &StatisticsCounts,
-        start: Instant,
-    ) -> anyhow::Result<()> {
-        let n_bytes = folder_bytes(&self.output);
-        if session.common.json {
-            let mut json = self.json(text, run);
-            json["layers"] = found.n_layers.into();
-            json["matrices"] = found.n_matrices.into();
-            json["bytes"] = n_bytes.into();
-            json["seconds"] = start.elapsed().as_secs_f64().into();
-            return session.print_json(&json);
-        }
-        if session.common.quiet {
-            return Ok(());
-        }
-        session.print(|out| {
-            writeln!(
-                out,
-                "{}: moments of {} matrices, {}; {}",
-                escape(&self.output.display().to_string()),
-                found.n_matrices,
-                bytes(n_bytes),
-                self.words(text, run)
-            )
-        })
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io::{self, Write};
 
-use serde_json::Value;
+use serde::Serialize;
 
 use crate::core::text::{escape_lines, is_unsafe};
 
@@ -33,19 +33,22 @@ fn cut(text: &str, most: usize) -> String {
     }
 }
 
-/// Prints a JSON document. Characters that a terminal would obey are written as JSON escapes: `\u202e`.
+/// Prints a report as a JSON document. Characters that a terminal would obey are written as JSON escapes: `\u202e`.
+///
+/// 32-bit floats are printed with the digits of their 64-bit values.
 ///
 /// # Errors
 /// I/O errors.
-pub(crate) fn write_json(out: &mut dyn Write, document: &Value) -> io::Result<()> {
+pub(crate) fn write_json(out: &mut dyn Write, report: &impl Serialize) -> io::Result<()> {
+    let document = serde_json::to_value(report)?;
     let out = Replacing { out, replace: push_json };
-    serde_json::to_writer_pretty(out, document).map_err(io::Error::from)
+    serde_json::to_writer_pretty(out, &document).map_err(io::Error::from)
 }
 
-/// Returns a JSON document as text, in the form of [`write_json`].
-pub(crate) fn json_text(document: &Value) -> io::Result<String> {
+/// Returns a report as the text of a JSON document, in the form of [`write_json`].
+pub(crate) fn json_text(report: &impl Serialize) -> io::Result<String> {
     let mut bytes = Vec::new();
-    write_json(&mut bytes, document)?;
+    write_json(&mut bytes, report)?;
     bytes.push(b'\n');
     String::from_utf8(bytes).map_err(io::Error::other)
 }
@@ -103,7 +106,7 @@ impl Write for Replacing<'_> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 

@@ -3,16 +3,17 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::json;
+use serde::Serialize;
 
-use crate::calibrate::{StatisticsPart, combine_statistics};
+use crate::calibrate::{CombinedStatistics, StatisticsPart, combine_statistics};
 use crate::cli::folder::folder_bytes;
 use crate::cli::render::{count, plural};
 use crate::cli::verify::limits::{LimitArgs, against_baseline, given};
-use crate::cli::verify::report::{Detail, ModelReport};
+use crate::cli::verify::report::{Detail, ModelReport, VerifyDocument};
 use crate::cli::verify::{imatrix, printout, report};
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::text::{bytes, escape};
+use crate::core::written::as_path;
 use crate::verify::{PartError, Verdict, VerificationPart, combine_parts};
 
 #[derive(Debug, Args)]
@@ -67,6 +68,20 @@ impl PartKind {
     }
 }
 
+/// Report of statistics that were combined.
+#[derive(Serialize)]
+struct CombinedStatisticsReport<'a> {
+    /// The written folder.
+    #[serde(serialize_with = "as_path")]
+    path: &'a Path,
+    /// Contents of the folder.
+    #[serde(flatten)]
+    found: CombinedStatistics,
+    /// Size of the folder in bytes.
+    #[serde(rename = "bytes")]
+    n_bytes: u64,
+}
+
 impl CombineArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let kinds = self.parts.iter().map(|path| PartKind::of(path)).collect::<Result<Vec<_>, _>>()?;
@@ -117,7 +132,7 @@ impl CombineArgs {
             next: None,
         }];
         if session.common.json {
-            session.print_json(&report::to_json(&entries, &[]))?;
+            session.print_json(&VerifyDocument::new(&entries, &[]))?;
         } else {
             let detail = if session.common.verbose > 0 { Detail::Full } else { Detail::Brief };
             session.print(|out| printout::print(&entries, out, detail))?;
@@ -151,31 +166,24 @@ impl CombineArgs {
                 format!("`{option}` is about importance matrices, and these are parts of statistics");
             return Err(UsageError(message).into());
         }
-        let Some(output) = &self.output else {
+        let Some(path) = &self.output else {
             let message = "statistics are put together in a folder: give `-o DIR`";
             return Err(UsageError(message.to_owned()).into());
         };
-        let found = combine_statistics(&self.parts, output, !session.common.no_sync, &session.progress)?;
-        let n_bytes = folder_bytes(output);
+        let found = combine_statistics(&self.parts, path, !session.common.no_sync, &session.progress)?;
+        let report = CombinedStatisticsReport { path, found, n_bytes: folder_bytes(path) };
         if session.common.json {
-            session.print_json(&json!({
-                "path": output.display().to_string(),
-                "parts": found.n_parts,
-                "tokens": found.n_tokens,
-                "kinds": found.kinds,
-                "layers": found.n_layers,
-                "bytes": n_bytes,
-            }))?;
+            session.print_json(&report)?;
         } else if !session.common.quiet {
             session.print(|out| {
                 writeln!(
                     out,
                     "{}: statistics of {} tokens of {} of text in {}, {}",
-                    escape(&output.display().to_string()),
-                    count(found.n_tokens),
-                    plural(found.kinds.len() as u64, "kind"),
-                    plural(found.n_parts as u64, "part"),
-                    bytes(n_bytes)
+                    escape(&path.display().to_string()),
+                    count(report.found.n_tokens),
+                    plural(report.found.kinds.len() as u64, "kind"),
+                    plural(report.found.n_parts as u64, "part"),
+                    bytes(report.n_bytes)
                 )
             })?;
         }

@@ -35,7 +35,7 @@ fn place(layer: &LayerRouting) -> String {
 fn size(routing: &RoutingReport) -> String {
     let n_layers = routing.layers.len();
     let layers = if n_layers == 1 { "1 layer".to_owned() } else { format!("{n_layers} layers") };
-    let mut numbers = routing.layers.iter().map(|layer| layer.tokens.len());
+    let mut numbers = routing.layers.iter().map(|layer| layer.n_experts);
     let first = numbers.next().unwrap_or(0);
     if numbers.all(|n| n == first) {
         format!("{layers} x {first}")
@@ -50,7 +50,7 @@ pub(super) fn summary(routing: &RoutingReport) -> String {
     match routing.n_unseen() {
         0 => format!("{size}, all reached"),
         n => {
-            let places = routing.layers.iter().map(|layer| (place(layer), layer.unseen()));
+            let places = routing.layers.iter().map(|layer| (place(layer), layer.unseen.clone()));
             let list = named(places, MAX_NAMED);
             format!("{size}, {n} got no token and are not in the figures: {list}")
         }
@@ -61,15 +61,15 @@ pub(super) fn summary(routing: &RoutingReport) -> String {
 fn spread(routing: &RoutingReport) -> Option<String> {
     let layers = &routing.layers;
     // The first one if several are equal.
-    let busiest = layers.iter().rev().max_by(|a, b| a.busiest().total_cmp(&b.busiest()))?;
-    let least = layers.iter().min_by(|a, b| a.least().total_cmp(&b.least()))?;
-    let uneven = layers.iter().filter_map(|layer| Some((layer, layer.evenness()?)));
+    let busiest = layers.iter().rev().max_by(|a, b| a.busiest.total_cmp(&b.busiest))?;
+    let least = layers.iter().min_by(|a, b| a.least.total_cmp(&b.least))?;
+    let uneven = layers.iter().filter_map(|layer| Some((layer, layer.evenness?)));
     let uneven = uneven.min_by(|a, b| a.1.total_cmp(&b.1));
     let mut text = format!(
         "busiest {:.2} % ({}), least {:.2} % ({})",
-        100.0 * busiest.busiest(),
+        100.0 * busiest.busiest,
         place(busiest),
-        100.0 * least.least(),
+        100.0 * least.least,
         place(least)
     );
     if let Some((layer, evenness)) = uneven {
@@ -101,7 +101,7 @@ mod tests {
     fn layer(layer: usize, tokens: &[u64], agreement: Option<f64>) -> LayerRouting {
         let routed = tokens.iter().sum::<u64>() / 2;
         let router = format!("blk.{layer}.ffn_gate_inp.weight");
-        LayerRouting { layer: Some(layer), router, routed, tokens: tokens.to_vec(), agreement }
+        LayerRouting::new(Some(layer), router, routed, tokens.to_vec(), agreement)
     }
 
     fn text(layers: Vec<LayerRouting>) -> String {

@@ -27,7 +27,7 @@ pub(super) fn table(entries: &[ModelReport]) -> Option<Table> {
         for row in &entry.report.prompt_files {
             let p = row.perplexity.as_ref();
             let mut cells = vec![
-                name(&row.file.path),
+                name(&row.path),
                 row.chunks.to_string(),
                 p.map_or(0, |p| p.tokens).to_string(),
                 p.map(|p| format!("{:.4}", p.value)).unwrap_or_default(),
@@ -38,7 +38,7 @@ pub(super) fn table(entries: &[ModelReport]) -> Option<Table> {
             }
             if has_reference {
                 let kld = row.kld.as_ref();
-                cells.push(kld.map(|kld| format!("{:.6}", kld.value)).unwrap_or_default());
+                cells.push(kld.map(|kld| format!("{:.6}", kld.mean)).unwrap_or_default());
                 cells.push(kld.map(|kld| format!("{:.6}", kld.stderr)).unwrap_or_default());
             }
             table.row(cells);

@@ -1,6 +1,7 @@
 //! `gguf-verify imatrix`: collects an importance matrix, merges several, and shows the content of one.
 
 mod collect;
+mod contents;
 mod coverage;
 mod merge_matrices;
 mod save;
@@ -10,7 +11,8 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand};
 
-use crate::cli::verify::imatrix::collect::{CollectArgs, report_sums};
+use crate::cli::verify::imatrix::collect::{CollectArgs, ImatrixReport};
+use crate::cli::verify::imatrix::contents::MatrixContents;
 use crate::cli::verify::imatrix::merge_matrices::MergeMatricesArgs;
 use crate::cli::verify::imatrix::save::MatrixOutput;
 use crate::cli::verify::imatrix::show::ShowArgs;
@@ -18,7 +20,7 @@ use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::{Destination, OutputKind};
 use crate::gguf::{CombinedImatrix, UnfinishedRun, combine_imatrix_parts};
 use crate::job::Guard;
-use crate::verify::Perplexity;
+use crate::verify::{Perplexity, expert_coverage};
 
 #[derive(Debug, Args)]
 #[command(
@@ -66,8 +68,16 @@ pub(super) fn combine(
     let CombinedImatrix { sums, nll } = combine_imatrix_parts(files)?;
     let target = MatrixOutput { path: output, legacy, sync: !session.common.no_sync, inputs: files.to_vec() };
     target.warn_of_name(session);
-    let size = target.write(&sums)?;
-    report_sums(output, &sums, Perplexity::of_nll(nll.iter().copied()), size, None, session)?;
+    let report = ImatrixReport {
+        file: output,
+        file_bytes: target.write(&sums)?,
+        contents: MatrixContents::of(&sums),
+        perplexity: Perplexity::of_nll(nll.iter().copied()),
+        experts: expert_coverage(&sums),
+        part: None,
+        n_parts: None,
+    };
+    report.print(session)?;
     Ok(Exit::Done)
 }
 

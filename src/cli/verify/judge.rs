@@ -15,7 +15,7 @@ use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::page::Reports;
 use crate::cli::verify::per_token::PerTokenFile;
 use crate::cli::verify::prompt_files::PromptFiles;
-use crate::cli::verify::report::{Detail, ModelReport};
+use crate::cli::verify::report::{Detail, ModelReport, VerifyDocument};
 use crate::cli::verify::tasks::TaskArgs;
 use crate::cli::verify::trace::Trace;
 use crate::cli::verify::{CutArgs, engine_options, printout, report};
@@ -219,7 +219,7 @@ impl VerifyArgs {
         session: &Session,
     ) -> anyhow::Result<Exit> {
         if session.common.json {
-            session.print_json(&report::to_json(entries, failures))?;
+            session.print_json(&VerifyDocument::new(entries, failures))?;
         } else {
             let detail = if session.common.verbose > 0 { Detail::Full } else { Detail::Brief };
             session.print(|out| printout::print(entries, out, detail))?;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::json;
+use serde::Serialize;
 
 use crate::cli::verify::engine_options;
 use crate::cli::verify::model::OpenedModel;
@@ -29,6 +29,15 @@ pub(super) struct LogitsArgs {
     output: Option<PathBuf>,
 }
 
+/// Line of the output: logits after a prompt.
+#[derive(Serialize)]
+struct PromptLogits<'a> {
+    /// Index of the prompt, from 0.
+    prompt: usize,
+    /// Logits after the last token of the prompt, one for each token of the vocabulary.
+    logits: &'a [f32],
+}
+
 impl LogitsArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         // Checked before the work, not after it.
@@ -47,8 +56,7 @@ impl LogitsArgs {
         let options = engine_options(&session.common);
         let done = opened.with(None, |model| {
             last_logits(model, prompts.sources(), &options, &session.progress, |prompt, logits| {
-                let line = json!({ "prompt": prompt, "logits": logits });
-                lines.add(&line).map_err(|error| {
+                lines.add(&PromptLogits { prompt, logits }).map_err(|error| {
                     failed = Some(error);
                     VerifyError::Io(std::io::Error::other("not written"))
                 })
@@ -80,8 +88,8 @@ impl<'a> LogitLines<'a> {
         Ok(Self { session, file, buffer: Vec::new() })
     }
 
-    fn add(&mut self, line: &serde_json::Value) -> anyhow::Result<()> {
-        writeln!(self.buffer, "{line}")?;
+    fn add(&mut self, line: &PromptLogits<'_>) -> anyhow::Result<()> {
+        writeln!(self.buffer, "{}", serde_json::to_value(line)?)?;
         if self.buffer.len() >= Self::BUFFER_BYTES { self.flush() } else { Ok(()) }
     }
 

@@ -115,7 +115,7 @@ fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
     columns.extend(tasks.into_iter().flatten().map(|first| {
         Column::new(first.kind.name(), |entry| {
             let answered = entry.report.tasks.iter().find(|answered| answered.kind == first.kind);
-            answered.map(|answered| format!("{:.2} %", 100.0 * answered.accuracy())).unwrap_or_default()
+            answered.map(|answered| format!("{:.2} %", 100.0 * answered.accuracy)).unwrap_or_default()
         })
     }));
     columns

@@ -15,14 +15,16 @@ mod run_info;
 
 use std::path::{Path, PathBuf};
 
-use serde_json::json;
+use serde::Serialize;
 
 use crate::cli::render::json_text;
-use crate::cli::verify::report::{self, ModelReport};
+use crate::cli::verify::report::{ModelReport, VerifyDocument};
 use crate::cli::{Session, UsageError};
 use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
 use crate::core::text::escape;
 use crate::job::Guard;
+
+use run_info::RunInfo;
 
 /// Format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +56,16 @@ impl ReportFormat {
             }
         }
     }
+}
+
+/// Document of `--report FILE.json`.
+#[derive(Clone, Debug, Serialize)]
+struct ReportFile<'a> {
+    /// Output of `--json`.
+    #[serde(flatten)]
+    document: VerifyDocument<'a>,
+    /// Record of the run.
+    run: &'a RunInfo,
 }
 
 /// Files named by `--report`, checked before any work.
@@ -99,7 +111,7 @@ impl Reports {
         if self.is_empty() {
             return Ok(());
         }
-        let run = run_info::RunInfo::of(session, inputs)?;
+        let run = RunInfo::of(session, inputs)?;
         let mut page = data::PageData::new(entries, baseline, inputs, run);
         if let Some(title) = title {
             page.title = escape(title).into_owned();
@@ -110,10 +122,7 @@ impl Reports {
                 ReportFormat::Html => html::render(&page)?,
                 ReportFormat::Markdown => markdown::render(&page)?,
                 ReportFormat::Json => {
-                    let mut document = report::to_json(entries, &[]);
-                    if let Some(map) = document.as_object_mut() {
-                        map.insert("run".to_owned(), json!(page.run));
-                    }
+                    let document = ReportFile { document: VerifyDocument::new(entries, &[]), run: &page.run };
                     json_text(&document)?
                 }
             };

@@ -1,12 +1,13 @@
 //! `--per-token`: the loss at every position of every prompt, and the first choices of the models there.
 
-use crate::core::text::hex;
 use std::io::Write;
 use std::path::Path;
 
-use serde_json::{Map, Value as Json, json};
+use serde::Serialize;
 
 use crate::core::output::{OutputError, OutputFile};
+use crate::core::text::hex;
+use crate::core::written::as_path;
 use crate::tokenizer::Encoder;
 use crate::verify::{Position, Prompt};
 
@@ -38,8 +39,8 @@ impl PerTokenFile {
             let n_own = rest.iter().take_while(|position| position.prompt == at).count();
             let (own, later) = rest.split_at(n_own);
             rest = later;
-            let mut line =
-                serde_json::to_vec(&line(model, encoder, at, prompt, own)).map_err(std::io::Error::from)?;
+            let line = TokenLine::new(model, encoder, at, prompt, own);
+            let mut line = serde_json::to_vec(&line).map_err(std::io::Error::from)?;
             writeln!(line)?;
             self.file.write_at(self.offset, &line)?;
             self.offset += line.len() as u64;
@@ -52,46 +53,111 @@ impl PerTokenFile {
     }
 }
 
-/// Text of a token: a string, or hex bytes if they are not valid UTF-8 by themselves.
-fn text(encoder: Option<&Encoder>, token: u32) -> Json {
-    let Some(encoder) = encoder else { return Json::Null };
-    let bytes = encoder.decode(&[token]);
-    match std::str::from_utf8(&bytes) {
-        Ok(text) => json!(text),
-        Err(_) => json!({ "hex": hex(&bytes) }),
+/// Line of one prompt. A list has an element for each token, or for each one after the first; elements that were not
+/// computed are null.
+#[derive(Clone, Debug, Serialize)]
+struct TokenLine<'a> {
+    /// Path of the model, as it was given.
+    #[serde(serialize_with = "as_path")]
+    file: &'a Path,
+    /// Index of the prompt, from 0.
+    prompt: usize,
+    /// Id of each token.
+    tokens: &'a [u32],
+    /// Negative log likelihood of each token after the first, natural logarithm.
+    nll: Vec<Option<f64>>,
+    /// Id of the model's first choice for each token after the first.
+    top: Vec<Option<u32>>,
+    /// Divergence from the baseline at each token after the first, in nats.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kld: Option<Vec<Option<f64>>>,
+    /// Negative log likelihood of each token after the first in the baseline.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    baseline_nll: Option<Vec<Option<f64>>>,
+    /// Id of the baseline's first choice for each token after the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    baseline_top: Option<Vec<Option<u32>>>,
+    /// Text of each token, if the tokenizer is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<Vec<TokenText>>,
+    /// Text of `top`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_text: Option<Vec<Option<TokenText>>>,
+    /// Text of `baseline_top`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    baseline_top_text: Option<Vec<Option<TokenText>>>,
+}
+
+/// Text of a token, or its bytes if they are not valid UTF-8 by themselves.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+enum TokenText {
+    Text(String),
+    Bytes(TokenBytes),
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct TokenBytes {
+    /// Bytes in lower-case hexadecimal.
+    hex: String,
+}
+
+impl TokenText {
+    fn of(encoder: &Encoder, token: u32) -> Self {
+        match String::from_utf8(encoder.decode(&[token])) {
+            Ok(text) => Self::Text(text),
+            Err(error) => Self::Bytes(TokenBytes { hex: hex(error.as_bytes()) }),
+        }
     }
 }
 
-fn line(model: &Path, encoder: Option<&Encoder>, at: usize, prompt: &Prompt, positions: &[Position]) -> Json {
-    let n = prompt.tokens.len().saturating_sub(1);
-    let column = |value: &dyn Fn(&Position) -> Option<Json>| {
-        let mut column = vec![Json::Null; n];
-        for position in positions {
+impl<'a> TokenLine<'a> {
+    fn new(
+        file: &'a Path,
+        encoder: Option<&Encoder>,
+        at: usize,
+        prompt: &'a Prompt,
+        positions: &[Position],
+    ) -> Self {
+        let columns = Columns { n: prompt.tokens.len().saturating_sub(1), positions };
+        let has_reference = positions.iter().any(|position| position.reference.is_some());
+        let text =
+            |encoder: &Encoder| prompt.tokens.iter().map(|&token| TokenText::of(encoder, token)).collect();
+        let top_text = |encoder| columns.of(|p| Some(TokenText::of(encoder, p.score.top)));
+        let baseline_top_text =
+            |encoder| columns.of(|p| Some(TokenText::of(encoder, p.reference?.score.top)));
+        Self {
+            file,
+            prompt: at,
+            tokens: &prompt.tokens,
+            nll: columns.of(|p| Some(p.score.nll)),
+            top: columns.of(|p| Some(p.score.top)),
+            kld: has_reference.then(|| columns.of(|p| Some(p.reference?.kld))),
+            baseline_nll: has_reference.then(|| columns.of(|p| Some(p.reference?.score.nll))),
+            baseline_top: has_reference.then(|| columns.of(|p| Some(p.reference?.score.top))),
+            text: encoder.map(text),
+            top_text: encoder.map(top_text),
+            baseline_top_text: encoder.filter(|_| has_reference).map(baseline_top_text),
+        }
+    }
+}
+
+/// Computed positions of a prompt of which `n` tokens have a predecessor.
+#[derive(Clone, Copy)]
+struct Columns<'a> {
+    n: usize,
+    positions: &'a [Position],
+}
+
+impl Columns<'_> {
+    /// Returns a value of each token after the first; `None` at those that were not computed.
+    fn of<T>(self, value: impl Fn(&Position) -> Option<T>) -> Vec<Option<T>> {
+        let mut column: Vec<Option<T>> = (0..self.n).map(|_| None).collect();
+        for position in self.positions {
             if let Some(slot) = position.at.checked_sub(1).and_then(|at| column.get_mut(at)) {
-                *slot = value(position).unwrap_or_default();
+                *slot = value(position);
             }
         }
-        Json::from(column)
-    };
-    let mut line = Map::new();
-    let mut add = |name: &str, value| line.insert(name.to_owned(), value);
-    add("file", json!(model.display().to_string()));
-    add("prompt", json!(at));
-    add("tokens", json!(prompt.tokens));
-    add("nll", column(&|p| Some(json!(p.score.nll))));
-    add("top", column(&|p| Some(json!(p.score.top))));
-    let has_reference = positions.iter().any(|position| position.reference.is_some());
-    if has_reference {
-        add("kld", column(&|p| Some(json!(p.reference?.kld))));
-        add("baseline_nll", column(&|p| Some(json!(p.reference?.score.nll))));
-        add("baseline_top", column(&|p| Some(json!(p.reference?.score.top))));
+        column
     }
-    if encoder.is_some() {
-        add("text", prompt.tokens.iter().map(|&token| text(encoder, token)).collect());
-        add("top_text", column(&|p| Some(text(encoder, p.score.top))));
-        if has_reference {
-            add("baseline_top_text", column(&|p| Some(text(encoder, p.reference?.score.top))));
-        }
-    }
-    Json::Object(line)
 }

@@ -1,12 +1,13 @@
-//! Verdicts of files, and their JSON.
+//! Verdicts of files, for readers and for programs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value as Json, json};
+use serde::Serialize;
 
 use crate::cli::render::error_line;
 use crate::cli::verify::details::Details;
-use crate::verify::{Report, Verdict};
+use crate::core::written::as_path;
+use crate::verify::{Report, ReportDocument, Verdict};
 
 /// Level of detail of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,38 +36,78 @@ pub(super) struct ModelReport {
     pub(super) next: Option<String>,
 }
 
-impl ModelReport {
-    fn to_json(&self) -> Json {
-        let mut map = Map::new();
-        map.insert("file".to_owned(), json!(self.path.display().to_string()));
-        map.insert("size_bytes".to_owned(), json!(self.size_bytes));
-        map.insert("type".to_owned(), json!(self.file_type));
-        if let Json::Object(report) = self.report.to_json() {
-            map.extend(report);
-        }
-        Json::Object(map)
-    }
-}
-
 /// Returns the worst of all verdicts.
 pub(super) fn verdict(entries: &[ModelReport]) -> Verdict {
     entries.iter().map(|entry| entry.report.verdict).max().unwrap_or(Verdict::Pass)
 }
 
-/// Returns one report as it is; several under `models`, with the worst verdict, and failed files under `failed`.
-pub(super) fn to_json(entries: &[ModelReport], failures: &[(PathBuf, anyhow::Error)]) -> Json {
-    if let ([entry], []) = (entries, failures) {
-        return entry.to_json();
+/// Document of `--json`.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub(super) enum VerifyDocument<'a> {
+    One(Box<ModelDocument<'a>>),
+    Several(ModelsDocument<'a>),
+}
+
+/// Report of one model.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct ModelDocument<'a> {
+    /// Path of the model, as it was given.
+    #[serde(serialize_with = "as_path")]
+    file: &'a Path,
+    /// Total bytes of all parts; null for a checkpoint.
+    size_bytes: Option<u64>,
+    /// File type that the file declares: `Q4_K_M`.
+    #[serde(rename = "type")]
+    file_type: Option<&'a str>,
+    #[serde(flatten)]
+    report: ReportDocument<'a>,
+}
+
+/// Reports of several models.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct ModelsDocument<'a> {
+    /// Worst of all verdicts.
+    verdict: Verdict,
+    /// Report of each model that was judged.
+    models: Vec<ModelDocument<'a>>,
+    /// Models that could not be judged.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    failed: Vec<FailedModel<'a>>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+struct FailedModel<'a> {
+    /// Path of the model, as it was given.
+    #[serde(serialize_with = "as_path")]
+    file: &'a Path,
+    /// Reason of the failure, in one line.
+    error: String,
+}
+
+impl<'a> VerifyDocument<'a> {
+    /// Makes the document of all models; a single one without failures stands alone.
+    pub(super) fn new(entries: &'a [ModelReport], failures: &'a [(PathBuf, anyhow::Error)]) -> Self {
+        if let ([entry], []) = (entries, failures) {
+            return Self::One(Box::new(ModelDocument::from(entry)));
+        }
+        let failed =
+            failures.iter().map(|(path, error)| FailedModel { file: path, error: error_line(error) });
+        Self::Several(ModelsDocument {
+            verdict: verdict(entries),
+            models: entries.iter().map(ModelDocument::from).collect(),
+            failed: failed.collect(),
+        })
     }
-    let mut document = json!({
-        "verdict": verdict(entries).name(),
-        "models": entries.iter().map(ModelReport::to_json).collect::<Vec<_>>(),
-    });
-    if !failures.is_empty() {
-        let failed = failures
-            .iter()
-            .map(|(path, error)| json!({ "file": path.display().to_string(), "error": error_line(error) }));
-        document["failed"] = failed.collect();
+}
+
+impl<'a> From<&'a ModelReport> for ModelDocument<'a> {
+    fn from(entry: &'a ModelReport) -> Self {
+        Self {
+            file: &entry.path,
+            size_bytes: entry.size_bytes,
+            file_type: entry.file_type.as_deref(),
+            report: ReportDocument::from(&entry.report),
+        }
     }
-    document
 }

@@ -54,17 +54,16 @@ impl TaskArgs {
 /// Prints one line: the share of right answers, its error, and the share that guessing gives.
 pub(super) fn print(report: &TaskReport, out: &mut dyn Write) -> std::io::Result<()> {
     let percent = |share: f64| 100.0 * share;
-    let (low, high) = report.interval();
-    let n = report.outcomes.len();
+    let n = report.n_tasks;
     let of = if n < report.n_in_file { format!(" of {}", report.n_in_file) } else { String::new() };
     writeln!(
         out,
         "{:<15} {:.4} ± {:.4} % right of {n}{of} tasks (95 %: {:.4} to {:.4}, guessing: {:.4})",
         report.kind.name(),
-        percent(report.accuracy()),
-        percent(report.stderr()),
-        percent(low),
-        percent(high),
-        percent(report.chance())
+        percent(report.accuracy),
+        percent(report.stderr),
+        percent(report.low),
+        percent(report.high),
+        percent(report.chance)
     )
 }

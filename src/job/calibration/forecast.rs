@@ -64,7 +64,7 @@ impl Calibration {
                 let tokens = text.n_tokens();
                 quantization.run.stops_here(&CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
             }
-            Ok(CalibrationPlan { outlook, text: TextFacts::of(&text), solver: self.solver, self_bytes })
+            Ok(CalibrationPlan::of(outlook, TextFacts::of(&text), self.solver, self_bytes))
         })
     }
 

@@ -13,7 +13,7 @@ use crate::job::calibration::statistics::end_work;
 use crate::job::calibration::{Calibration, CalibrationReport, CalibrationSources, sized};
 use crate::job::quantize::CheckedQuantization;
 use crate::job::report::QuantizationReport;
-use crate::job::size::option;
+use crate::job::size::{TargetReport, option};
 use crate::job::{Contradiction, JobError};
 use crate::quantize::QuantizePlan;
 use crate::verify::{Model, ModelParts, Recall};
@@ -93,10 +93,10 @@ impl Calibration {
         plan = plan.with_keys(&fidelity.keys);
         quantization.remark(&plan);
         let sized = sized.as_ref().map(|sized| sized::finish(quantization, self, model, &text, sized, &plan));
-        let allocation = sized.transpose()?;
+        let target = sized.transpose()?.as_ref().map(TargetReport::from);
         let report = quantization.written(&plan, quantize.file_type)?;
         let calibration = Some(CalibrationReport::of(&fidelity, &text, self.solver));
-        Ok(QuantizationReport { allocation, calibration, ..report })
+        Ok(QuantizationReport { calibration, target, ..report })
     }
 
     /// Number of stages that are known beforehand: types for a size, solving, measuring, writing.

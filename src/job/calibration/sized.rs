@@ -8,7 +8,7 @@ use crate::job::calibration::Calibration;
 use crate::job::plan::QuantizationPlan;
 use crate::job::quantize::CheckedQuantization;
 use crate::job::size::warn_if_small;
-use crate::quantize::{Allocation, QuantizeOptions, QuantizePlan, StandardMix};
+use crate::quantize::{Allocation, MeasuredKld, QuantizeOptions, QuantizePlan, StandardMix};
 use crate::verify::Model;
 
 /// Chooses types if a size decides, and reports them before they are used.
@@ -54,7 +54,7 @@ pub(super) fn finish(
     let options = QuantizeOptions { file_type: mix.file_type, pure: false, ..quantization.options.clone() };
     let of_mix = QuantizePlan::new(&quantization.input, &options, Some(&chosen.imatrix))?;
     let found = measure_mix(&of_mix, model, text, calibration.engine(), quantization.run.progress())?;
-    let measured = Some((found.mean.value, found.mean.stderr));
+    let measured = Some(MeasuredKld { mean_kld: found.mean.value, stderr: found.mean.stderr });
     allocation.mix = Some(StandardMix { measured, ..mix });
     Ok(allocation)
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use gguf_foundry::arch::{CardKind, Registry, all_facts, facts};
+use gguf_foundry::arch::{CardFacts, CardKind, KeyDefault, Registry, all_facts, facts};
 use gguf_foundry::engine::{Stage, stage};
 
 use crate::support::{programs, root};
@@ -40,8 +40,8 @@ fn table() -> String {
     let registry = Registry::embedded().unwrap();
     let mut rows: BTreeMap<(String, String), (Vec<String>, bool)> = BTreeMap::new();
     for card in all_facts(&registry) {
-        let row = rows.entry((card.family, card.gguf)).or_insert((Vec::new(), true));
-        row.0.extend(card.classes.iter().map(|class| format!("`{class}`")));
+        let row = rows.entry((card.head.family, card.head.gguf)).or_insert((Vec::new(), true));
+        row.0.extend(card.head.classes.iter().map(|class| format!("`{class}`")));
         row.1 &= card.one_way.is_empty();
     }
     let mut text = HEAD.to_owned();
@@ -57,10 +57,10 @@ fn table() -> String {
         writeln!(text, "| `{family}` | `{arch}` | {} | {back} | {engine} |", classes.join(", ")).unwrap();
     }
     text.push_str(TOWERS);
-    for card in all_facts(&Registry::embedded_of(CardKind::Mmproj).unwrap()) {
-        let mut classes: Vec<String> = card.classes.iter().map(|class| format!("`{class}`")).collect();
+    for CardFacts { head, .. } in all_facts(&Registry::embedded_of(CardKind::Mmproj).unwrap()) {
+        let mut classes: Vec<String> = head.classes.iter().map(|class| format!("`{class}`")).collect();
         classes.sort();
-        writeln!(text, "| `{}` | {} |", card.name, classes.join(", ")).unwrap();
+        writeln!(text, "| `{}` | {} |", head.name, classes.join(", ")).unwrap();
     }
     text
 }
@@ -86,31 +86,32 @@ fn the_table_of_the_documentation_is_that_of_the_cards() {
 #[test]
 fn facts_say_what_a_card_reads_and_writes() {
     let registry = Registry::embedded().unwrap();
-    for card in all_facts(&registry) {
+    for CardFacts { head, contents, .. } in all_facts(&registry) {
         assert!(
-            !card.tensors.is_empty() && !card.keys.is_empty() && !card.config.is_empty(),
+            !contents.tensors.is_empty() && !contents.keys.is_empty() && !contents.config.is_empty(),
             "{}",
-            card.name
+            head.name
         );
-        assert!(card.tensors.iter().all(|tensor| !tensor.sources.is_empty()), "{}", card.name);
-        assert!(registry.by_gguf(&card.family).is_some(), "{}: {}", card.name, card.family);
+        assert!(contents.tensors.iter().all(|tensor| !tensor.sources.is_empty()), "{}", head.name);
+        assert!(registry.by_gguf(&head.family).is_some(), "{}: {}", head.name, head.family);
     }
     let one = |name: &str| {
         let mut found = facts(&registry, name);
         assert!(!found.is_empty(), "{name}");
-        found.remove(0)
+        found.remove(0).head
     };
-    let llama = facts(&registry, "llama").remove(0);
+    let CardFacts { head, contents: llama, one_way } = facts(&registry, "llama").remove(0);
     let q = llama.tensors.iter().find(|tensor| tensor.targets == ["blk.{bid}.attn_q"]).unwrap();
     assert_eq!(q.sources, ["model.layers.{bid}.self_attn.q_proj"]);
     assert_eq!(q.ops, ["permute_rope"]);
     let w1 = llama.tensors.iter().find(|tensor| tensor.targets == ["blk.{bid}.ffn_gate_exps"]).unwrap();
     assert_eq!(w1.joined, Some("stacked"));
-    let vocab = llama.config.iter().find(|row| row.0 == "vocab_size").unwrap();
-    assert!(vocab.1.contains(&("llama".to_owned(), "32000".to_owned())), "{vocab:?}");
+    let vocab = llama.config.iter().find(|row| row.key == "vocab_size").unwrap();
+    let default = KeyDefault { model_type: "llama".to_owned(), value: "32000".to_owned() };
+    assert!(vocab.defaults.contains(&default), "{vocab:?}");
     assert!(llama.keys.contains(&"llama.rope.freq_base".to_owned()), "{:?}", llama.keys);
     assert!(llama.annotations.contains(&"gguf_foundry.attention.sliding_window".to_owned()));
-    assert!(llama.tokenizer.contains(&"llama_hf".to_owned()) && llama.one_way.is_empty());
+    assert!(head.tokenizer.contains(&"llama_hf".to_owned()) && one_way.is_empty());
 
     assert_eq!(one("llama/internlm3").classes, ["InternLM3ForCausalLM"]);
     assert_eq!(one("Qwen3ForCausalLM").gguf, "qwen3");
@@ -123,9 +124,9 @@ fn facts_say_what_a_card_reads_and_writes() {
     assert!(!draft.options.contains(&"--mistral-format".to_owned()), "{:?}", draft.options);
     let in_own_format = one("MistralModel");
     assert!(in_own_format.options.contains(&"--mistral-format".to_owned()), "{:?}", in_own_format.options);
-    for card in all_facts(&registry) {
-        let modes: std::collections::BTreeSet<&String> = card.tokenizer.iter().collect();
-        assert_eq!(modes.len(), card.tokenizer.len(), "{}: {:?}", card.name, card.tokenizer);
+    for CardFacts { head, .. } in all_facts(&registry) {
+        let modes: std::collections::BTreeSet<&String> = head.tokenizer.iter().collect();
+        assert_eq!(modes.len(), head.tokenizer.len(), "{}: {:?}", head.name, head.tokenizer);
     }
     assert!(facts(&registry, "no-such").is_empty());
 }

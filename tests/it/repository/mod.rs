@@ -3,4 +3,5 @@
 mod coverage;
 mod dependencies;
 mod docs;
+mod json_keys;
 mod vector_levels;

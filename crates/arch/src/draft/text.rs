@@ -57,10 +57,10 @@ fn top(out: &mut String, drafter: &Drafter<'_>, head: &Head<'_>) {
     *out += "schema   = 1\n";
     line(out, &format!("gguf     = {gguf}"), &note);
     if let (Some(parent), Some(best)) = (parent, head.best) {
-        let [kinds, of_kinds] = best.kinds;
-        let [keys, of_keys] = best.config;
-        let note =
-            format!("{} knows {kinds} of {of_kinds} kinds of tensors, {keys} of {of_keys} keys", best.card);
+        let Similarity { card, n_kinds, of_kinds, n_config_keys, of_config_keys, .. } = best;
+        let note = format!(
+            "{card} knows {n_kinds} of {of_kinds} kinds of tensors, {n_config_keys} of {of_config_keys} keys"
+        );
         line(out, &format!("extends  = {}", quoted(parent)), &note);
     }
     let _ = writeln!(out, "classes  = [{}]", quoted(head.class));

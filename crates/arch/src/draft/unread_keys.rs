@@ -1,5 +1,6 @@
 //! Keys of `config.json` that the parent of a draft does not read, and their use in other cards.
 
+use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
 use crate::expr::{Expr, Function};
@@ -9,13 +10,14 @@ use crate::schema::{Card, MetadataRow};
 use crate::similar::own_keys;
 
 /// Configuration key that the parent does not read.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct UnreadKey {
     /// Name of the key.
     pub key: String,
     /// Value of the key.
     pub value: Json,
     /// GGUF key to which another card writes the value, and that card.
+    #[serde(skip)]
     pub written: Option<(String, String)>,
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
+use serde::Serialize;
 
 use crate::moments::KindMoments;
 use crate::store::manifest::{KindEntry, MomentsEntry, StatisticsManifest};
@@ -20,16 +21,19 @@ use gguf_verification::ExactColumns;
 const NO_SUMS: &str = "the sums of all parts are not finite, or squares that are negative";
 
 /// Summary of combined statistics.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct CombinedStatistics {
     /// Number of parts.
+    #[serde(rename = "parts")]
     pub n_parts: usize,
-    /// Number of layers with moments, including the entry outside of layers.
-    pub n_layers: usize,
     /// Number of tokens of all kinds of text.
+    #[serde(rename = "tokens")]
     pub n_tokens: u64,
     /// Names of the kinds of text.
     pub kinds: Vec<String>,
+    /// Number of layers with moments, including the entry outside of layers.
+    #[serde(rename = "layers")]
+    pub n_layers: usize,
 }
 
 /// Combines the parts of statistics, given in any order, into a directory that is new or empty. Memory holds the
@@ -59,9 +63,9 @@ pub fn combine_statistics(
     let n_kinds = manifest.kinds.len();
     let found = CombinedStatistics {
         n_parts: parts.len(),
-        n_layers: layers.len(),
         n_tokens: manifest.kinds.iter().map(|kind| kind.tokens).fold(0, u64::saturating_add),
         kinds: manifest.kinds.iter().map(|kind| kind.name.clone()).collect(),
+        n_layers: layers.len(),
     };
     let mut writer = StatisticsWriter::of_manifest(output, manifest, layers.len() + 2, sync)?;
     progress.begin("putting statistics together", parts.iter().map(StatisticsPart::n_bytes).sum());

@@ -36,11 +36,13 @@ pub(super) struct StatisticsManifest {
 }
 
 /// Contents of statistics in numbers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct StatisticsCounts {
     /// Number of layers with moments, including the entry outside of layers.
+    #[serde(rename = "layers")]
     pub n_layers: usize,
     /// Number of matrices with moments.
+    #[serde(rename = "matrices")]
     pub n_matrices: usize,
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::checkpoint::{Aspect, ListedFile, ListedTensor, Problem, WeightFiles};
+use crate::checkpoint::report::{Aspect, ListedFile, ListedTensor, Problem, WeightFiles};
 use gguf_checkpoint::fastllm::FlmFile;
 use gguf_checkpoint::msmodelslim::Description;
 use gguf_checkpoint::{Checkpoint, Container as _, ModelDir};
@@ -15,6 +15,8 @@ pub(super) struct OpenedCheckpoint {
     pub(super) source: ModelSource,
     /// The weight files, if they can be read.
     pub(super) container: Option<WeightFiles>,
+    /// The tensors as stored in the files.
+    pub(super) tensors: Vec<ListedTensor>,
     /// The tensors in the files.
     pub(super) metas: Vec<WeightMeta>,
     /// Problems found while opening.
@@ -36,6 +38,7 @@ impl OpenedCheckpoint {
         let mut opened = Self {
             source: ModelSource::without_weights(dir.clone()),
             container: None,
+            tensors: Vec::new(),
             metas: Vec::new(),
             problems: Vec::new(),
         };
@@ -49,11 +52,9 @@ impl OpenedCheckpoint {
         let names: Vec<&str> = checkpoint.parts().iter().map(|part| part.name).collect();
         // A broken description counts as one: opening the weights reports the error.
         let is_described = !matches!(Description::find(checkpoint.dir()), Ok(None));
-        opened.container = Some(WeightFiles {
-            format: if is_described { "msModelSlim" } else { checkpoint.format() },
-            files: files(checkpoint.dir().path(), &names)?,
-            tensors: tensors(&checkpoint, &names, |weight| checkpoint.part_of(weight)),
-        });
+        let format = if is_described { "msModelSlim" } else { checkpoint.format() };
+        opened.container = Some(WeightFiles::new(format, files(checkpoint.dir().path(), &names)?));
+        opened.tensors = tensors(&checkpoint, |weight| checkpoint.part_of(weight));
         opened.metas = checkpoint.weights().to_vec();
         match ModelSource::over(checkpoint, options) {
             Ok(source) => opened.source = source,
@@ -65,11 +66,8 @@ impl OpenedCheckpoint {
     fn fastllm(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let file = FlmFile::open(path, &options.limits)?;
         let part = file.parts().first().map(|part| part.name.to_owned()).unwrap_or_default();
-        let container = WeightFiles {
-            format: file.format(),
-            files: files(path.parent().unwrap_or(path), &[&part])?,
-            tensors: tensors(&file, &[&part], |_| &part),
-        };
+        let container = WeightFiles::new(file.format(), files(path.parent().unwrap_or(path), &[&part])?);
+        let tensors = tensors(&file, |_| &part);
         let config = file.header().configuration();
         let metas = file.weights().to_vec();
         drop(file);
@@ -90,7 +88,7 @@ impl OpenedCheckpoint {
                 (source, vec![Problem::new(part, &error)])
             }
         };
-        Ok(Self { source, container: Some(container), metas, problems })
+        Ok(Self { source, container: Some(container), tensors, metas, problems })
     }
 }
 
@@ -102,11 +100,7 @@ fn files(dir: &Path, names: &[&str]) -> Result<Vec<ListedFile>, ConvertError> {
     names.iter().map(file).collect()
 }
 
-fn tensors<'a>(
-    source: &dyn WeightSource,
-    names: &[&str],
-    part_of: impl Fn(usize) -> &'a str,
-) -> Vec<ListedTensor> {
+fn tensors<'a>(source: &dyn WeightSource, part_of: impl Fn(usize) -> &'a str) -> Vec<ListedTensor> {
     let stored = |(index, weight): (usize, &WeightMeta)| {
         // Elements narrower than a byte are packed.
         let bits = u128::from(weight.shape.n_elems()) * u128::from(weight.ty.bits());
@@ -115,7 +109,7 @@ fn tensors<'a>(
             ty: weight.ty,
             shape: weight.shape.clone(),
             n_bytes: u64::try_from(bits.div_ceil(8)).unwrap_or(u64::MAX),
-            file: names.iter().position(|name| *name == part_of(index)).unwrap_or(0),
+            file: part_of(index).to_owned(),
         }
     };
     source.weights().iter().enumerate().map(stored).collect()

@@ -6,13 +6,14 @@ use crate::{Edit, EditError};
 use gguf_core::similar::nearest;
 use gguf_core::{SourceError, TensorMeta, TensorSource};
 use gguf_format::{FilePlan, GgufFile, MAX_NAME_BYTES, Metadata, PlannedFile, WriteError};
+use serde::Serialize;
 
 /// Change of one tensor.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct TensorChange {
     /// Name in the input.
     pub before: String,
-    /// Name in the output; `None` if the tensor is left out.
+    /// Name in the output; null if the tensor is left out.
     pub after: Option<String>,
 }
 

@@ -2,50 +2,56 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
+
 use crate::imatrix::statistics::layer_of;
 use gguf_format::ImatrixSums;
 
 /// Number of tokens that each expert of a layer saw.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ExpertCoverage {
-    /// Layer number; `None` for a tensor outside the layers.
+    /// Layer number; null for a tensor outside the layers.
     pub layer: Option<usize>,
     /// Tensors whose experts all saw these tokens.
     pub tensors: Vec<String>,
-    /// Number of tokens of each expert.
+    /// Number of experts.
+    #[serde(rename = "experts")]
+    pub n_experts: usize,
+    /// Fewest tokens that an expert saw.
+    pub min: i64,
+    /// Median number of tokens.
+    pub median: f64,
+    /// Most tokens that an expert saw.
+    pub max: i64,
+    /// Experts that saw no token.
+    pub unseen: Vec<usize>,
+    /// Number of tokens that each expert saw.
     pub tokens: Vec<i64>,
 }
 
 impl ExpertCoverage {
-    /// Returns the lowest number of tokens.
+    /// Describes the experts of some tensors by the tokens that each saw.
     #[must_use]
-    pub fn min(&self) -> i64 {
-        self.tokens.iter().copied().min().unwrap_or(0)
-    }
-
-    /// Returns the highest number of tokens.
-    #[must_use]
-    pub fn max(&self) -> i64 {
-        self.tokens.iter().copied().max().unwrap_or(0)
-    }
-
-    /// Returns the median number of tokens.
-    #[must_use]
-    pub fn median(&self) -> f64 {
-        let mut sorted = self.tokens.clone();
+    pub fn new(layer: Option<usize>, tensors: Vec<String>, tokens: Vec<i64>) -> Self {
+        let mut sorted = tokens.clone();
         sorted.sort_unstable();
         let middle = sorted.len() / 2;
-        match sorted.get(middle) {
+        let median = match sorted.get(middle) {
             None => 0.0,
             Some(&upper) if sorted.len() % 2 == 1 => upper as f64,
             Some(&upper) => f64::midpoint(sorted[middle - 1] as f64, upper as f64),
+        };
+        let unseen = tokens.iter().enumerate().filter(|(_, n)| **n == 0).map(|(expert, _)| expert);
+        Self {
+            layer,
+            tensors,
+            n_experts: tokens.len(),
+            min: sorted.first().copied().unwrap_or(0),
+            median,
+            max: sorted.last().copied().unwrap_or(0),
+            unseen: unseen.collect(),
+            tokens,
         }
-    }
-
-    /// Returns the experts that saw no token.
-    #[must_use]
-    pub fn unseen(&self) -> Vec<usize> {
-        self.tokens.iter().enumerate().filter(|(_, n)| **n == 0).map(|(expert, _)| expert).collect()
     }
 }
 
@@ -60,11 +66,7 @@ pub fn expert_coverage(sums: &ImatrixSums) -> Vec<ExpertCoverage> {
         let own = layers.entry((layer.is_none(), layer)).or_default();
         match own.iter_mut().find(|coverage| coverage.tokens == columns.counts) {
             Some(coverage) => coverage.tensors.push(name.clone()),
-            None => own.push(ExpertCoverage {
-                layer,
-                tensors: vec![name.clone()],
-                tokens: columns.counts.clone(),
-            }),
+            None => own.push(ExpertCoverage::new(layer, vec![name.clone()], columns.counts.clone())),
         }
     }
     layers.into_values().flatten().collect()
@@ -90,8 +92,8 @@ mod tests {
         let found = expert_coverage(&sums);
         assert_eq!(found.iter().map(|c| c.layer).collect::<Vec<_>>(), [Some(2), Some(10)]);
         assert_eq!(found[1].tensors, ["blk.10.ffn_down_exps.weight", "blk.10.ffn_up_exps.weight"]);
-        assert_eq!((found[1].min(), found[1].median(), found[1].max()), (0, 3.5, 9));
-        assert_eq!((found[1].unseen(), found[0].unseen()), (vec![1], vec![]));
-        assert_eq!(found[0].median(), 5.0);
+        assert_eq!((found[1].min, found[1].median, found[1].max), (0, 3.5, 9));
+        assert_eq!((found[1].unseen.as_slice(), found[0].unseen.as_slice()), (&[1][..], &[][..]));
+        assert_eq!(found[0].median, 5.0);
     }
 }

@@ -3,53 +3,60 @@
 use std::collections::BTreeMap;
 
 use gguf_format::{ColumnSums, ImatrixSums};
+use serde::Serialize;
 
 /// Highest mean square of a column that counts as inactive.
 const INACTIVE: f32 = 1e-5;
 
 /// Figures over the mean squares of a tensor's columns, for all experts that saw a token.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct TensorStatistics {
     /// Name of the tensor.
     pub name: String,
-    /// Layer of the tensor.
+    /// Layer of the tensor; null if it is in none.
     pub layer: Option<usize>,
     /// Name within the layer: `ffn_down`.
+    #[serde(rename = "tensor")]
     pub part: String,
-    /// Sum of the mean squares.
+    /// Σ(Act²): sum of the mean squares.
+    #[serde(rename = "sum")]
     pub total: f32,
     /// Smallest mean square.
     pub min: f32,
     /// Largest mean square.
     pub max: f32,
-    /// Mean of the mean squares.
+    /// Mean μ of the mean squares.
     pub mean: f32,
-    /// Standard deviation of the mean squares.
+    /// Standard deviation σ of the mean squares.
     pub stddev: f32,
     /// Share of columns with a mean square above 1e-5, 0 to 1.
     pub active: f32,
-    /// Number of columns.
+    /// Number of columns N, of all experts that saw a token.
     pub elements: usize,
     /// Entropy of the columns' shares of the sum, in bits.
     pub entropy: f32,
-    /// Entropy divided by the largest possible one for this number of columns; `None` for a single column.
+    /// Entropy divided by the largest possible one for this number of columns; null for a single column.
     pub entropy_norm: Option<f32>,
     /// Share of columns more than a standard deviation above the mean, 0 to 1.
     pub zd: f32,
-    /// Cosine between the sums and those of the same tensor one layer before; `None` in the first layer.
+    /// Cosine between the sums and those of the same tensor one layer before; null without such a tensor.
     pub cossim: Option<f32>,
+    /// Number of experts; 1 for a tensor without experts.
+    #[serde(rename = "matrices")]
+    pub n_matrices: usize,
 }
 
 /// Means over the tensors of a layer, weighted by their columns.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LayerStatistics {
     /// Layer number.
     pub layer: usize,
-    /// Mean of the sums.
+    /// μΣ(Act²): mean of the sums.
+    #[serde(rename = "sum")]
     pub total: f32,
-    /// Mean of the shares of outstanding columns, 0 to 1.
+    /// μZD: mean of the shares of outstanding columns, 0 to 1.
     pub zd: f32,
-    /// Mean of the cosines; a tensor without one counts as 0.
+    /// μCosSim: mean of the cosines; a tensor without one counts as 0.
     pub cossim: f32,
 }
 
@@ -151,6 +158,7 @@ impl TensorStatistics {
             entropy_norm: (n > 1).then(|| entropy / size.log2()),
             zd: outstanding as f32 / size,
             cossim: None,
+            n_matrices: columns.counts.len(),
         })
     }
 }

@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
-use crate::{Divergence, Estimate, Perplexity, Position};
+use crate::{Divergence, Mean, Perplexity, Position};
+use gguf_core::written::as_path;
 
 /// File with its prompts.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -17,37 +18,23 @@ pub struct PromptFile {
 }
 
 /// Figures of the prompts of one file.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PromptFileReport {
-    /// File of the prompts.
-    pub file: PromptFile,
+    /// Path of the file, as it was given.
+    #[serde(rename = "file", serialize_with = "as_path")]
+    pub path: PathBuf,
+    /// Index of its first prompt.
+    pub first_prompt: usize,
+    /// Number of its prompts.
+    #[serde(rename = "prompts")]
+    pub n_prompts: usize,
     /// Number of chunks that were run.
     pub chunks: usize,
     /// Perplexity of its scored tokens, if it has any.
     pub perplexity: Option<Perplexity>,
     /// Mean divergence from the baseline, in nats per token.
-    pub kld: Option<Estimate>,
-}
-
-impl PromptFileReport {
-    /// Returns the report as JSON.
-    pub(crate) fn to_json(&self) -> Json {
-        let perplexity = self
-            .perplexity
-            .as_ref()
-            .map(|p| json!({ "value": p.value, "stderr": p.stderr, "tokens": p.tokens }));
-        let mut report = json!({
-            "file": self.file.path.display().to_string(),
-            "first_prompt": self.file.prompts.start,
-            "prompts": self.file.prompts.len(),
-            "chunks": self.chunks,
-            "perplexity": perplexity,
-        });
-        if let (Some(kld), Some(map)) = (&self.kld, report.as_object_mut()) {
-            map.insert("kld".to_owned(), json!({ "mean": kld.value, "stderr": kld.stderr }));
-        }
-        report
-    }
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kld: Option<Mean>,
 }
 
 /// Number of chunks of each of several files, `n_chunks` in total. All files get the same number, except that a file
@@ -78,10 +65,12 @@ pub(crate) fn file_reports(
         let to = positions.partition_point(|position| position.prompt < file.prompts.end);
         let own = positions.get(from..to).unwrap_or_default();
         PromptFileReport {
-            file: file.clone(),
+            path: file.path.clone(),
+            first_prompt: file.prompts.start,
+            n_prompts: file.prompts.len(),
             chunks,
             perplexity: Perplexity::of(own.iter()),
-            kld: Divergence::of(own).map(|divergence| divergence.mean),
+            kld: Divergence::of(own).map(|divergence| divergence.mean.into()),
         }
     };
     files.iter().zip(chunks).map(report).collect()

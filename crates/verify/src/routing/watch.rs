@@ -156,12 +156,9 @@ impl RouteCounts {
         let mut layers: Vec<LayerRouting> = self
             .0
             .into_iter()
-            .map(|(router, tally)| LayerRouting {
-                layer: layer_of(&router),
-                router,
-                routed: tally.routed,
-                tokens: tally.tokens,
-                agreement: (tally.compared > 0).then(|| tally.same as f64 / tally.compared as f64),
+            .map(|(router, tally)| {
+                let agreement = (tally.compared > 0).then(|| tally.same as f64 / tally.compared as f64);
+                LayerRouting::new(layer_of(&router), router, tally.routed, tally.tokens, agreement)
             })
             .collect();
         layers.sort_by_key(|routing| (routing.layer.is_none(), routing.layer));

@@ -58,7 +58,7 @@ fn run_set(
             Err(left) => left_out.push(left),
         }
     }
-    Ok(TaskReport { kind: set.kind, path, n_in_file: set.n_in_file, outcomes, left_out })
+    Ok(TaskReport::new(set.kind, path, set.n_in_file, outcomes, left_out))
 }
 
 /// Chooses the answer with the highest mean of its terms. A task with a NaN mean is left out.
@@ -79,7 +79,7 @@ fn outcome(task: &PreparedTask, log_probs: &[Vec<f64>]) -> Result<TaskOutcome, L
         }
     }
     let is_right = task.is_right.get(answer).copied().unwrap_or(false);
-    Ok(TaskOutcome { task: task.number, scores, answer, is_right })
+    Ok(TaskOutcome { task: task.number, answer, is_right, scores })
 }
 
 /// Returns the log-probabilities of the wanted rows of each sequence.

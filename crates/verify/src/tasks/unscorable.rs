@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use serde::Serialize;
+
 use crate::tasks::choice::{ChoiceQuestion, GapSentence};
 use crate::{Check, Finding};
 use gguf_core::text::escape;
@@ -12,7 +14,7 @@ const SHOWN_CHARS: usize = 60;
 const NAMED: usize = 3;
 
 /// Task that is excluded from the figure.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeftOut {
     /// Index of the task in its file.
     pub task: usize,
@@ -21,6 +23,7 @@ pub struct LeftOut {
     /// Reason why it cannot be scored.
     pub reason: String,
     /// True if the model's scores are not numbers, false if the task is at fault.
+    #[serde(skip)]
     pub is_of_model: bool,
 }
 

@@ -7,7 +7,7 @@ use crate::cli::render::{count, plural};
 use crate::core::text::{bytes, escape as printable};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{GgufFile, Value};
-use crate::inspect::{data_begin, endian_name, summary, value_text, value_type_name};
+use crate::inspect::{SummaryOptions, data_begin, endian_name, summary, value_text, value_type_name};
 
 /// Maximum number of characters shown of a string, and of elements of an array.
 const SHOWN_CHARS: usize = 60;
@@ -33,7 +33,7 @@ impl TensorGroup<'_> {
 
 /// Writes the page.
 pub(super) fn write(file: &GgufFile, has_tensors: bool, out: &mut dyn Write) -> io::Result<()> {
-    let totals = summary(file);
+    let totals = summary(file, SummaryOptions::default());
     let tensors = file.tensors();
     writeln!(out, "# {}\n", escape(&printable(&file.path().display().to_string())))?;
     writeln!(

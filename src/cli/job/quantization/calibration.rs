@@ -8,20 +8,15 @@ use crate::job::{CalibrationPlan, CalibrationReport, KindFacts};
 
 /// Prints the forecast below a plan: what would be solved, the text, memory and disk.
 pub(super) fn print_forecast(out: &mut dyn Write, plan: &CalibrationPlan) -> std::io::Result<()> {
-    let outlook = &plan.outlook;
     writeln!(
         out,
         "calibration by `{}`: {} of {} to solve",
         plan.solver.name(),
-        if outlook.n_matrices == 1 {
-            "1 matrix".to_owned()
-        } else {
-            format!("{} matrices", outlook.n_matrices)
-        },
-        plural(outlook.n_tensors as u64, "tensor"),
+        if plan.n_matrices == 1 { "1 matrix".to_owned() } else { format!("{} matrices", plan.n_matrices) },
+        plural(plan.n_tensors as u64, "tensor"),
     )?;
-    if let Some((tensor, ty)) = outlook.without_solver.first() {
-        let n = plural(outlook.without_solver.len() as u64, "tensor");
+    if let Some((tensor, ty)) = plan.without_solver.first() {
+        let n = plural(plan.without_solver.len() as u64, "tensor");
         writeln!(out, "without a solver for their type: {n}: `{}` ({ty}), for example", escape(tensor))?;
     }
     let kind = |kind: &KindFacts| {
@@ -29,21 +24,20 @@ pub(super) fn print_forecast(out: &mut dyn Write, plan: &CalibrationPlan) -> std
         format!("{} ({} tokens{to_come})", escape(&kind.name), count(kind.n_tokens as u64))
     };
     let kinds: Vec<String> = plan.text.kinds.iter().map(kind).collect();
-    let (needs, is_spilling) = (&outlook.needs, outlook.is_spilling());
     let n_held_out = count(plan.text.n_held_out_tokens as u64);
     writeln!(out, "text: {}; {n_held_out} other tokens to judge the result by", kinds.join(", "))?;
     writeln!(
         out,
         "memory in addition to the weights: {}{} of {} allowed{}; {} of disk until the output is written",
-        bytes(if is_spilling { needs.least_bytes } else { needs.all_bytes }),
+        bytes(if plan.is_spilling { plan.needs.least_bytes } else { plan.needs.all_bytes }),
         plan.self_bytes.map_or_else(String::new, |n| format!(", {} to write the text,", bytes(n))),
-        bytes(outlook.budget_bytes),
-        if is_spilling {
-            format!(", hidden states on disk ({} would hold them)", bytes(needs.all_bytes))
+        bytes(plan.budget_bytes),
+        if plan.is_spilling {
+            format!(", hidden states on disk ({} would hold them)", bytes(plan.needs.all_bytes))
         } else {
             String::new()
         },
-        bytes(outlook.disk_bytes()),
+        bytes(plan.disk_bytes),
     )
 }
 
@@ -51,16 +45,16 @@ pub(super) fn print_forecast(out: &mut dyn Write, plan: &CalibrationPlan) -> std
 pub(super) fn line(report: &CalibrationReport) -> String {
     let kinds = plural(report.text.kinds.len() as u64, "kind");
     let (n_tokens, n_held_out) = (report.text.n_tokens, report.text.n_held_out_tokens);
-    let plain = &report.plain.mean;
+    let plain = &report.plain;
     let last = report.trials.last().zip(report.ratio);
     let found = last.map_or_else(String::new, |(trial, ratio)| {
-        let mean = &trial.figures.mean;
+        let solved = &trial.figures;
         let what = if report.is_used { "solved" } else { "solved (not used)" };
-        format!(", {what} {:.6} ± {:.6}, ratio {ratio:.3}", mean.value, mean.stderr)
+        format!(", {what} {:.6} ± {:.6}, ratio {ratio:.3}", solved.mean_kld, solved.stderr)
     });
     format!(
         "calibrated on {n_tokens} tokens of {kinds} of text; mean KLD on {n_held_out} others: importance matrix \
          {:.6} ± {:.6}{found}",
-        plain.value, plain.stderr
+        plain.mean_kld, plain.stderr
     )
 }

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::json;
+use serde::Serialize;
 
+use crate::cli::verify::imatrix::contents::MatrixContents;
 use crate::cli::verify::imatrix::coverage;
 use crate::cli::verify::imatrix::save::{CollectRun, MatrixOutput, SaveFrequency};
 use crate::cli::verify::model::OpenedModel;
@@ -15,10 +16,12 @@ use crate::core::output::{Destination, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
+use crate::core::written::as_path;
 use crate::gguf::{ImatrixSums, Share, StoredImatrix, merge_imatrices};
 use crate::job::Guard;
 use crate::verify::{
-    Collected, ImportanceOptions, ImportanceRun, Model, Perplexity, RowSelection, Span, expert_coverage,
+    Collected, ExpertCoverage, ImportanceOptions, ImportanceRun, Model, Perplexity, RowSelection, Span,
+    expert_coverage,
 };
 
 #[derive(Debug, Args)]
@@ -92,8 +95,17 @@ impl CollectArgs {
             MatrixOutput { path: output, legacy: self.legacy, sync: !session.common.no_sync, inputs };
         target.warn_of_name(session);
         let work = |model: &Model<'_>| self.collect(model, &prompts, target, guard, session);
-        let (collected, size) = opened.with(None, work)?;
-        report(output, &collected, size, self.part, session)?;
+        let (collected, file_bytes) = opened.with(None, work)?;
+        let report = ImatrixReport {
+            file: output,
+            file_bytes,
+            contents: MatrixContents::of(&collected.sums),
+            perplexity: collected.perplexity(),
+            experts: expert_coverage(&collected.sums),
+            part: self.part.map(Share::number),
+            n_parts: self.part.map(Share::count),
+        };
+        report.print(session)?;
         Ok(Exit::Done)
     }
 
@@ -183,60 +195,54 @@ impl CollectArgs {
     }
 }
 
-/// Reports what was written.
-fn report(
-    output: &Path,
-    collected: &Collected,
-    size: u64,
-    part: Option<Share>,
-    session: &Session,
-) -> anyhow::Result<()> {
-    report_sums(output, &collected.sums, collected.perplexity(), size, part, session)
+/// Report of a matrix that was collected.
+#[derive(Serialize)]
+pub(super) struct ImatrixReport<'a> {
+    /// Written file.
+    #[serde(serialize_with = "as_path")]
+    pub(super) file: &'a Path,
+    /// Size of the file in bytes.
+    pub(super) file_bytes: u64,
+    #[serde(flatten)]
+    pub(super) contents: MatrixContents,
+    /// Perplexity of the text; null with `--no-ppl`.
+    pub(super) perplexity: Option<Perplexity>,
+    /// Coverage of experts by layer; empty for models without experts.
+    pub(super) experts: Vec<ExpertCoverage>,
+    /// With `--part`: number of the part, from 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) part: Option<usize>,
+    /// With `--part`: number of parts.
+    #[serde(rename = "parts", skip_serializing_if = "Option::is_none")]
+    pub(super) n_parts: Option<usize>,
 }
 
-/// Reports the sums that were written, and the perplexity of their text.
-pub(super) fn report_sums(
-    output: &Path,
-    sums: &ImatrixSums,
-    perplexity: Option<Perplexity>,
-    size: u64,
-    part: Option<Share>,
-    session: &Session,
-) -> anyhow::Result<()> {
-    let coverage = expert_coverage(sums);
-    if let Some(text) = coverage::warning(&coverage) {
-        session.progress.warn(&text);
-    }
-    if session.common.json {
-        let perplexity =
-            perplexity.map(|p| json!({ "value": p.value, "stderr": p.stderr, "tokens": p.tokens }));
-        let datasets: Vec<_> = sums.datasets.iter().map(|name| String::from_utf8_lossy(name)).collect();
-        let mut report = json!({
-            "file": output.display().to_string(), "file_bytes": size, "tensors": sums.tensors.len(),
-            "chunks": sums.n_chunks, "chunk_tokens": sums.chunk_size, "datasets": datasets,
-            "perplexity": perplexity, "experts": coverage::to_json(&coverage),
-        });
-        if let Some(share) = part {
-            report["part"] = json!(share.number());
-            report["parts"] = json!(share.count());
+impl ImatrixReport<'_> {
+    pub(super) fn print(&self, session: &Session) -> anyhow::Result<()> {
+        if let Some(text) = coverage::warning(&self.experts) {
+            session.progress.warn(&text);
         }
-        session.print_json(&report)?;
-    } else if !session.common.quiet {
+        if session.common.json {
+            return session.print_json(self);
+        }
+        if session.common.quiet {
+            return Ok(());
+        }
         session.print(|out| {
-            let name = output.display().to_string();
-            let (tensors, chunks, chunk_size) = (sums.tensors.len(), sums.n_chunks, sums.chunk_size);
-            let size = text::bytes(size);
+            let name = self.file.display().to_string();
+            let MatrixContents { n_tensors, n_chunks, chunk_tokens, .. } = self.contents;
+            let size = text::bytes(self.file_bytes);
             let name = escape(&name);
-            let part = part.map(|share| format!("part {share}, ")).unwrap_or_default();
-            writeln!(out, "{name}: {part}{tensors} tensors, {chunks} chunks of {chunk_size}, {size}")?;
-            if let Some(p) = &perplexity {
+            let part = self.part.zip(self.n_parts);
+            let part = part.map(|(number, count)| format!("part {number}/{count}, ")).unwrap_or_default();
+            writeln!(out, "{name}: {part}{n_tensors} tensors, {n_chunks} chunks of {chunk_tokens}, {size}")?;
+            if let Some(p) = &self.perplexity {
                 writeln!(out, "perplexity {:.4} ± {:.4}", p.value, p.stderr)?;
             }
-            match coverage::summary(&coverage) {
+            match coverage::summary(&self.experts) {
                 Some(line) => writeln!(out, "{line}"),
                 None => Ok(()),
             }
-        })?;
+        })
     }
-    Ok(())
 }

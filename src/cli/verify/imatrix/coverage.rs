@@ -1,7 +1,5 @@
 //! Output of the coverage of experts.
 
-use serde_json::{Value as Json, json};
-
 use crate::cli::render::{Align, Table};
 use crate::cli::verify::experts::named;
 use crate::core::text::escape;
@@ -9,17 +7,6 @@ use crate::verify::ExpertCoverage;
 
 /// Maximum number of experts that a list names.
 const MAX_NAMED: usize = 64;
-
-pub(super) fn to_json(coverage: &[ExpertCoverage]) -> Vec<Json> {
-    let entry = |layer: &ExpertCoverage| {
-        json!({
-            "layer": layer.layer, "tensors": layer.tensors, "experts": layer.tokens.len(),
-            "min": layer.min(), "median": layer.median(), "max": layer.max(),
-            "unseen": layer.unseen(), "tokens": layer.tokens,
-        })
-    };
-    coverage.iter().map(entry).collect()
-}
 
 /// Returns a table with a row for each layer; with `all` also the tokens of each expert.
 pub(super) fn table(coverage: &[ExpertCoverage], all: bool) -> Table {
@@ -40,11 +27,11 @@ pub(super) fn table(coverage: &[ExpertCoverage], all: bool) -> Table {
         let mut row = vec![
             layer.layer.map_or_else(|| "-".to_owned(), |layer| layer.to_string()),
             parts(layer),
-            layer.tokens.len().to_string(),
-            layer.min().to_string(),
-            layer.median().to_string(),
-            layer.max().to_string(),
-            layer.unseen().len().to_string(),
+            layer.n_experts.to_string(),
+            layer.min.to_string(),
+            layer.median.to_string(),
+            layer.max.to_string(),
+            layer.unseen.len().to_string(),
         ];
         if all {
             row.push(layer.tokens.iter().map(ToString::to_string).collect::<Vec<_>>().join(" "));
@@ -65,27 +52,22 @@ fn parts(layer: &ExpertCoverage) -> String {
 
 /// Returns the range of tokens per expert over all layers, in a line; `None` for a model without experts.
 pub(super) fn summary(coverage: &[ExpertCoverage]) -> Option<String> {
-    let (least, most) =
-        (coverage.iter().map(ExpertCoverage::min).min()?, coverage.iter().map(ExpertCoverage::max).max()?);
-    let n_experts: usize = coverage.iter().map(|layer| layer.tokens.len()).sum();
+    let least = coverage.iter().map(|layer| layer.min).min()?;
+    let most = coverage.iter().map(|layer| layer.max).max()?;
+    let n_experts: usize = coverage.iter().map(|layer| layer.n_experts).sum();
     Some(format!("experts    {n_experts}, each saw {least} to {most} tokens"))
 }
 
 /// Returns a sentence about experts that no token reached; `None` if there are none.
 pub(super) fn warning(coverage: &[ExpertCoverage]) -> Option<String> {
-    let n_experts: usize = coverage.iter().map(|layer| layer.tokens.len()).sum();
-    let unseen: Vec<(&ExpertCoverage, Vec<usize>)> = coverage
-        .iter()
-        .map(|layer| (layer, layer.unseen()))
-        .filter(|(_, unseen)| !unseen.is_empty())
-        .collect();
-    let n_unseen: usize = unseen.iter().map(|(_, unseen)| unseen.len()).sum();
+    let n_experts: usize = coverage.iter().map(|layer| layer.n_experts).sum();
+    let n_unseen: usize = coverage.iter().map(|layer| layer.unseen.len()).sum();
     if n_unseen == 0 {
         return None;
     }
-    let places = unseen.into_iter().map(|(layer, unseen)| {
+    let places = coverage.iter().filter(|layer| !layer.unseen.is_empty()).map(|layer| {
         let place = layer.layer.map_or_else(|| parts(layer), |layer| format!("layer {layer}"));
-        (place, unseen)
+        (place, layer.unseen.clone())
     });
     let list = named(places, MAX_NAMED);
     Some(format!(
@@ -99,7 +81,7 @@ mod tests {
 
     fn layer(layer: usize, tokens: &[i64]) -> ExpertCoverage {
         let tensors = vec![format!("blk.{layer}.ffn_up_exps.weight")];
-        ExpertCoverage { layer: Some(layer), tensors, tokens: tokens.to_vec() }
+        ExpertCoverage::new(Some(layer), tensors, tokens.to_vec())
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::json;
+use serde::Serialize;
 
+use crate::cli::verify::imatrix::contents::MatrixContents;
 use crate::cli::verify::imatrix::coverage;
 use crate::cli::verify::imatrix::save::MatrixOutput;
 use crate::cli::{Exit, Session, UsageError};
@@ -12,9 +13,10 @@ use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::progress::Progress;
 use crate::core::text;
 use crate::core::text::escape;
+use crate::core::written::as_path;
 use crate::gguf::{ImatrixError, ImatrixFormat, ImatrixPart, StoredImatrix, merge_imatrices};
 use crate::job::Guard;
-use crate::verify::expert_coverage;
+use crate::verify::{ExpertCoverage, expert_coverage};
 
 /// Tokens of a chunk if no file declares it, as in a run without `--ctx`.
 const DEFAULT_CHUNK: usize = 512;
@@ -34,6 +36,23 @@ pub(super) struct MergeMatricesArgs {
     /// declare, else 512]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) ctx: Option<u32>,
+}
+
+/// Report of a matrix that was merged from several.
+#[derive(Serialize)]
+struct MergedMatrixReport<'a> {
+    /// Written file.
+    #[serde(serialize_with = "as_path")]
+    file: &'a Path,
+    /// Size of the file in bytes.
+    file_bytes: u64,
+    /// Number of files that were added up.
+    #[serde(rename = "merged")]
+    n_merged: usize,
+    #[serde(flatten)]
+    contents: MatrixContents,
+    /// Coverage of experts by layer; empty for models without experts.
+    experts: Vec<ExpertCoverage>,
 }
 
 impl MergeMatricesArgs {
@@ -70,29 +89,29 @@ impl MergeMatricesArgs {
             inputs: self.files.clone(),
         };
         target.warn_of_name(session);
-        let size = target.write(&merged)?;
-        let coverage = expert_coverage(&merged);
-        if let Some(text) = coverage::warning(&coverage) {
+        let report = MergedMatrixReport {
+            file: &self.output,
+            file_bytes: target.write(&merged)?,
+            n_merged: files.len(),
+            contents: MatrixContents::of(&merged),
+            experts: expert_coverage(&merged),
+        };
+        if let Some(text) = coverage::warning(&report.experts) {
             session.progress.warn(&text);
         }
         if session.common.json {
-            let datasets: Vec<_> = merged.datasets.iter().map(|name| String::from_utf8_lossy(name)).collect();
-            session.print_json(&json!({
-                "file": self.output.display().to_string(), "file_bytes": size, "merged": files.len(),
-                "tensors": merged.tensors.len(), "chunks": merged.n_chunks, "chunk_tokens": merged.chunk_size,
-                "datasets": datasets, "experts": coverage::to_json(&coverage),
-            }))?;
+            session.print_json(&report)?;
         } else if !session.common.quiet {
             session.print(|out| {
                 writeln!(
                     out,
                     "{}: {} files, {} tensors, {} chunks of {}, {}",
-                    shown(&self.output),
-                    files.len(),
-                    merged.tensors.len(),
-                    merged.n_chunks,
-                    merged.chunk_size,
-                    text::bytes(size)
+                    shown(report.file),
+                    report.n_merged,
+                    report.contents.n_tensors,
+                    report.contents.n_chunks,
+                    report.contents.chunk_tokens,
+                    text::bytes(report.file_bytes)
                 )
             })?;
         }

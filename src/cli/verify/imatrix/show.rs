@@ -1,15 +1,17 @@
 //! `gguf-verify imatrix show`: prints statistics of a matrix for each tensor, layer and expert.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde_json::{Value as Json, json};
+use serde::Serialize;
 
 use crate::cli::render::{Align, Table};
+use crate::cli::verify::imatrix::contents::dataset_names;
 use crate::cli::verify::imatrix::coverage;
 use crate::cli::{Exit, Session};
 use crate::core::progress::Progress;
 use crate::core::text::{escape, escape_bytes};
+use crate::core::written::as_path;
 use crate::gguf::{ImatrixFormat, ImatrixPart, ImatrixSums, StoredImatrix, merge_imatrices};
 use crate::verify::{
     ExpertCoverage, ImatrixStatistics, LayerStatistics, TensorStatistics, expert_coverage, imatrix_statistics,
@@ -31,42 +33,69 @@ pub(super) struct ShowArgs {
     file: PathBuf,
 }
 
+/// Report of `imatrix show`.
+#[derive(Serialize)]
+struct MatrixReport<'a> {
+    /// Path of the file.
+    #[serde(serialize_with = "as_path")]
+    file: &'a Path,
+    /// Format of the file: `gguf` or `dat`.
+    format: ImatrixFormat,
+    /// Texts that it was collected from.
+    datasets: Vec<String>,
+    /// Number of chunks that the file declares; 0 without a declaration.
+    #[serde(rename = "chunks")]
+    n_chunks: i64,
+    /// Number of tokens in a chunk; null for the older format, which does not store it.
+    chunk_tokens: Option<usize>,
+    /// Progress of a run that was not finished; null for the file of a whole run.
+    unfinished: Option<DoneChunks>,
+    /// Number of a part of a matrix, and of all parts: `2/8`.
+    part: Option<String>,
+    /// Figures of the tensors, by name within the layer, then by descending sum.
+    tensors: Vec<TensorStatistics>,
+    /// Means over the tensors of each layer, weighted by their columns.
+    layers: Vec<LayerStatistics>,
+    /// Coverage of experts by layer; empty for models without experts.
+    experts: Vec<ExpertCoverage>,
+    /// Tensors without figures, because no token reached them.
+    unseen: Vec<String>,
+}
+
+/// Progress of a run that was not finished.
+#[derive(Clone, Copy, Serialize)]
+struct DoneChunks {
+    /// Number of chunks that the file contains.
+    #[serde(rename = "done")]
+    n_done: usize,
+    /// Number of chunks that were planned.
+    #[serde(rename = "total")]
+    n_total: usize,
+}
+
 impl ShowArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let stored = StoredImatrix::open(&self.file)?;
         let sums = merge_imatrices(std::slice::from_ref(&stored), stored.chunk_size().unwrap_or(CHUNK))?;
-        let (statistics, coverage) = (imatrix_statistics(&sums), expert_coverage(&sums));
-        let mut warnings = Vec::new();
-        if let Some(ImatrixPart { number, count, .. }) = stored.unfinished().and_then(|run| run.part.as_ref())
-        {
-            warnings.push(format!("part {number} of {count}: figures are those of its chunks alone"));
-        }
-        if let Some(run) = stored.unfinished().filter(|run| run.n_done < run.n_total) {
-            warnings.push(format!("the run was not finished: {} of {} chunks", run.n_done, run.n_total));
-        }
-        if !statistics.unseen.is_empty() {
-            let names: Vec<_> = statistics.unseen.iter().map(|name| escape(name)).collect();
-            warnings.push(format!("no token reached {}", names.join(", ")));
-        }
-        warnings.extend(coverage::warning(&coverage));
-        for text in &warnings {
+        let report = MatrixReport::of(&self.file, &stored, &sums);
+        for text in &report.warnings(&stored) {
             session.progress.warn(text);
         }
         if session.common.json {
-            session.print_json(&self.to_json(&stored, &sums, &statistics, &coverage))?;
+            session.print_json(&report)?;
         } else {
             let all = session.common.verbose > 0;
             session.print(|out| {
                 writeln!(out, "{}", self.summary(&stored))?;
                 writeln!(out)?;
-                tensors(&statistics.tensors).print_whole(out)?;
-                if !statistics.layers.is_empty() {
+                tensors(&report.tensors).print_whole(out)?;
+                if !report.layers.is_empty() {
                     writeln!(out)?;
-                    layers(&statistics.layers).print(out)?;
+                    layers(&report.layers).print(out)?;
                 }
-                if !coverage.is_empty() {
+                if !report.experts.is_empty() {
                     writeln!(out)?;
-                    coverage::table(&coverage, all).print_whole(out)?;
+                    coverage::table(&report.experts, all).print_whole(out)?;
                 }
                 Ok(())
             })?;
@@ -86,39 +115,44 @@ impl ShowArgs {
         let of = if datasets.is_empty() { "" } else { " of " };
         format!("{}: {} tensors, {chunks}{of}{datasets}", escape(&name), stored.n_entries())
     }
+}
 
-    fn to_json(
-        &self,
-        stored: &StoredImatrix,
-        sums: &ImatrixSums,
-        statistics: &ImatrixStatistics,
-        coverage: &[ExpertCoverage],
-    ) -> Json {
-        let datasets: Vec<_> = stored.datasets().iter().map(|name| String::from_utf8_lossy(name)).collect();
-        let format = match stored.format() {
-            ImatrixFormat::Gguf => "gguf",
-            ImatrixFormat::Legacy => "dat",
-        };
-        let tensor = |t: &TensorStatistics| {
-            let matrices = sums.tensors.get(&t.name).map_or(0, |columns| columns.counts.len());
-            json!({
-                "name": t.name, "layer": t.layer, "tensor": t.part, "sum": t.total, "min": t.min, "max": t.max,
-                "mean": t.mean, "stddev": t.stddev, "active": t.active, "elements": t.elements,
-                "entropy": t.entropy, "entropy_norm": t.entropy_norm, "zd": t.zd, "cossim": t.cossim,
-                "matrices": matrices,
-            })
-        };
-        let layer =
-            |l: &LayerStatistics| json!({ "layer": l.layer, "sum": l.total, "zd": l.zd, "cossim": l.cossim });
-        json!({
-            "file": self.file.display().to_string(), "format": format, "datasets": datasets,
-            "chunks": stored.n_chunks(), "chunk_tokens": stored.chunk_size(),
-            "unfinished": stored.unfinished().filter(|run| run.n_done < run.n_total).map(|run| json!({ "done": run.n_done, "total": run.n_total })),
-            "part": stored.unfinished().and_then(|run| run.part.as_ref()).map(|part| format!("{}/{}", part.number, part.count)),
-            "tensors": statistics.tensors.iter().map(tensor).collect::<Vec<_>>(),
-            "layers": statistics.layers.iter().map(layer).collect::<Vec<_>>(),
-            "experts": coverage::to_json(coverage), "unseen": statistics.unseen,
-        })
+impl<'a> MatrixReport<'a> {
+    fn of(file: &'a Path, stored: &StoredImatrix, sums: &ImatrixSums) -> Self {
+        let ImatrixStatistics { tensors, layers, unseen } = imatrix_statistics(sums);
+        let run = stored.unfinished();
+        Self {
+            file,
+            format: stored.format(),
+            datasets: dataset_names(stored.datasets()),
+            n_chunks: stored.n_chunks(),
+            chunk_tokens: stored.chunk_size(),
+            unfinished: run
+                .filter(|run| run.n_done < run.n_total)
+                .map(|run| DoneChunks { n_done: run.n_done, n_total: run.n_total }),
+            part: run.and_then(|run| run.part.as_ref()).map(|part| format!("{}/{}", part.number, part.count)),
+            tensors,
+            layers,
+            experts: expert_coverage(sums),
+            unseen,
+        }
+    }
+
+    fn warnings(&self, stored: &StoredImatrix) -> Vec<String> {
+        let mut warnings = Vec::new();
+        if let Some(ImatrixPart { number, count, .. }) = stored.unfinished().and_then(|run| run.part.as_ref())
+        {
+            warnings.push(format!("part {number} of {count}: figures are those of its chunks alone"));
+        }
+        if let Some(DoneChunks { n_done, n_total }) = self.unfinished {
+            warnings.push(format!("the run was not finished: {n_done} of {n_total} chunks"));
+        }
+        if !self.unseen.is_empty() {
+            let names: Vec<_> = self.unseen.iter().map(|name| escape(name)).collect();
+            warnings.push(format!("no token reached {}", names.join(", ")));
+        }
+        warnings.extend(coverage::warning(&self.experts));
+        warnings
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde_json::json;
+use serde::Serialize;
 
 use crate::cli::render::plural;
 use crate::cli::verify::judge::{VerifyArgs, open_baseline};
@@ -12,6 +12,7 @@ use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::same_file;
 use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
+use crate::core::written::as_path;
 use crate::gguf::Share;
 use crate::job::Guard;
 use crate::verify::{Check, Finding, Model, PartLabel, Thresholds, VerificationPart, verify_part};
@@ -115,29 +116,69 @@ impl VerifyArgs {
         };
         let part = part.labelled(label, &notes);
         part.write(output, !common.no_sync)?;
-        tell(&part, share, output, session)
+        WrittenPart::of(&part, share, output)?.tell(session)
     }
 }
 
-/// Reports the part that was written.
-fn tell(part: &VerificationPart, share: Share, output: &Path, session: &Session) -> anyhow::Result<Exit> {
-    let size = fs_err::metadata(output)?.len();
-    let windows = part.windows();
-    if windows.is_none() {
-        session.progress.warn("nothing was run: `gguf-verify combine` shows why");
+/// Part that was written.
+#[derive(Clone, Copy, Debug, Serialize)]
+struct WrittenPart<'a> {
+    /// Path of the written file.
+    #[serde(serialize_with = "as_path")]
+    file: &'a Path,
+    /// Size of the file in bytes.
+    file_bytes: u64,
+    /// Number of the part, from 1.
+    #[serde(rename = "part")]
+    number: usize,
+    /// Number of parts.
+    #[serde(rename = "parts")]
+    n_parts: usize,
+    /// Number of its first chunk; null if nothing could be run.
+    first_chunk: Option<usize>,
+    /// Number of its chunks.
+    #[serde(rename = "chunks")]
+    n_chunks: usize,
+    /// Number of chunks of all parts.
+    #[serde(rename = "all_chunks")]
+    n_all_chunks: usize,
+    /// Number of tokens that were run, baseline included.
+    #[serde(rename = "tokens")]
+    n_tokens: u64,
+}
+
+impl<'a> WrittenPart<'a> {
+    fn of(part: &VerificationPart, share: Share, output: &'a Path) -> anyhow::Result<Self> {
+        let windows = part.windows();
+        let (_, n_chunks, n_all_chunks) = windows.unwrap_or_default();
+        Ok(Self {
+            file: output,
+            file_bytes: fs_err::metadata(output)?.len(),
+            number: share.number(),
+            n_parts: share.count(),
+            first_chunk: windows.map(|(first, ..)| first),
+            n_chunks,
+            n_all_chunks,
+            n_tokens: part.n_tokens(),
+        })
     }
-    let (first, n, all) = windows.unwrap_or_default();
-    if session.common.json {
-        session.print_json(&json!({
-            "file": output.display().to_string(), "file_bytes": size, "part": share.number(),
-            "parts": share.count(), "first_chunk": windows.map(|_| first), "chunks": n, "all_chunks": all,
-            "tokens": part.n_tokens(),
-        }))?;
-    } else if !session.common.quiet {
-        let name = output.display().to_string();
-        let (tokens, chunks) = (plural(part.n_tokens(), "token"), plural(n as u64, "chunk"));
-        let line = format!("{}: part {share}, {chunks} of {all}, {tokens}, {}", escape(&name), bytes(size));
-        session.print(|out| writeln!(out, "{line}"))?;
+
+    /// Reports the part.
+    fn tell(&self, session: &Session) -> anyhow::Result<Exit> {
+        if self.first_chunk.is_none() {
+            session.progress.warn("nothing was run: `gguf-verify combine` shows why");
+        }
+        if session.common.json {
+            session.print_json(self)?;
+        } else if !session.common.quiet {
+            let name = self.file.display().to_string();
+            let (tokens, chunks) = (plural(self.n_tokens, "token"), plural(self.n_chunks as u64, "chunk"));
+            let part = format!("part {}/{}", self.number, self.n_parts);
+            let size = bytes(self.file_bytes);
+            let line =
+                format!("{}: {part}, {chunks} of {}, {tokens}, {size}", escape(&name), self.n_all_chunks);
+            session.print(|out| writeln!(out, "{line}"))?;
+        }
+        Ok(Exit::Done)
     }
-    Ok(Exit::Done)
 }

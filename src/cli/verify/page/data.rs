@@ -9,7 +9,8 @@ use crate::cli::verify::recommend::{FileFigures, recommend};
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
 use crate::verify::{
-    Better, Finding, LimitLine, Quality, Report, Severity, TaskReport, TensorWeights, Verdict, WeightOutcome,
+    Better, Finding, JudgedAspect, LimitLine, Perplexity, Quality, Report, Severity, TaskReport,
+    TensorWeights, Verdict, WeightOutcome,
 };
 
 use super::families::{ExpertData, VectorData};
@@ -74,7 +75,7 @@ pub(super) struct FileData {
     pub(super) reasons: Vec<ReportReason>,
     /// Findings that do not change the verdict.
     pub(super) warnings: Vec<ReportReason>,
-    pub(super) perplexity: Option<FigureData>,
+    pub(super) perplexity: Option<Perplexity>,
     pub(super) bits_per_byte: Option<f64>,
     pub(super) divergence: Option<DivergenceData>,
     /// Figures of encoders.
@@ -92,7 +93,7 @@ pub(super) struct FileData {
     /// Results of task sets.
     pub(super) tasks: Vec<TaskData>,
     /// Aspects that were judged.
-    pub(super) judged: Vec<AnsweredQuestion>,
+    pub(super) judged: Vec<JudgedAspect>,
     /// Aspects that were not judged, with the reason and the remedy.
     pub(super) not_judged: Vec<OpenQuestions>,
 }
@@ -105,14 +106,6 @@ pub(super) struct ReportReason {
     pub(super) check: String,
     pub(super) tensor: Option<String>,
     pub(super) message: String,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct FigureData {
-    pub(super) value: f64,
-    pub(super) stderr: f64,
-    /// Number of scored tokens.
-    pub(super) tokens: usize,
 }
 
 /// Divergence figures against the baseline.
@@ -152,14 +145,6 @@ pub(super) struct OpenQuestions {
     pub(super) reason: String,
     /// Inputs that would answer them.
     pub(super) remedy: String,
-}
-
-/// Question that was answered.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct AnsweredQuestion {
-    pub(super) aspect: &'static str,
-    /// Evidence that answered it.
-    pub(super) by: String,
 }
 
 /// Result of a set of tasks.
@@ -261,11 +246,7 @@ impl FileData {
             verdict: report.verdict.name(),
             reasons: reasons(report, folders),
             warnings: warnings.map(|finding| ReportReason::new(finding, folders)).collect(),
-            perplexity: report.perplexity.map(|p| FigureData {
-                value: p.value,
-                stderr: p.stderr,
-                tokens: p.tokens,
-            }),
+            perplexity: report.perplexity,
             bits_per_byte: report.bits_per_byte,
             divergence: report.divergence.as_ref().map(|d| DivergenceData {
                 mean: d.mean.value,
@@ -349,9 +330,9 @@ fn weights(report: &Report) -> Vec<TensorError> {
 fn tasks(report: &Report) -> Vec<TaskData> {
     let data = |tasks: &TaskReport| TaskData {
         kind: tasks.kind.name(),
-        accuracy: tasks.accuracy(),
-        stderr: tasks.stderr(),
-        tasks: tasks.outcomes.len(),
+        accuracy: tasks.accuracy,
+        stderr: tasks.stderr,
+        tasks: tasks.n_tasks,
     };
     report.tasks.iter().map(data).collect()
 }
@@ -389,14 +370,14 @@ fn limits(report: &Report) -> Vec<Limit> {
         },
         at: line.figure.show(line.limit),
         set_by: if line.is_own { "an option" } else { "what the types cost" },
-        is_kept: !line.is_missed(),
+        is_kept: !line.is_missed,
     };
     report.limits.iter().map(limit).collect()
 }
 
-fn judged(report: &Report) -> Vec<AnsweredQuestion> {
+fn judged(report: &Report) -> Vec<JudgedAspect> {
     let answered = report.coverage.answered();
-    answered.map(|judged| AnsweredQuestion { aspect: judged.aspect.name(), by: shown(&judged.by) }).collect()
+    answered.map(|judged| JudgedAspect { by: shown(&judged.by), ..judged }).collect()
 }
 
 /// Returns the open questions, grouped by reason and remedy.

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use crate::cli::verify::experts;
 use crate::core::text::escape;
-use crate::verify::{EmbeddingDifference, EmbeddingReport, LayerRouting, RoutingReport};
+use crate::verify::{EmbeddingReport, HealthyVectors, LayerRouting, RoutingReport};
 
 /// Figures of an encoder's vectors.
 #[derive(Clone, Debug, Serialize)]
@@ -44,8 +44,8 @@ pub(super) struct ScoreData {
 impl VectorData {
     pub(super) fn new(report: &EmbeddingReport) -> Self {
         let &EmbeddingReport { texts, tokens, width, pooling, ref against } = report;
-        let healthy = |of: fn(&EmbeddingDifference) -> Option<f64>| {
-            against.as_ref().and_then(|against| of(against.healthy.as_deref()?))
+        let healthy = |of: fn(&HealthyVectors) -> Option<f64>| {
+            against.as_ref().and_then(|against| of(against.healthy.as_ref()?))
         };
         let score = against.as_ref().and_then(|against| against.score_error);
         let score = score.map(|error| ScoreData { error, healthy: healthy(|healthy| healthy.score_error) });
@@ -90,13 +90,13 @@ impl ExpertData {
     pub(super) fn new(routing: &RoutingReport) -> Self {
         let layer = |layer: &LayerRouting| ExpertLayer {
             name: layer.layer.map_or_else(|| escape(&layer.router).into_owned(), |layer| layer.to_string()),
-            experts: layer.tokens.len(),
-            used: layer.used(),
+            experts: layer.n_experts,
+            used: layer.n_used,
             routed: layer.routed,
-            unseen: layer.unseen().len(),
-            busiest: layer.busiest(),
-            least: layer.least(),
-            evenness: layer.evenness(),
+            unseen: layer.unseen.len(),
+            busiest: layer.busiest,
+            least: layer.least,
+            evenness: layer.evenness,
             agreement: layer.agreement,
         };
         Self {

@@ -20,14 +20,19 @@ const SECONDS_OF_A_DAY: u64 = 86_400;
 /// Program, options, machine and input files of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct RunInfo {
+    /// Name of the program.
     pub(super) program: String,
+    /// Version of the program.
     pub(super) version: String,
-    /// Shell command line, with file names without their directories.
+    /// Command line as a shell reads it, with file names without their directories.
     pub(super) command: String,
     /// Time of the run in UTC, or of `SOURCE_DATE_EPOCH` if it is set.
     pub(super) date: String,
+    /// Operating system and architecture.
     pub(super) system: String,
+    /// Vector instructions that were used.
     pub(super) simd: String,
+    /// Number of threads.
     pub(super) threads: usize,
     /// Inputs that were read, each once per role.
     pub(super) inputs: Vec<InputFile>,
@@ -38,9 +43,11 @@ pub(super) struct RunInfo {
 pub(super) struct InputFile {
     /// Role: `model`, `baseline`, `source`, `prompts` or `tasks`.
     pub(super) role: &'static str,
+    /// Path, as it was given.
     pub(super) path: String,
+    /// Size in bytes; `None` for anything but a regular file.
     pub(super) bytes: Option<u64>,
-    /// `None` for anything but a regular file, which can be read only once.
+    /// SHA-256 in lower-case hexadecimal; `None` for anything but a regular file, which can be read only once.
     pub(super) sha256: Option<String>,
 }
 

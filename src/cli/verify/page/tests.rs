@@ -11,8 +11,8 @@ use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
 use crate::cli::verify::report::ModelReport;
 use crate::job::Guard;
 use crate::verify::{
-    Aspect, Check, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding, LayerRouting,
-    LimitLine, Perplexity, Report, RoutingReport, Thresholds, WorstToken,
+    Aspect, Check, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding,
+    HealthyVectors, LayerRouting, LimitLine, Perplexity, Report, RoutingReport, Thresholds, WorstToken,
 };
 
 const HOSTILE: &str =
@@ -59,8 +59,8 @@ fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelRepo
     }
     report.not_judged(Aspect::Weights, "they were not compared", "a baseline with weights");
     report.limits = vec![
-        LimitLine { figure: Figure::Kld, value: kld, stderr: None, limit: 0.01, is_own: false },
-        LimitLine { figure: Figure::Top1, value: 0.95, stderr: None, limit: 0.9, is_own: true },
+        LimitLine::new(Figure::Kld, kld, None, 0.01, false),
+        LimitLine::new(Figure::Top1, 0.95, None, 0.9, true),
     ];
     report.perplexity = Some(Perplexity { value: 20.5, stderr: 0.25, tokens: 4000, total_nll: 1.0 });
     report.divergence = Some(Divergence {
@@ -251,20 +251,18 @@ fn encoder(path: &str, score_error: Option<f64>) -> ModelReport {
     let mut entry = measured(path, "Q8_0", 9_000_000, 0.001);
     let report = &mut entry.report;
     (report.perplexity, report.divergence) = (None, None);
-    let figures = EmbeddingDifference {
+    let against = Some(EmbeddingDifference {
         mean_cosine: 0.998,
         worst_cosine: 0.98765432,
         worst_prompt: 17,
         same_neighbour: score_error.is_none().then_some(0.955),
         rank_correlation: score_error.is_none().then_some(0.9876),
         score_error,
-        healthy: None,
-    };
-    let healthy = EmbeddingDifference { mean_cosine: 0.9991, ..figures.clone() };
-    let against = Some(EmbeddingDifference { healthy: Some(Box::new(healthy)), ..figures });
+        healthy: Some(HealthyVectors { mean_cosine: 0.9991, worst_cosine: 0.98765432, score_error }),
+    });
     let pooling = if score_error.is_some() { "rank" } else { "mean" };
     report.embeddings = Some(EmbeddingReport { texts: 1024, tokens: 20_000, width: 384, pooling, against });
-    let line = |figure, value| LimitLine { figure, value, stderr: None, limit: 0.99, is_own: false };
+    let line = |figure, value| LimitLine::new(figure, value, None, 0.99, false);
     report.limits = vec![match score_error {
         None => line(Figure::Cosine, 0.998),
         Some(error) => line(Figure::ScoreError, error),
@@ -307,12 +305,8 @@ fn of_encoders_vectors_stand_in_the_place_of_predictions() {
 #[test]
 fn what_experts_got_is_a_table() {
     let mut entry = measured("moe.gguf", "Q4_K_M", 5_000_000, 0.004);
-    let layer = |layer: Option<usize>, tokens: &[u64], agreement| LayerRouting {
-        layer,
-        router: "<b>router".to_owned(),
-        routed: 5000,
-        tokens: tokens.to_vec(),
-        agreement,
+    let layer = |layer: Option<usize>, tokens: &[u64], agreement| {
+        LayerRouting::new(layer, "<b>router".to_owned(), 5000, tokens.to_vec(), agreement)
     };
     let layers = vec![layer(Some(3), &[6000, 4000, 0, 0], Some(0.9)), layer(None, &[5000, 5000], None)];
     entry.report.routing = Some(RoutingReport { layers });

@@ -1,0 +1,117 @@
+//! Report of collected statistics, or of the run that would collect them.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::calibrate::{BatchRange, CalibrationRun, CalibrationText, Needs, StatisticsCounts};
+use crate::cli::Session;
+use crate::cli::render::{count, plural};
+use crate::core::text::{bytes, escape};
+use crate::core::written::as_path;
+use crate::gguf::Share;
+use crate::job::{KindFacts, TextFacts};
+
+/// Statistics that were collected, or would be.
+#[derive(Serialize)]
+pub(super) struct StatisticsReport {
+    /// The folder.
+    #[serde(serialize_with = "as_path")]
+    path: PathBuf,
+    /// Number of the part: `2/8`.
+    part: Option<String>,
+    /// Number of tokens that were run.
+    #[serde(rename = "tokens")]
+    n_tokens: usize,
+    /// Number of tokens of all parts.
+    #[serde(rename = "all_tokens")]
+    n_all_tokens: usize,
+    /// Share of the text, in batches.
+    batches: BatchRange,
+    /// Kinds of text, with the totals of all parts.
+    kinds: Vec<KindFacts>,
+    /// Result of the run, or what it needs.
+    #[serde(flatten)]
+    outcome: StatisticsOutcome,
+}
+
+/// Result of a run, or what it needs.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(super) enum StatisticsOutcome {
+    /// Nothing was run (`--dry-run`).
+    Planned(Needs),
+    /// The statistics were written.
+    Collected(CollectedStatistics),
+}
+
+/// Contents of the folder.
+#[derive(Serialize)]
+pub(super) struct CollectedStatistics {
+    /// Numbers of layers and matrices.
+    #[serde(flatten)]
+    pub(super) counts: StatisticsCounts,
+    /// Size of the folder in bytes.
+    #[serde(rename = "bytes")]
+    pub(super) n_bytes: u64,
+    /// Duration of the run in seconds.
+    pub(super) seconds: f64,
+}
+
+impl StatisticsReport {
+    pub(super) fn new(
+        path: &Path,
+        part: Option<Share>,
+        text: &CalibrationText,
+        run: &CalibrationRun<'_>,
+        outcome: StatisticsOutcome,
+    ) -> Self {
+        let TextFacts { kinds, n_tokens: n_all_tokens, .. } = TextFacts::of(text);
+        Self {
+            path: path.to_owned(),
+            part: part.map(|share| share.to_string()),
+            n_tokens: run.n_tokens(),
+            n_all_tokens,
+            batches: run.batches(),
+            kinds,
+            outcome,
+        }
+    }
+
+    pub(super) fn print(&self, session: &Session) -> anyhow::Result<()> {
+        if session.common.json {
+            return session.print_json(self);
+        }
+        let text = self.text();
+        match &self.outcome {
+            StatisticsOutcome::Planned(Needs { least_bytes, all_bytes, .. }) => session.print(|out| {
+                writeln!(out, "{text}")?;
+                let (least, all) = (bytes(*least_bytes), bytes(*all_bytes));
+                writeln!(
+                    out,
+                    "memory in addition to the weights: {all}, or {least} with hidden states on disk"
+                )
+            }),
+            StatisticsOutcome::Collected(_) if session.common.quiet => Ok(()),
+            StatisticsOutcome::Collected(CollectedStatistics { counts, n_bytes, .. }) => {
+                let (path, size) = (self.path.display().to_string(), bytes(*n_bytes));
+                let (path, n_matrices) = (escape(&path), counts.n_matrices);
+                session.print(|out| writeln!(out, "{path}: moments of {n_matrices} matrices, {size}; {text}"))
+            }
+        }
+    }
+
+    /// Describes the text that is run.
+    fn text(&self) -> String {
+        let kinds = plural(self.kinds.len() as u64, "kind");
+        let all = count(self.n_all_tokens as u64);
+        match &self.part {
+            None => format!("{all} tokens of {kinds} of text"),
+            Some(part) => {
+                let BatchRange { n, of, .. } = self.batches;
+                let own = count(self.n_tokens as u64);
+                format!("part {part}: {own} of {all} tokens of {kinds} of text, {n} of {of} batches")
+            }
+        }
+    }
+}
