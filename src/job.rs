@@ -10,6 +10,7 @@
 //! | `run` `guard` `default_name` | common steps: opening, checks of the output against everything that is read |
 //! | `convert` `stored` | types that the converter writes; storage of a quantized checkpoint |
 //! | `quantize` `importance` `overrides` `size` | quantization, of a file or of a conversion in one pass |
+//! | `ladder` | many types of one model from one reading |
 //! | `calibration` | rounding based on the model's own activations, as a step of the quantization |
 //! | `plan` `report` `remark` `events` | data for the caller |
 
@@ -21,6 +22,7 @@ mod events;
 mod guard;
 mod importance;
 mod input;
+pub mod ladder;
 mod output;
 mod overrides;
 mod plan;

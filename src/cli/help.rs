@@ -24,13 +24,14 @@ const COMMON: [(&str, &str); 4] = [
 ];
 
 /// One-line descriptions of subcommands whose own sentence is longer.
-const ABOUT: [(&str, &str); 16] = [
+const ABOUT: [(&str, &str); 17] = [
     ("msmodelslim2gguf", "Convert a checkpoint of Ascend's msModelSlim to GGUF"),
     ("merge-lora", "Merge a LoRA adapter into its base model, as GGUF"),
     ("archs", "List the architectures that can be converted"),
     ("draft", "Write a first card for a new architecture"),
     ("completions", "Print what a shell needs to complete arguments"),
     ("stats", "Keep moments of a text for many quantizations"),
+    ("ladder", "Write many types of a model from one reading"),
     ("combine", "Combine the parts that `--part` wrote"),
     ("logits", "Print the logits after each prompt as JSON lines"),
     ("set", "Set metadata keys"),
@@ -149,6 +150,25 @@ const PAGES: &[Page] = &[
             "gguf-quantize model-f16.gguf model-q4_k_m.gguf --type q4_k_m",
             "gguf-quantize in.gguf out.gguf --type iq3_m --imatrix im.gguf",
             "gguf-quantize in.gguf out.gguf Q4_K_M 8       # as llama-quantize",
+        ],
+    },
+    Page {
+        path: &["gguf-quantize", "ladder"],
+        shown: &[
+            ("source", "GGUF file, checkpoint, or ORG/NAME"),
+            ("output", "Folder for the files"),
+            ("types", "Types: q8_0,q6_k,q4_k_m,..."),
+            ("preset", "small, standard or full [default: standard]"),
+            IMATRIX,
+            ("calibration", "Measure the matrix on this text first"),
+            ("verify", "Compare every file with the model on a text"),
+            ("resume", "Keep what a stopped run has written"),
+            DRY_RUN,
+        ],
+        examples: &[
+            "gguf-quantize ladder model-bf16.gguf -o out --preset full --imatrix imatrix.gguf",
+            "gguf-quantize ladder ./Llama-3.2-1B -o out --calibration cal.txt --verify test.txt",
+            "gguf-quantize ladder org/model -o out --types q8_0,q4_k_m --resume",
         ],
     },
     Page {

@@ -7,6 +7,7 @@ mod quantization;
 
 use std::io;
 
+use crate::cli::quantize::options::usage;
 use crate::cli::{Session, UsageError, stored};
 use crate::core::progress::Progress;
 use crate::job::{Events, Job, JobError, JobPlan, JobReport, Remark};
@@ -49,6 +50,7 @@ fn print_plan(session: &Session, plan: &JobPlan) -> anyhow::Result<()> {
 pub(super) fn failure(error: JobError) -> anyhow::Error {
     match error {
         JobError::Options(error) => UsageError(error.to_string()).into(),
+        JobError::Types(error) => usage(error),
         JobError::Convert(error) => error.into(),
         JobError::Gguf(error) => error.into(),
         JobError::Guard(error) => error.into(),

@@ -1,6 +1,7 @@
 //! `gguf-quantize`: quantizes a GGUF file or a checkpoint.
 
 pub(crate) mod calibrate;
+mod ladder;
 pub(crate) mod options;
 mod solver;
 mod stats;
@@ -15,6 +16,7 @@ use clap::{Parser, Subcommand};
 use crate::cli::completions::Completions;
 use crate::cli::convert::to_gguf::resolve;
 use crate::cli::job::{JobArgs, carry_out, output_path};
+use crate::cli::quantize::ladder::LadderArgs;
 use crate::cli::quantize::options::usage;
 use crate::cli::quantize::stats::StatsArgs;
 use crate::cli::render::{Align, Table};
@@ -40,7 +42,7 @@ pub(crate) fn command() -> clap::Command {
 #[command(
     name = "gguf-quantize",
     version = crate::cli::version(),
-    override_usage = "gguf-quantize [OPTIONS] --type TYPE IN [OUT]\n       gguf-quantize [OPTIONS] --target-size SIZE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]\n       gguf-quantize stats [OPTIONS] --calibrate PATH -o DIR MODEL",
+    override_usage = "gguf-quantize [OPTIONS] --type TYPE IN [OUT]\n       gguf-quantize [OPTIONS] --target-size SIZE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]",
     after_help = types_help(),
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
@@ -89,6 +91,8 @@ enum QuantizeCommand {
     /// Keep the second moments of every matrix's inputs on a text, for `--stats`: collected once, for any number of
     /// quantizations
     Stats(StatsArgs),
+    /// Write many types of a model from one reading of it: every file has the bytes of its own single run
+    Ladder(Box<LadderArgs>),
     /// Print what a shell needs to complete the arguments of this program
     ///
     /// For bash: `source <(gguf-quantize completions bash)`, in ~/.bashrc to keep.
@@ -255,6 +259,7 @@ impl Tool for Quantize {
 
     fn after_interrupt(&self) -> Option<String> {
         match &self.command {
+            Some(QuantizeCommand::Ladder(args)) => (!args.is_dry()).then(|| args.after_interrupt()),
             Some(_) => None,
             None if self.dry_run => None,
             None => self.job.after_interrupt(self.keep_split),
@@ -264,6 +269,7 @@ impl Tool for Quantize {
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
             Some(QuantizeCommand::Stats(args)) => return args.run(session),
+            Some(QuantizeCommand::Ladder(args)) => return args.run(session),
             Some(QuantizeCommand::Completions(args)) => return args.run(command(), session),
             None => {}
         }

@@ -4,13 +4,13 @@ mod combine;
 mod details;
 mod experts;
 mod file_rows;
-mod imatrix;
+pub(super) mod imatrix;
 mod judge;
 mod limits;
 mod logits;
 pub(crate) mod model;
 mod overview;
-mod page;
+pub(super) mod page;
 mod per_token;
 mod printout;
 mod prompt_files;
@@ -22,6 +22,7 @@ mod tasks;
 mod trace;
 
 use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 
@@ -30,10 +31,12 @@ use crate::cli::verify::combine::CombineArgs;
 use crate::cli::verify::imatrix::ImatrixArgs;
 use crate::cli::verify::judge::VerifyArgs;
 use crate::cli::verify::logits::LogitsArgs;
+use crate::cli::verify::page::JudgedModels;
 use crate::cli::{Common, Exit, Session, Tool};
 use crate::core::mmap::address_space_bytes;
 use crate::core::platform::held_bytes;
 use crate::engine::EngineOptions;
+use crate::gguf::UnfinishedRun;
 use crate::verify::{RowSelection, Scoring, Span};
 
 /// Check whether a model file may be shipped.
@@ -82,6 +85,52 @@ struct CutArgs {
     /// Start chunks this many tokens apart and score the last that many of each
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
+}
+
+/// Judges models against one baseline on a text, as `gguf-verify MODELS --baseline REF --prompts TEXT`.
+///
+/// # Errors
+/// A baseline or a text that cannot be read, a model that cannot be judged.
+pub(super) fn judge_all(
+    session: &Session,
+    models: &[PathBuf],
+    baseline: &Path,
+    text: &Path,
+) -> anyhow::Result<JudgedModels> {
+    let words = ["gguf-verify".as_ref()].into_iter().chain(models.iter().map(|path| path.as_os_str()));
+    let options = ["--baseline".as_ref(), baseline.as_os_str(), "--prompts".as_ref(), text.as_os_str()];
+    let args = Cli::try_parse_from(words.chain(options))?.verify;
+    args.judge(Some(baseline), session, |entries, failures| {
+        if let Some((path, error)) = failures.first() {
+            let error = crate::cli::render::error_line(error);
+            anyhow::bail!("{}: {error}", path.display());
+        }
+        JudgedModels::new(session, entries, baseline)
+    })
+}
+
+/// Measures an importance matrix on a text, as `gguf-verify imatrix MODEL --prompts TEXT -o OUTPUT`. A file that is
+/// there is taken as it is if it is complete, and an interrupted run is continued.
+///
+/// # Errors
+/// As that command.
+pub(super) fn measure_importance(
+    session: &Session,
+    model: &Path,
+    text: &Path,
+    output: &Path,
+) -> anyhow::Result<()> {
+    let is_begun = output.is_file();
+    if is_begun && UnfinishedRun::find(output).is_none() {
+        return Ok(());
+    }
+    let words = ["gguf-verify".as_ref(), "imatrix".as_ref(), model.as_os_str(), "--prompts".as_ref()];
+    let output = [text.as_os_str(), "--no-ppl".as_ref(), "-o".as_ref(), output.as_os_str()];
+    let resume = is_begun.then_some("--resume".as_ref());
+    match Cli::try_parse_from(words.into_iter().chain(output).chain(resume))?.command {
+        Some(VerifyCommand::Imatrix(args)) => args.measure(session),
+        _ => Ok(()),
+    }
 }
 
 /// Entry point of `gguf-verify`.

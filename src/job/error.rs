@@ -10,7 +10,7 @@ use crate::core::output::{GuardError, OutputError};
 use crate::engine::EngineError;
 use crate::gguf::{GgufError, ImatrixError, WriteError};
 use crate::job::{NameTaken, RefusedOverrides};
-use crate::quantize::{AllocateError, FileType, QuantizeError};
+use crate::quantize::{AllocateError, FileType, OptionError, QuantizeError};
 
 /// Errors that prevent a plan or stop a job.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +18,9 @@ pub enum JobError {
     /// Options contradict one another.
     #[error(transparent)]
     Options(#[from] Contradiction),
+    /// There is no such type.
+    #[error(transparent)]
+    Types(#[from] OptionError),
     /// The checkpoint cannot be converted.
     #[error(transparent)]
     Convert(#[from] ConvertError),
@@ -63,6 +66,7 @@ impl Hint for JobError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::Options(_) | Self::Show(_) => Vec::new(),
+            Self::Types(error) => error.hints(),
             Self::Convert(error) => error.hints(),
             Self::Gguf(error) => error.hints(),
             Self::Guard(error) => error.hints(),

@@ -40,6 +40,7 @@ pub struct Conversion {
     counts_as: Option<GgmlType>,
     policy: ReadPolicy,
     warnings: Vec<String>,
+    has_towers: bool,
     /// Options of the conversion.
     pub(super) options: ConvertOptions,
 }
@@ -123,7 +124,9 @@ impl Conversion {
         };
         warnings.extend(of_training(&mapping, weights));
         warnings.extend(short_tower::warning(&mapping));
-        warnings.extend(OtherModalities::of(&mapping, weights, has_tower).map(|parts| parts.to_string()));
+        let others = OtherModalities::of(&mapping, weights, has_tower);
+        let has_towers = others.as_ref().is_some_and(OtherModalities::is_converted);
+        warnings.extend(others.map(|parts| parts.to_string()));
 
         if options.kind == CardKind::Text {
             let unread = UnreadBiases::of(&mapping.card.gguf, &mapping.outputs);
@@ -190,13 +193,32 @@ impl Conversion {
         let mut source = source;
         source.keep_input_factors(&kept);
         let options = options.clone();
-        Ok(Self { source, mapping, metadata, general, tensors, parts, counts_as, policy, warnings, options })
+        Ok(Self {
+            source,
+            mapping,
+            metadata,
+            general,
+            tensors,
+            parts,
+            counts_as,
+            policy,
+            warnings,
+            has_towers,
+            options,
+        })
     }
 
     /// Metadata keys of the output, in file order.
     #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
+    }
+
+    /// Returns true if the checkpoint has vision or audio towers that a conversion of their own
+    /// ([`CardKind::Mmproj`]) writes.
+    #[must_use]
+    pub fn has_towers(&self) -> bool {
+        self.has_towers
     }
 
     /// Result of applying the card to the checkpoint.

@@ -35,6 +35,11 @@ impl OtherModalities {
         let parts: Vec<_> = parts.into_iter().collect();
         (!parts.is_empty()).then(|| Self { parts, is_converted: is_converted() })
     }
+
+    /// Returns true if `--mmproj` writes these parts to a file.
+    pub(super) fn is_converted(&self) -> bool {
+        self.is_converted
+    }
 }
 
 /// Returns a warning about tensors left over from training, if the mapping drops any.

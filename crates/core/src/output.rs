@@ -46,7 +46,7 @@ mod write_back;
 pub use destination::{Destination, check_name};
 pub use edit_lock::{EditLock, EditLockError};
 pub use error::{Obstacle, OutputError};
-pub use guard::{CARD_DRAFT, FoundKind, GuardError, OutputGuard, OutputKind, check_kind};
+pub use guard::{CARD_DRAFT, CHART, FoundKind, GuardError, LADDER_PAGE, OutputGuard, OutputKind, check_kind};
 pub use locked_directory::ScratchDirectory;
 pub use new_directory::NewDirectory;
 pub use set::OutputSet;

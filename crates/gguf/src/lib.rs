@@ -73,6 +73,6 @@ pub use vocabulary::{
     FILE_ROLES, Mode, ModeRequest, OtherFiles, RankCode, SpecialToken, Template, TokenizerRequest,
 };
 pub use writer::{
-    PlannedOutput, WriteError, WriteOptions, WriteReport, output_kind, plan_files, plan_parts, write_files,
-    write_gguf,
+    PlannedOutput, VariantOutput, VariantReport, VariantSource, WriteError, WriteOptions, WriteReport,
+    forget_notes, output_kind, plan_files, plan_parts, write_files, write_gguf, write_variants,
 };

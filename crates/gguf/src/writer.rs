@@ -1,8 +1,11 @@
 //! Writer of all GGUF files. Output is planned as a whole, then streamed in chunks of rows from any [`TensorSource`] by
 //! all threads at once, into files that appear whole or not at all.
 
+mod checksums;
 mod into;
+mod many;
 mod stream;
+mod variants;
 mod watermark;
 
 use std::ops::Range;
@@ -20,7 +23,11 @@ use gguf_core::progress::Progress;
 use gguf_core::written::as_paths;
 use gguf_core::{Hint, SourceError, TensorMeta, TensorSource, text};
 use serde::{Serialize, Serializer};
-use stream::{ChunkObservers, stream};
+use stream::{StreamFiles, stream};
+use variants::SingleVariant;
+
+pub use many::{VariantOutput, VariantReport, forget_notes, write_variants};
+pub use variants::VariantSource;
 
 /// Options for writing.
 #[derive(Clone, Debug)]
@@ -274,16 +281,11 @@ pub fn write_files(
     let outputs = begin(target, &files, file_bytes, options.sync)?;
     let tensor_bytes = files.iter().flat_map(|file| &file.plan.tensors).map(|tensor| tensor.n_bytes).sum();
     let has_id = files.iter().any(|file| file.id_offset.is_some());
-    let first_rows = FirstRowHashes::of(if has_id { source.tensors().len() } else { 0 });
-    stream(
-        source,
-        &files,
-        &outputs,
-        ChunkObservers { first_rows: &first_rows, watermark: None },
-        options,
-        progress,
-    )?;
-    if has_id {
+    let first_rows = has_id.then(|| FirstRowHashes::of(source.tensors().len()));
+    let source = SingleVariant(source);
+    let streamed = StreamFiles::set(&source, &files, &outputs, first_rows.as_ref());
+    stream(&source, &streamed, None, options, progress)?;
+    if let Some(first_rows) = first_rows {
         let id = id.unwrap_or_else(|| first_rows.id(&files));
         for (file, output) in files.iter().zip(&outputs) {
             file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::path::Path;
 
 use crate::class::n_matrices;
-use crate::{QuantizeError, QuantizePlan, RowError};
+use crate::{QuantizeError, QuantizePlan, RowError, SolvedRows};
 use gguf_core::progress::Progress;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{GgmlType, SourceError, TensorMeta, TensorSource};
@@ -26,6 +26,16 @@ struct ThreadBuffers {
     bytes: Vec<u8>,
 }
 
+/// Rows of one matrix that are decoded at a time.
+#[derive(Clone, Copy)]
+struct RowBatch {
+    tensor: usize,
+    matrix: u64,
+    first_row: u64,
+    n_rows: usize,
+    n_cols: usize,
+}
+
 /// Decoded rows of one matrix.
 struct DecodedRows<'a> {
     ty: GgmlType,
@@ -40,6 +50,11 @@ thread_local! {
 }
 
 impl QuantizePlan<'_> {
+    /// Returns true for a tensor that keeps its type.
+    pub(crate) fn is_copied(&self, tensor: usize) -> bool {
+        self.tensors[tensor].ty == self.source.tensors()[self.steps[tensor].source].ty
+    }
+
     fn copy_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let meta = &self.tensors[tensor];
         let source = self.steps[tensor].source;
@@ -61,57 +76,36 @@ impl QuantizePlan<'_> {
         })
     }
 
-    fn quantize(
-        &self,
-        tensor: usize,
-        first_row: u64,
-        out: &mut [u8],
-        scratch: &mut ThreadBuffers,
-    ) -> Result<(), SourceError> {
-        let target = &self.tensors[tensor];
-        let step = &self.steps[tensor];
-        let source = &self.source.tensors()[step.source];
-        let n_cols = usize::try_from(target.shape.n_cols()).unwrap_or(usize::MAX);
-        let target_bytes = row_bytes(target);
-        let source_bytes = row_bytes(source);
-        let rows_per_matrix = target.shape.n_rows() / n_matrices(target).max(1);
-        let batch_rows = (BATCH_ELEMS / n_cols).max(1);
+    /// Returns the blocks that were made elsewhere, if the matrix has some.
+    fn solved_for(&self, rows: RowBatch) -> Option<&dyn SolvedRows> {
+        self.solved.filter(|solved| solved.has(&self.tensors[rows.tensor].name, rows.matrix))
+    }
 
-        let n_rows = out.len() / target_bytes;
-        let mut done = 0;
-        while done < n_rows {
-            let row = first_row + done as u64;
-            // Each matrix of a stack has its own importance weights.
-            let left_in_matrix = rows_per_matrix - row % rows_per_matrix;
-            let n = batch_rows.min(n_rows - done).min(usize::try_from(left_in_matrix).unwrap_or(usize::MAX));
-            let out = &mut out[done * target_bytes..(done + n) * target_bytes];
-            done += n;
-            if let Some(solved) = self.solved.filter(|solved| solved.has(&target.name, row / rows_per_matrix))
-            {
-                solved.read(&target.name, row, out)?;
-                self.contents[tensor].note(|| true);
-                continue;
+    /// Reads and decodes rows of the source.
+    fn decode(&self, rows: RowBatch, scratch: &mut ThreadBuffers) -> Result<(), SourceError> {
+        let source = self.steps[rows.tensor].source;
+        let meta = &self.source.tensors()[source];
+        let bytes = match self.source.borrow_rows(source, rows.first_row, rows.n_rows as u64) {
+            Some(bytes) => bytes,
+            None => {
+                scratch.bytes.resize(rows.n_rows * row_bytes(meta), 0);
+                self.source.read_rows(source, rows.first_row, &mut scratch.bytes)?;
+                &scratch.bytes
             }
+        };
+        scratch.floats.resize(rows.n_rows * rows.n_cols, 0.0);
+        dequantize(meta.ty, self.simd, bytes, &mut scratch.floats)
+            .map_err(|error| at(&self.tensors[rows.tensor], error.into()))
+    }
 
-            scratch.floats.resize(n * n_cols, 0.0);
-            let bytes = match self.source.borrow_rows(step.source, row, n as u64) {
-                Some(bytes) => bytes,
-                None => {
-                    scratch.bytes.resize(n * source_bytes, 0);
-                    self.source.read_rows(step.source, row, &mut scratch.bytes)?;
-                    &scratch.bytes
-                }
-            };
-            let floats = &mut scratch.floats;
-            dequantize(source.ty, self.simd, bytes, floats).map_err(|error| at(target, error.into()))?;
-            let is_ordinary = self.check_input(tensor, row, n_cols, floats)?;
-            let matrix = usize::try_from(row / rows_per_matrix).unwrap_or(usize::MAX);
-            let weights =
-                step.weights.as_deref().map(|weights| &weights[matrix * n_cols..(matrix + 1) * n_cols]);
-            let batch = DecodedRows { ty: target.ty, n_cols, floats, weights };
-            self.quantize_batch(tensor, row, &batch, is_ordinary, out)?;
-        }
-        Ok(())
+    fn quantize(&self, rows: RowBatch, floats: &[f32], out: &mut [u8]) -> Result<(), SourceError> {
+        let RowBatch { tensor, first_row, n_cols, .. } = rows;
+        let is_ordinary = self.check_input(tensor, first_row, n_cols, floats)?;
+        let matrix = usize::try_from(rows.matrix).unwrap_or(usize::MAX);
+        let weights = self.steps[tensor].weights.as_deref();
+        let weights = weights.map(|weights| &weights[matrix * n_cols..(matrix + 1) * n_cols]);
+        let batch = DecodedRows { ty: self.tensors[tensor].ty, n_cols, floats, weights };
+        self.quantize_batch(tensor, first_row, &batch, is_ordinary, out)
     }
 
     fn quantize_batch(
@@ -240,6 +234,60 @@ impl QuantizePlan<'_> {
     }
 }
 
+/// Quantizes rows of a tensor for several plans over the same source, which is read and decoded once. The buffers have
+/// the bytes of the same number of rows.
+pub(crate) fn quantize_for(
+    plans: &[&QuantizePlan<'_>],
+    tensor: usize,
+    first_row: u64,
+    out: &mut [&mut [u8]],
+) -> Result<(), SourceError> {
+    let mut scratch = SCRATCH.take().unwrap_or_default();
+    let result = quantize_in_batches(plans, tensor, first_row, out, &mut scratch);
+    SCRATCH.set(Some(scratch));
+    result
+}
+
+fn quantize_in_batches(
+    plans: &[&QuantizePlan<'_>],
+    tensor: usize,
+    first_row: u64,
+    out: &mut [&mut [u8]],
+    scratch: &mut ThreadBuffers,
+) -> Result<(), SourceError> {
+    let ([plan, ..], [first, ..]) = (plans, &*out) else { return Ok(()) };
+    let target = &plan.tensors[tensor];
+    let n_cols = usize::try_from(target.shape.n_cols()).unwrap_or(usize::MAX);
+    let rows_per_matrix = target.shape.n_rows() / n_matrices(target).max(1);
+    let batch_rows = (BATCH_ELEMS / n_cols).max(1);
+
+    let n_rows = first.len() / row_bytes(target);
+    let mut done = 0;
+    while done < n_rows {
+        let row = first_row + done as u64;
+        // Each matrix of a stack has its own importance weights.
+        let left_in_matrix = rows_per_matrix - row % rows_per_matrix;
+        let n = batch_rows.min(n_rows - done).min(usize::try_from(left_in_matrix).unwrap_or(usize::MAX));
+        let rows = RowBatch { tensor, matrix: row / rows_per_matrix, first_row: row, n_rows: n, n_cols };
+        if plans.iter().any(|plan| plan.solved_for(rows).is_none()) {
+            plan.decode(rows, scratch)?;
+        }
+        for (plan, out) in plans.iter().zip(&mut *out) {
+            let target_bytes = row_bytes(&plan.tensors[tensor]);
+            let out = &mut out[done * target_bytes..(done + n) * target_bytes];
+            match plan.solved_for(rows) {
+                Some(solved) => {
+                    solved.read(&plan.tensors[tensor].name, row, out)?;
+                    plan.contents[tensor].note(|| true);
+                }
+                None => plan.quantize(rows, &scratch.floats, out)?,
+            }
+        }
+        done += n;
+    }
+    Ok(())
+}
+
 /// Bytes of a row. Rows of a plan and of its source are whole blocks, which was checked when they were opened and
 /// planned.
 fn row_bytes(tensor: &TensorMeta) -> usize {
@@ -256,14 +304,10 @@ impl TensorSource for QuantizePlan<'_> {
     }
 
     fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        let step = &self.steps[tensor];
-        if self.tensors[tensor].ty == self.source.tensors()[step.source].ty {
+        if self.is_copied(tensor) {
             return self.copy_rows(tensor, first_row, out);
         }
-        let mut scratch = SCRATCH.take().unwrap_or_default();
-        let result = self.quantize(tensor, first_row, out, &mut scratch);
-        SCRATCH.set(Some(scratch));
-        result
+        quantize_for(&[self], tensor, first_row, &mut [out])
     }
 
     fn expect(&self, tensor: usize) {

@@ -10,6 +10,7 @@
 //! | `nominal` | bits per weight of a file type on a well-known model |
 //! | `importance` `coverage` | importance of columns, and tensors that it does not cover |
 //! | `prune` `metadata` `plan` `summary` | the whole output, before the first weight is read |
+//! | `joint` | several quantizations of one model from one reading |
 //! | `execute` | the plan as a source of quantized rows, and writing it |
 //!
 //! ```no_run
@@ -35,6 +36,7 @@ mod error;
 mod execute;
 mod idle;
 mod importance;
+mod joint;
 mod metadata;
 mod mixture;
 mod model;
@@ -56,6 +58,7 @@ pub use coverage::{Coverage, StandIn, UnseenExperts};
 pub use error::{QuantizeError, RowError};
 pub use gguf_format::FileType;
 pub use idle::IdleOption;
+pub use joint::{JointPlans, RungTypes};
 pub use model::ModelFacts;
 pub use nominal::{Nominal, nominal};
 pub use options::{

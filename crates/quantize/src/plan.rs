@@ -113,7 +113,7 @@ impl<'a> QuantizePlan<'a> {
         imatrix: Option<&'a Imatrix>,
     ) -> Result<Self, QuantizeError> {
         let mut plan = Self::draft(input, options, imatrix)?;
-        if plan.obstacles.is_empty() { Ok(plan) } else { Err(plan.obstacles.swap_remove(0)) }
+        plan.take_obstacle().map_or(Ok(plan), Err)
     }
 
     /// Plans a run that may lack something, for inspection. Sizes and types are right, and [`QuantizePlan::obstacles`]
@@ -303,6 +303,11 @@ impl<'a> QuantizePlan<'a> {
     #[must_use]
     pub fn obstacles(&self) -> &[QuantizeError] {
         &self.obstacles
+    }
+
+    /// Takes the first error at which a run would stop.
+    pub(crate) fn take_obstacle(&mut self) -> Option<QuantizeError> {
+        (!self.obstacles.is_empty()).then(|| self.obstacles.swap_remove(0))
     }
 
     /// Options that change nothing; rules for single tensors come first.

@@ -26,6 +26,15 @@ pub(crate) fn escape(text: &str) -> String {
     out
 }
 
+/// Percent-encodes a file name for a link: all bytes except ASCII letters, digits and `-_.~`.
+pub(crate) fn link(name: &str) -> String {
+    let byte = |byte: u8| match byte {
+        byte if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) => char::from(byte).to_string(),
+        byte => format!("%{byte:02X}"),
+    };
+    name.bytes().map(byte).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

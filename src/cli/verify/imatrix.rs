@@ -82,6 +82,11 @@ pub(super) fn combine(
 }
 
 impl ImatrixArgs {
+    /// Collects a matrix without a report.
+    pub(super) fn measure(&self, session: &Session) -> anyhow::Result<()> {
+        self.collect.write(session).map(drop)
+    }
+
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
             Some(ImatrixCommand::Merge(args)) => args.run(session),

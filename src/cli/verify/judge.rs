@@ -138,7 +138,23 @@ impl VerifyArgs {
         // Temporary directories that represent models on servers are removed when these values are dropped.
         let path = |directory: &Option<ModelDirectory>| directory.as_ref().map(|own| own.path().to_owned());
         let here = Self { baseline: path(&baseline), source: path(&source), ..self.clone() };
-        here.judge(self.baseline.as_deref(), session)
+        if let (Some(share), Some(output)) = (here.part, &here.output) {
+            return here.judge_share(share, output, session);
+        }
+        here.judge(self.baseline.as_deref(), session, |entries, failures| {
+            here.show(entries, failures, session)
+        })
+    }
+
+    /// Measures a share and writes it, once all inputs are on this machine.
+    fn judge_share(&self, share: Share, output: &Path, session: &Session) -> anyhow::Result<Exit> {
+        let tasks = self.tasks.read()?;
+        let logits = self.logit_file()?;
+        self.check_use(!tasks.is_empty(), logits.as_ref())?;
+        self.check_lock()?;
+        let guard = self.guard(session)?;
+        self.check_part(!tasks.is_empty(), logits.is_some())?;
+        self.run_part(share, output, guard, session)
     }
 
     #[cfg(feature = "remote")]
@@ -152,17 +168,19 @@ impl VerifyArgs {
         None
     }
 
-    /// Verifies once all inputs are on this machine. `named` is the baseline as given on the command line.
-    fn judge(&self, named: Option<&Path>, session: &Session) -> anyhow::Result<Exit> {
+    /// Verifies once all inputs are on this machine, and hands out the verdicts and the models that could not be
+    /// judged. `named` is the baseline as given on the command line.
+    pub(super) fn judge<T>(
+        &self,
+        named: Option<&Path>,
+        session: &Session,
+        take: impl FnOnce(&[ModelReport], &[(PathBuf, anyhow::Error)]) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
         let tasks = self.tasks.read()?;
         let logits = self.logit_file()?;
         self.check_use(!tasks.is_empty(), logits.as_ref())?;
         self.check_lock()?;
         let mut guard = self.guard(session)?;
-        if let (Some(share), Some(output)) = (self.part, &self.output) {
-            self.check_part(!tasks.is_empty(), logits.is_some())?;
-            return self.run_part(share, output, guard, session);
-        }
         let reports = Reports::of(&self.report, &mut guard)?;
         let baseline = match &self.baseline {
             Some(path) if logits.is_none() => {
@@ -208,7 +226,7 @@ impl VerifyArgs {
         }
         outputs.commit(session)?;
         reports.write(&entries, named, self.title.as_deref(), &read, session)?;
-        self.show(&entries, &failures, session)
+        take(&entries, &failures)
     }
 
     /// Shows the verdicts, then the files that failed. Returns the exit code.

@@ -178,6 +178,19 @@ pub const ALL: &[Scenario] = &[
         "../in/parts-00001-of-00005.gguf m.gguf --type q4_0 --keep-split",
     )
     .over_parts(),
+    Scenario {
+        is_set: false,
+        ..scenario("ladder", "gguf-quantize", "ladder ../in/f16.gguf -o . --types q8_0,q4_0")
+    },
+    Scenario {
+        is_set: false,
+        keeps: Some(".into-"),
+        ..scenario(
+            "ladder, to be resumed",
+            "gguf-quantize",
+            "ladder ../in/f16.gguf -o . --types q8_0,q4_0 --resume",
+        )
+    },
     scenario("set", "gguf-inspect", "set m.gguf general.name=changed").over_a_file(),
     scenario("remove", "gguf-inspect", "remove m.gguf general.file_type").over_a_file().once(),
     scenario("template", "gguf-inspect", "template m.gguf --set ../in/prompts.txt").over_a_file(),

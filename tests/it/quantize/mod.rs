@@ -5,6 +5,7 @@ mod calibrate;
 mod checkpoint;
 mod files;
 mod kept;
+mod ladder;
 pub mod magnitudes;
 mod one_pass;
 mod options;

@@ -11,7 +11,7 @@ use crate::platform::FileId;
 
 mod kind;
 
-pub use kind::{CARD_DRAFT, FoundKind, OutputKind};
+pub use kind::{CARD_DRAFT, CHART, FoundKind, LADDER_PAGE, OutputKind};
 
 /// Bytes read to detect the kind of a file.
 const HEAD_BYTES: u64 = 64 << 10;

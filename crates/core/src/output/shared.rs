@@ -40,6 +40,8 @@ pub struct SharedOutput {
     count: usize,
     /// Number of the attempt of the file that is written.
     attempt: u64,
+    /// True to keep the note that the file is complete.
+    keeps_note: bool,
 }
 
 /// Remaining work of a run.
@@ -79,7 +81,29 @@ impl SharedOutput {
     /// As [`Destination::of_part`]: a device has no files next to it.
     pub fn of(target: &Path, id: &str, number: usize, count: usize) -> Result<Self, OutputError> {
         let path = Destination::of_part(target)?.into_file()?;
-        Ok(Self { target: target.to_owned(), path, id: id.to_owned(), number, count, attempt: 0 })
+        Ok(Self {
+            target: target.to_owned(),
+            path,
+            id: id.to_owned(),
+            number,
+            count,
+            attempt: 0,
+            keeps_note: count > 1,
+        })
+    }
+
+    /// Keeps the note that the file is complete also if no other run writes it, until [`SharedOutput::forget_notes`].
+    #[must_use]
+    pub fn with_note(self) -> Self {
+        Self { keeps_note: true, ..self }
+    }
+
+    /// Removes the notes that a file is complete.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn forget_notes(target: &Path) -> io::Result<()> {
+        remove_notes(target, |_| false)
     }
 
     /// Returns the common prefix of all names of this plan.
@@ -293,7 +317,7 @@ impl SharedOutput {
         let kept = self.done();
         for (attempt, name) in self.survey()?.names {
             let path = self.path.with_file_name(name);
-            if attempt <= last && (path != kept || self.count == 1) {
+            if attempt <= last && (path != kept || !self.keeps_note) {
                 fault::point()?;
                 remove(&path)?;
             }
@@ -303,20 +327,26 @@ impl SharedOutput {
 
     /// Removes the notes of other plans: they no longer describe the target.
     fn forget_others(&self) -> io::Result<()> {
-        let mut start = OsString::from(".");
-        start.push(self.path.file_name().unwrap_or_default());
-        start.push(INTO);
         let kept = self.done();
-        for entry in fs_err::read_dir(parent(&self.path))? {
-            let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-            let is_note = name.starts_with(start.as_encoded_bytes()) && name.ends_with(DONE.as_bytes());
-            if is_note && path.file_name() != kept.file_name() {
-                remove(&path)?;
-            }
-        }
-        Ok(())
+        remove_notes(&self.path, |name| Some(name) == kept.file_name())
     }
+}
+
+/// Removes the notes that a file is complete, except those with a name that is kept.
+fn remove_notes(target: &Path, is_kept: impl Fn(&OsStr) -> bool) -> io::Result<()> {
+    let mut start = OsString::from(".");
+    start.push(target.file_name().unwrap_or_default());
+    start.push(INTO);
+    for entry in fs_err::read_dir(parent(target))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default();
+        let bytes = name.as_encoded_bytes();
+        let is_note = bytes.starts_with(start.as_encoded_bytes()) && bytes.ends_with(DONE.as_bytes());
+        if is_note && !is_kept(name) {
+            remove(&path)?;
+        }
+    }
+    Ok(())
 }
 
 /// Removes a file if it exists.
@@ -512,6 +542,26 @@ mod tests {
         assert_eq!(start, 0, "the file itself is gone");
         assert_eq!(shared.finish(Some(&file), true).unwrap(), [0; 0]);
         assert_eq!(names(dir), ["m.gguf"]);
+    }
+
+    #[test]
+    fn a_note_of_a_single_run_is_kept_until_it_is_forgotten() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        let target = dir.join("m.gguf");
+        let begin = || {
+            let mut shared = SharedOutput::of(&target, ID, 1, 1).unwrap().with_note();
+            let begun = shared.begin(6).unwrap();
+            (shared, begun)
+        };
+        let (shared, Begun::At { file, .. }) = begin() else { panic!("nothing to do") };
+        file.write_at(0, &WHOLE).unwrap();
+        assert_eq!(shared.finish(Some(&file), true).unwrap(), [0; 0]);
+        assert_eq!(names(dir), [NOTE, "m.gguf"]);
+        assert!(matches!(begin().1, Begun::Finished));
+        SharedOutput::forget_notes(&target).unwrap();
+        assert_eq!(names(dir), ["m.gguf"]);
+        assert!(matches!(begin().1, Begun::At { start: 0, .. }));
     }
 
     #[test]

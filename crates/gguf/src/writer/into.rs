@@ -5,10 +5,10 @@ use std::ops::Range;
 use std::path::Path;
 use std::slice;
 
-use crate::split_id::FirstRowHashes;
 use crate::writer::guard;
-use crate::writer::stream::{ChunkObservers, stream};
-use crate::writer::watermark::Watermark;
+use crate::writer::stream::{StreamFiles, stream_resumably};
+use crate::writer::variants::SingleVariant;
+use crate::writer::watermark::{ResumableFile, Watermark};
 use crate::{FilePlan, PlannedFile, Share, WriteError, WriteOptions, WriteReport};
 use gguf_core::TensorSource;
 use gguf_core::output::{Begun, OutputError, OutputFile, OutputKind, SharedOutput};
@@ -56,8 +56,7 @@ pub(super) fn write(
                 output.write_at(0, &file.plan.header)?;
                 file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
             }
-            let watermark = Watermark::new(&shared, &output, start, options.sync);
-            write_tensors(&file, &output, &watermark, source, options, progress)?;
+            write_tensors(&file, &shared, &output, start, source, options, progress)?;
             (false, start, shared.finish(Some(&output), options.sync)?)
         }
     };
@@ -72,21 +71,21 @@ pub(super) fn write(
     })
 }
 
-/// Writes the tensors of a part from the watermark on, and records the progress.
+/// Writes the tensors of a part from an offset on, and records the progress.
 fn write_tensors(
     file: &PlannedFile,
+    shared: &SharedOutput,
     output: &OutputFile,
-    watermark: &Watermark<'_>,
+    start: u64,
     source: &dyn TensorSource,
     options: &WriteOptions,
     progress: &dyn Progress,
 ) -> Result<(), WriteError> {
-    let observers = ChunkObservers { first_rows: &FirstRowHashes::of(0), watermark: Some(watermark) };
-    let (files, outputs) = (slice::from_ref(file), slice::from_ref(output));
-    let streamed = stream(source, files, outputs, observers, options, progress);
-    if streamed.is_err() {
-        // If this fails as well, less progress is recorded, and more is written again.
-        let _ = watermark.note();
-    }
-    streamed
+    let tensors = source.tensors();
+    let own = ResumableFile::new(shared, output, file, tensors[file.tensors.clone()].iter());
+    let start = own.position(start);
+    let watermark = Watermark::new(vec![own], start, options.sync);
+    let source = SingleVariant(source);
+    let files = StreamFiles::single(&source, file, output);
+    stream_resumably(&source, &files, &watermark, options, progress)
 }

@@ -75,6 +75,12 @@ pub(super) struct CollectArgs {
 
 impl CollectArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        self.write(session)?.print(session)?;
+        Ok(Exit::Done)
+    }
+
+    /// Collects the matrix and writes it.
+    pub(super) fn write(&self, session: &Session) -> anyhow::Result<ImatrixReport<'_>> {
         // Without a subcommand clap requires both.
         let (Some(model), Some(output)) = (&self.model, &self.output) else {
             return Err(UsageError("give a model and `-o FILE`".to_owned()).into());
@@ -96,7 +102,7 @@ impl CollectArgs {
         target.warn_of_name(session);
         let work = |model: &Model<'_>| self.collect(model, &prompts, target, guard, session);
         let (collected, file_bytes) = opened.with(None, work)?;
-        let report = ImatrixReport {
+        Ok(ImatrixReport {
             file: output,
             file_bytes,
             contents: MatrixContents::of(&collected.sums),
@@ -104,9 +110,7 @@ impl CollectArgs {
             experts: expert_coverage(&collected.sums),
             part: self.part.map(Share::number),
             n_parts: self.part.map(Share::count),
-        };
-        report.print(session)?;
-        Ok(Exit::Done)
+        })
     }
 
     /// Refuses options that a share of the chunks cannot serve.

@@ -35,6 +35,11 @@ impl Chart {
         let one = |form: canvas::ChartWidth| canvas::svg(form, id, title, description, &work);
         Ok(Self { wide: one(canvas::ChartWidth::Wide)?, narrow: one(canvas::ChartWidth::Narrow)? })
     }
+
+    /// Returns the wide form as a file of its own, with the colours that the page's style sheet gives it.
+    pub(super) fn into_file(self) -> String {
+        canvas::file(&self.wide)
+    }
 }
 
 /// Chart of size against mean KLD; `None` with fewer than two files to compare.

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::cli::render::markdown::link;
 use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
 use crate::cli::verify::recommend::{FileFigures, recommend};
 use crate::cli::verify::report::{self, ModelReport};
@@ -303,15 +304,6 @@ fn candidate(entry: &ModelReport) -> FileFigures {
         mean_kld: report.divergence.as_ref().map(|d| d.mean.value),
         quality: report.quality(),
     }
-}
-
-/// Percent-encodes a file name for a link: all bytes except ASCII letters, digits and `-_.~`.
-fn link(name: &str) -> String {
-    let byte = |byte: u8| match byte {
-        byte if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) => char::from(byte).to_string(),
-        byte => format!("%{byte:02X}"),
-    };
-    name.bytes().map(byte).collect()
 }
 
 /// Returns the error of every tensor against its source weights.

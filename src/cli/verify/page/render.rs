@@ -5,7 +5,7 @@ use minijinja::{Environment, HtmlEscape, UndefinedBehavior, Value};
 use crate::core::text;
 
 /// Returns an environment with the filters. Undefined names are errors.
-pub(super) fn environment() -> Environment<'static> {
+pub(in crate::cli) fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
     environment.add_filter("fixed", |value: f64, digits: usize| fixed(value, digits));

@@ -60,7 +60,7 @@ impl RunInfo {
         Ok(Self {
             program: "gguf-verify".to_owned(),
             version: version().to_owned(),
-            command: command(std::env::args_os()),
+            command: command_line(std::env::args_os()),
             date: date(SystemTime::now(), std::env::var("SOURCE_DATE_EPOCH").ok().as_deref()),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             simd: session.common.simd.name().to_owned(),
@@ -89,7 +89,7 @@ fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyh
             input.sha256 = Some(hash.clone());
             progress.advance(input.bytes.unwrap_or(0));
         } else if input.bytes.is_some() {
-            let hash = hash(path, progress)?;
+            let hash = digest(path, progress)?;
             known.push((path, hash.clone()));
             input.sha256 = Some(hash);
         }
@@ -98,7 +98,11 @@ fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyh
     Ok(found.into_iter().map(|(input, _)| input).collect())
 }
 
-fn hash(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
+/// Returns the SHA-256 digest of a file, in lower-case hexadecimal.
+///
+/// # Errors
+/// A file that cannot be read, an interrupt by the user.
+pub(in crate::cli) fn digest(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
     let mut file = crate::core::input::open(path)?;
     let mut state = Sha256::new();
     let mut buffer = vec![0; 1 << 20];
@@ -114,22 +118,26 @@ fn hash(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
     Ok(hex(&state.finalize()))
 }
 
-/// Quotes a command line so that a shell reads these arguments. The program is named without its directory.
-fn command(args: impl Iterator<Item = OsString>) -> String {
+/// Quotes a command line so that a shell reads these arguments. The program and files are named without directories.
+pub(in crate::cli) fn command_line(args: impl Iterator<Item = OsString>) -> String {
     let quoted = |(at, arg): (usize, OsString)| {
         let mut text = public::argument(&arg.to_string_lossy());
         if at == 0 {
             text = Path::new(&arg).file_name().map_or(text, |name| name.to_string_lossy().into_owned());
         }
-        let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
-        let text = escape(&text).into_owned();
-        if !text.is_empty() && text.chars().all(is_plain) {
-            text
-        } else {
-            format!("'{}'", text.replace('\'', r"'\''"))
-        }
+        shell_word(&text)
     };
     args.enumerate().map(quoted).collect::<Vec<_>>().join(" ")
+}
+
+/// Quotes a word so that a shell reads it as it is; control characters are escaped.
+pub(in crate::cli) fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
+    let text = escape(text).into_owned();
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// Formats date and time in UTC, to the second. `epoch` is `SOURCE_DATE_EPOCH`, which takes precedence if it is a
@@ -188,7 +196,7 @@ mod tests {
     #[test]
     fn a_shell_reads_the_command_as_it_was() {
         let args = ["/usr/bin/gguf-verify", "a.gguf", "it's", "", "$(x)", "a\u{1b}b"].map(OsString::from);
-        assert_eq!(command(args.into_iter()), r"gguf-verify a.gguf 'it'\''s' '' '$(x)' 'a\u{1b}b'");
+        assert_eq!(command_line(args.into_iter()), r"gguf-verify a.gguf 'it'\''s' '' '$(x)' 'a\u{1b}b'");
     }
 
     #[test]

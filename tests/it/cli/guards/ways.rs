@@ -216,6 +216,18 @@ pub(super) const WAYS: &[Way] = &[
         SAVE_STATS,
     ),
     way(
+        "gguf-quantize ladder",
+        "ladder --types q4_0 --calibration long.txt --verify p.jsonl --template chat.jinja base.gguf",
+        &["source"],
+        DIR,
+    ),
+    way(
+        "gguf-quantize ladder",
+        "ladder --types q4_0 --imatrix m.imatrix --tensor-type-file rules.txt base.gguf",
+        &["source"],
+        DIR,
+    ),
+    way(
         "gguf-quantize stats",
         "stats --calibrate long.txt --no-self-text --calibrate-tokens 1024 --check-text check.txt tiny.gguf",
         &["model"],

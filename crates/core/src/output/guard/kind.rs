@@ -27,6 +27,14 @@ pub enum OutputKind {
     CardDraft,
     /// Tensor types as rules, one per line, each with a whole tensor name.
     TypeRules,
+    /// The page of a folder of quantizations.
+    LadderPage,
+    /// The files of a folder of quantizations, as JSON.
+    LadderJson,
+    /// SHA-256 checksums, as `sha256sum` writes them.
+    Checksums,
+    /// A chart as SVG.
+    Chart,
 }
 
 impl OutputKind {
@@ -52,6 +60,10 @@ impl fmt::Display for OutputKind {
             Self::Json => "a JSON report",
             Self::CardDraft => "a drafted card",
             Self::TypeRules => "a list of types",
+            Self::LadderPage => "a page of `gguf-quantize ladder`",
+            Self::LadderJson => "a list of `gguf-quantize ladder`",
+            Self::Checksums => "a list of checksums",
+            Self::Chart => "a chart of gguf-foundry",
         })
     }
 }
@@ -183,6 +195,18 @@ fn is_old_imatrix(head: &[u8], file_bytes: u64) -> bool {
 pub const CARD_DRAFT: &str =
     "# TODO: one line on what these models are.\n#\n# A draft of `gguf-convert draft`.";
 
+/// Line of the page of a folder of quantizations. Who edits the page removes it.
+pub const LADDER_PAGE: &str = "# Written by gguf-quantize ladder. Remove this line to keep changes.";
+
+/// Mark of a chart in a file of its own.
+pub const CHART: &str = "data-generator=\"gguf-foundry\"";
+
+/// Returns true for a line of `sha256sum`; the last line of a head may be cut off.
+fn is_checksum(line: &str) -> bool {
+    let (digits, rest) = line.split_at_checked(64.min(line.len())).unwrap_or((line, ""));
+    digits.bytes().all(|byte| byte.is_ascii_hexdigit()) && (rest.is_empty() || rest.starts_with("  "))
+}
+
 /// Returns the kind of a report or table that the programs write.
 fn report(text: &str) -> Option<OutputKind> {
     let digits = |text: &str| text.trim_start_matches(|c: char| c.is_ascii_digit()).to_owned();
@@ -198,6 +222,18 @@ fn report(text: &str) -> Option<OutputKind> {
     }
     if text.starts_with("{\"file\":\"") && text.contains("\",\"prompt\":") && text.contains(",\"tokens\":[") {
         return Some(OutputKind::PerToken);
+    }
+    if text.starts_with("---\n") && text.contains(LADDER_PAGE) {
+        return Some(OutputKind::LadderPage);
+    }
+    if text.starts_with("{\n  \"made_by\": \"gguf-quantize ladder ") {
+        return Some(OutputKind::LadderJson);
+    }
+    if text.starts_with("<svg ") && text.contains(CHART) {
+        return Some(OutputKind::Chart);
+    }
+    if !text.is_empty() && text.lines().all(is_checksum) {
+        return Some(OutputKind::Checksums);
     }
     // Once its first line describes the models, a person has worked on it.
     if text.starts_with(CARD_DRAFT) {
@@ -256,6 +292,19 @@ mod tests {
             (b"{\n  \"file\": \"a\",\n  \"size_bytes\": 1\n}\n", Output(OutputKind::Json)),
             (b"{\n  \"verdict\": \"pass\",\n  \"models\": []\n}\n", Output(OutputKind::Json)),
             (b"{\n  \"file\": \"a\"\n}\n", Json),
+            (b"{\n  \"made_by\": \"gguf-quantize ladder 0.1.0\"\n}\n", Output(OutputKind::LadderJson)),
+            (
+                b"---\n# Written by gguf-quantize ladder. Remove this line to keep changes.\n---\n",
+                Output(OutputKind::LadderPage),
+            ),
+            (b"---\nlicense: mit\n---\n# Mine\n", Text),
+            (b"<svg xmlns=\"x\" data-generator=\"gguf-foundry\">", Output(OutputKind::Chart)),
+            (b"<svg xmlns=\"x\">", Text),
+            (
+                b"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  a.gguf\ne3b0",
+                Output(OutputKind::Checksums),
+            ),
+            (b"e3b0c44298fc1c149afbf4c8996fb924  a.gguf\n", Text),
             (b"\xef\xbb\xbf [1]", Json),
             (
                 b"<!DOCTYPE html>\n<meta name=\"generator\" content=\"gguf-foundry 1\">",

@@ -6,6 +6,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::Drawn;
+use crate::core::output::CHART;
 
 /// Kind of window that a chart is drawn for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -153,6 +154,25 @@ pub(super) fn svg(
         HtmlEscape(title),
         HtmlEscape(description),
     ))
+}
+
+/// Colours of a chart in a file of its own. It may lie on a light or a dark page.
+const FILE_STYLE: &str = "<style>\
+    .f-text{fill:#1d2329}.f-muted{fill:#59636e}.f-grid{fill:#d8dee4}.f-accent{fill:#2a6bb0}.f-good{fill:#1a7f4b}\
+    .f-doubtful{fill:#8f5f00}.f-bad{fill:#c2232c}.s-text{stroke:#1d2329}.s-muted{stroke:#59636e}.s-grid{stroke:#d8dee4}\
+    .s-accent{stroke:#2a6bb0}.s-good{stroke:#1a7f4b}.s-doubtful{stroke:#8f5f00}.s-bad{stroke:#c2232c}\
+    @media (prefers-color-scheme:dark){.f-text{fill:#e4e8ec}.f-muted{fill:#9ba6b1}.f-grid{fill:#343c45}\
+    .f-accent{fill:#6fb1f2}.f-good{fill:#56c990}.f-doubtful{fill:#e3b34c}.f-bad{fill:#ff8080}.s-text{stroke:#e4e8ec}\
+    .s-muted{stroke:#9ba6b1}.s-grid{stroke:#343c45}.s-accent{stroke:#6fb1f2}.s-good{stroke:#56c990}\
+    .s-doubtful{stroke:#e3b34c}.s-bad{stroke:#ff8080}}</style>";
+
+/// Makes a file of a chart on a page.
+pub(super) fn file(svg: &str) -> String {
+    let start = format!("<svg xmlns=\"http://www.w3.org/2000/svg\" {CHART} font-family=\"sans-serif\" ");
+    match svg.strip_prefix("<svg ").and_then(|rest| rest.split_once('>')) {
+        Some((attributes, body)) => format!("{start}{attributes}>{FILE_STYLE}{body}"),
+        None => svg.to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,217 @@
+//! Description of a finished ladder: `ladder.json`, and the data of its page.
+
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use crate::cli::verify::page::{JudgedFile, JudgedModels};
+use crate::core::text::escape;
+use crate::gguf::{Metadata, Value};
+use crate::job::ladder::{LadderFile, LadderReport};
+
+/// Tags of the hub that name what a model does.
+const PIPELINES: [&str; 9] = [
+    "text-generation",
+    "image-text-to-text",
+    "audio-text-to-text",
+    "any-to-any",
+    "feature-extraction",
+    "sentence-similarity",
+    "text-ranking",
+    "fill-mask",
+    "translation",
+];
+
+/// Finished ladder.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct LadderDocument {
+    /// Program and version that wrote the files.
+    pub(super) made_by: String,
+    /// Name of the person or organization that publishes the files.
+    pub(super) quantized_by: Option<String>,
+    /// Model that was quantized.
+    pub(super) model: LadderModel,
+    /// Importance matrix of the files; null without one.
+    pub(super) importance: Option<LadderImportance>,
+    /// Text that the files were verified on; null without a verification.
+    pub(super) verification: Option<DigestedFile>,
+    /// Files, in the order of the types that were asked for.
+    pub(super) files: Vec<LadderEntry>,
+    /// Vision and audio towers in a file of their own, for llama.cpp's `--mmproj`; null if the model has none.
+    pub(super) projector: Option<LadderEntry>,
+    /// Size of all quantizations in bytes.
+    pub(super) file_bytes: u64,
+    /// Size in bytes of the tensors that were quantized or copied: one that several files hold in the same type counts
+    /// once.
+    pub(super) made_bytes: u64,
+    /// Command that made the files, as a shell reads it.
+    pub(super) command: String,
+}
+
+/// Model that was quantized.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct LadderModel {
+    /// Name of the model.
+    pub(super) name: String,
+    /// Repository of the hub, if it is known.
+    pub(super) repository: Option<String>,
+    /// Architecture, as the files declare it.
+    pub(super) architecture: String,
+    /// License, as the model card declares it.
+    pub(super) license: Option<String>,
+    /// Languages, as the model card declares them.
+    pub(super) languages: Vec<String>,
+    /// What the model does, as a tag of the hub.
+    pub(super) pipeline: String,
+    /// Number of weights.
+    pub(super) weights: u64,
+}
+
+/// Importance matrix of a ladder.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct LadderImportance {
+    /// File of the matrix.
+    pub(super) matrix: DigestedFile,
+    /// Text that it was measured on; null for a matrix that was given.
+    pub(super) text: Option<DigestedFile>,
+}
+
+/// File with its digest.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct DigestedFile {
+    /// Name of the file, without its folder.
+    pub(super) name: String,
+    /// SHA-256 in lower-case hexadecimal.
+    pub(super) sha256: String,
+}
+
+/// File of a finished ladder.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct LadderEntry {
+    /// Name of the types: `Q4_K_M`, `Q4_K_L`.
+    #[serde(rename = "type")]
+    pub(super) name: String,
+    /// The file, or its parts.
+    pub(super) parts: Vec<DigestedFile>,
+    /// Size of all parts in bytes.
+    pub(super) file_bytes: u64,
+    /// Bits per weight over all tensors.
+    pub(super) bits_per_weight: f64,
+    /// Number of tensors whose type was replaced because of their columns.
+    pub(super) fallbacks: usize,
+    /// Figures of the verification; null without one.
+    pub(super) figures: Option<JudgedFile>,
+}
+
+impl LadderModel {
+    /// Describes the model of these keys. `source` is as it was given.
+    pub(super) fn new(metadata: &Metadata, source: &Path, weights: u64) -> Self {
+        let text =
+            |key: &str| metadata.get(key).and_then(Value::as_str).map(|text| escape(text).into_owned());
+        let list = |key: &str| match metadata.get(key).and_then(Value::as_array) {
+            Some(values) => {
+                let text = |value: Value| value.as_str().map(|text| escape(text).into_owned());
+                (0..values.len()).filter_map(|at| text(values.get(at)?)).collect()
+            }
+            None => Vec::new(),
+        };
+        let architecture = text("general.architecture").unwrap_or_default();
+        let tags: Vec<String> = list("general.tags");
+        let tag = PIPELINES.iter().find(|known| tags.iter().any(|tag| tag == *known));
+        let is_encoder = metadata.contains(&format!("{architecture}.pooling_type"));
+        let pipeline = tag.copied().unwrap_or(if is_encoder { "feature-extraction" } else { PIPELINES[0] });
+        let file_name = || source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        Self {
+            name: text("general.name").unwrap_or_else(|| escape(&file_name()).into_owned()),
+            repository: repository(source).or_else(|| text("general.repo_url").as_deref().and_then(of_url)),
+            architecture,
+            license: text("general.license"),
+            languages: list("general.languages"),
+            pipeline: pipeline.to_owned(),
+            weights,
+        }
+    }
+}
+
+/// Returns the repository of the hub that a source was read from: named itself, or a folder of the hub's own cache.
+fn repository(source: &Path) -> Option<String> {
+    let folder = source.components().find_map(|part| {
+        part.as_os_str().to_str()?.strip_prefix("models--")?.split_once("--").map(|(org, name)| (org, name))
+    });
+    if let Some((org, name)) = folder {
+        return Some(format!("{org}/{name}"));
+    }
+    let text = source.to_str().filter(|_| source.symlink_metadata().is_err())?;
+    let text = text.strip_prefix("hf://").unwrap_or(text);
+    let name = text.split('@').next()?;
+    let is_name = name.split('/').count() == 2 && !name.contains("://");
+    is_name.then(|| name.to_owned())
+}
+
+/// Returns the repository in an address of the hub.
+fn of_url(url: &str) -> Option<String> {
+    let path = url.strip_prefix("https://huggingface.co/")?.trim_end_matches('/');
+    (path.split('/').count() == 2).then(|| path.to_owned())
+}
+
+impl LadderEntry {
+    /// Describes the quantizations of a report, with the figures of their verification.
+    pub(super) fn all(report: &LadderReport, judged: Option<&JudgedModels>) -> Vec<Self> {
+        let figures = |at: usize| judged.and_then(|judged| judged.files.get(at).cloned());
+        let files = report.files.iter().enumerate();
+        files.map(|(at, file)| Self { figures: figures(at), ..Self::of(file) }).collect()
+    }
+
+    /// Describes a file that was not verified.
+    pub(super) fn of(file: &LadderFile) -> Self {
+        let parts = file.plan.paths.iter().zip(&file.sha256);
+        Self {
+            name: file.plan.name.clone(),
+            parts: parts
+                .map(|(path, sha256)| DigestedFile { name: file_name(path), sha256: sha256.clone() })
+                .collect(),
+            file_bytes: file.plan.file_bytes,
+            bits_per_weight: file.plan.bits_per_weight,
+            fallbacks: file.plan.n_fallbacks,
+            figures: None,
+        }
+    }
+}
+
+/// Name of a file without its folder.
+pub(super) fn file_name(path: &Path) -> String {
+    let name = path.file_name().map_or_else(|| path.to_owned(), PathBuf::from);
+    escape(&name.display().to_string()).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gguf::Array;
+
+    #[test]
+    fn repositories_are_read_off_sources() {
+        let found = |text: &str| repository(Path::new(text));
+        assert_eq!(found("org/Model-7B@main").as_deref(), Some("org/Model-7B"));
+        assert_eq!(found("hf://org/Model-7B").as_deref(), Some("org/Model-7B"));
+        let cached = "/c/hub/models--org--Model-7B/snapshots/abc";
+        assert_eq!(found(cached).as_deref(), Some("org/Model-7B"));
+        assert_eq!(found("https://host/dir"), None);
+        assert_eq!(found("models/llama.gguf/x"), None);
+        assert_eq!(of_url("https://huggingface.co/org/name/").as_deref(), Some("org/name"));
+        assert_eq!(of_url("https://example.org/org/name"), None);
+    }
+
+    #[test]
+    fn a_model_is_described_by_its_keys() {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", "llama");
+        metadata.set("general.license", "apache-2.0");
+        metadata.set("general.languages", Value::Array(Array::String(vec![b"en".to_vec(), b"de".to_vec()])));
+        let model = LadderModel::new(&metadata, Path::new("dir/tiny-F16.gguf"), 7);
+        assert_eq!((model.name.as_str(), model.pipeline.as_str()), ("tiny-F16", "text-generation"));
+        assert_eq!(model.languages, ["en", "de"]);
+        metadata.set("llama.pooling_type", 1_u32);
+        assert_eq!(LadderModel::new(&metadata, Path::new("x"), 7).pipeline, "feature-extraction");
+    }
+}

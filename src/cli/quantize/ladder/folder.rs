@@ -1,0 +1,155 @@
+//! Files beside the models of a ladder: checksums, the list for programs, the chart and the page.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use minijinja::value::{Serde, ValueKind};
+use minijinja::{Value as Jinja, context};
+use serde::Serialize;
+
+use crate::cli::Session;
+use crate::cli::quantize::ladder::document::{LadderDocument, LadderEntry};
+use crate::cli::render::json_text;
+use crate::cli::render::markdown::{escape, link};
+use crate::cli::verify::page::environment;
+use crate::core::output::{LADDER_PAGE, OutputError, OutputFile, OutputKind};
+use crate::core::text::bytes;
+use crate::job::Guard;
+
+const PAGE: &str = "README.md";
+const LIST: &str = "ladder.json";
+const SUMS: &str = "SHA256SUMS";
+const CHART: &str = "size-against-kld.svg";
+
+/// Sizes of memory for which the page names a file, in GiB.
+const MEMORY: [u64; 10] = [2, 4, 6, 8, 12, 16, 24, 32, 48, 80];
+
+/// Files beside the models.
+pub(super) struct FolderFiles {
+    directory: PathBuf,
+    /// Template of the page, and its name in messages.
+    template: String,
+    template_name: String,
+}
+
+/// Recommended file for a size of memory.
+#[derive(Serialize)]
+struct Choice<'a> {
+    memory: String,
+    #[serde(rename = "type")]
+    name: &'a str,
+    file_bytes: u64,
+}
+
+impl FolderFiles {
+    /// Checks the files before any work. `template` is the user's own template of the page.
+    ///
+    /// # Errors
+    /// A file that the program has not written would be replaced; a template that cannot be read or parsed.
+    pub(super) fn of(
+        directory: &Path,
+        template: Option<&Path>,
+        guard: &mut Guard<'_>,
+    ) -> anyhow::Result<Self> {
+        let text = template.map(crate::core::input::read_to_string).transpose()?;
+        let name = template.map(|path| path.display().to_string());
+        let files = [
+            (PAGE, OutputKind::LadderPage),
+            (LIST, OutputKind::LadderJson),
+            (SUMS, OutputKind::Checksums),
+            (CHART, OutputKind::Chart),
+        ];
+        for (name, kind) in files {
+            guard.write("a file of the folder", &directory.join(name), kind)?;
+        }
+        let this = Self {
+            directory: directory.to_owned(),
+            template: text.unwrap_or_else(|| include_str!("page.md").to_owned()),
+            template_name: name.unwrap_or_else(|| PAGE.to_owned()),
+        };
+        environment().add_template(&this.template_name, &this.template)?;
+        Ok(this)
+    }
+
+    /// Writes all files, or none. A chart of an earlier run is removed if there is none now.
+    ///
+    /// # Errors
+    /// A template that cannot be rendered; outputs that cannot be written.
+    pub(super) fn write(
+        &self,
+        document: &LadderDocument,
+        chart: Option<&str>,
+        session: &Session,
+    ) -> anyhow::Result<()> {
+        let page = self.rendered(document, chart.is_some())?;
+        let texts = [(SUMS, sums(document)), (LIST, json_text(document)?), (PAGE, page)];
+        let texts = texts.into_iter().chain(chart.map(|chart| (CHART, chart.to_owned())));
+        let mut files = Vec::new();
+        for (name, text) in texts {
+            let file = OutputFile::create(&self.directory.join(name))?;
+            file.write_at(0, text.as_bytes()).map_err(OutputError::from)?;
+            files.push(file);
+        }
+        OutputFile::commit_all(files, !session.common.no_sync).map_err(OutputError::from)?;
+        Ok(())
+    }
+
+    fn rendered(&self, document: &LadderDocument, has_chart: bool) -> anyhow::Result<String> {
+        let mut templates = environment();
+        templates.set_formatter(|out, _, value| {
+            let text = match value.kind() {
+                ValueKind::String if !value.is_safe() => escape(value.as_str().unwrap_or_default()),
+                _ => value.to_string(),
+            };
+            Ok(out.write_str(&text)?)
+        });
+        templates.add_filter("yaml", |text: String| {
+            Jinja::from_safe_string(serde_json::Value::from(text).to_string())
+        });
+        templates.add_filter("link", |name: String| link(&name));
+        templates.add_template(&self.template_name, &self.template)?;
+        let data = context! {
+            mark => Jinja::from_safe_string(LADDER_PAGE.to_owned()),
+            has_chart, chart => CHART,
+            choices => Jinja::from(Serde(choices(&document.files))),
+            ..Jinja::from(Serde(document))
+        };
+        let mut text = templates.get_template(&self.template_name)?.render(data)?;
+        if !text.ends_with('\n') {
+            text.push('\n');
+        }
+        Ok(text)
+    }
+}
+
+/// Checksums as `sha256sum --check` reads them.
+fn sums(document: &LadderDocument) -> String {
+    let mut text = String::new();
+    let files = document.files.iter().chain(&document.projector);
+    for part in files.flat_map(|file| &file.parts) {
+        let _ = writeln!(text, "{}  {}", part.sha256, part.name);
+    }
+    text
+}
+
+/// Returns the best file for each size of memory: of those that leave a fifth free, the one that diverges least, or the
+/// largest if nothing was measured. A size of memory that changes nothing is left out.
+fn choices(files: &[LadderEntry]) -> Vec<Choice<'_>> {
+    let kld = |file: &LadderEntry| file.figures.as_ref().and_then(|figures| figures.mean_kld);
+    let is_measured = files.iter().all(|file| kld(file).is_some());
+    let mut found: Vec<Choice<'_>> = Vec::new();
+    for gib in MEMORY {
+        let most = (gib << 30) / 5 * 4;
+        let fitting = files.iter().filter(|file| file.file_bytes <= most);
+        let best = if is_measured {
+            fitting.min_by(|a, b| kld(a).unwrap_or(f64::MAX).total_cmp(&kld(b).unwrap_or(f64::MAX)))
+        } else {
+            fitting.max_by_key(|file| file.file_bytes)
+        };
+        if let Some(best) = best.filter(|best| found.last().is_none_or(|last| last.name != best.name)) {
+            let memory = bytes(gib << 30);
+            found.push(Choice { memory, name: &best.name, file_bytes: best.file_bytes });
+        }
+    }
+    found
+}

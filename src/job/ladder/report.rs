@@ -1,0 +1,79 @@
+//! Plan and report of a ladder as plain data.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use crate::core::written::as_paths;
+use crate::gguf::Metadata;
+
+/// Plan of a ladder.
+#[derive(Clone, Debug, Serialize)]
+pub struct LadderPlan {
+    /// Files, in the order of the types that were asked for.
+    pub files: Vec<LadderFilePlan>,
+    /// Size of all files in bytes.
+    pub file_bytes: u64,
+    /// Size in bytes of the tensors that are quantized or copied: one that several files hold in the same type counts
+    /// once.
+    pub made_bytes: u64,
+    /// Free bytes where the files go, if the system reports them.
+    pub free_bytes: Option<u64>,
+    /// Errors at which a run would stop.
+    pub obstacles: Vec<String>,
+}
+
+/// Planned file of a ladder.
+#[derive(Clone, Debug, Serialize)]
+pub struct LadderFilePlan {
+    /// Name of the types: `Q4_K_M`, `Q4_K_L`.
+    #[serde(rename = "type")]
+    pub name: String,
+    /// Paths of the file or of its parts.
+    #[serde(serialize_with = "as_paths")]
+    pub paths: Vec<PathBuf>,
+    /// Size of all parts in bytes.
+    pub file_bytes: u64,
+    /// Bits per weight over all tensors.
+    pub bits_per_weight: f64,
+    /// Number of tensors whose type was replaced because of their columns.
+    #[serde(rename = "fallbacks")]
+    pub n_fallbacks: usize,
+    /// True if a run of its own writes the file, because the checkpoint's integers are kept or its own converter makes
+    /// the type.
+    pub is_alone: bool,
+}
+
+/// Report of a ladder.
+#[derive(Clone, Debug, Serialize)]
+pub struct LadderReport {
+    /// Files, in the order of the types that were asked for.
+    pub files: Vec<LadderFile>,
+    /// Vision and audio towers in a file of their own, for llama.cpp's `--mmproj`; null if the model has none.
+    pub projector: Option<LadderFile>,
+    /// Size of all quantizations in bytes.
+    pub file_bytes: u64,
+    /// Size in bytes of the tensors that were quantized or copied: one that several files hold in the same type counts
+    /// once.
+    pub made_bytes: u64,
+    /// Number of weights of the model.
+    #[serde(rename = "weights")]
+    pub n_weights: u64,
+    /// Duration of the run in seconds.
+    pub seconds: f64,
+    /// Metadata of the model.
+    #[serde(skip)]
+    pub metadata: Metadata,
+}
+
+/// Written file of a ladder.
+#[derive(Clone, Debug, Serialize)]
+pub struct LadderFile {
+    /// File as it was planned.
+    #[serde(flatten)]
+    pub plan: LadderFilePlan,
+    /// SHA-256 of each part, in lower-case hexadecimal.
+    pub sha256: Vec<String>,
+    /// True if an earlier run had written the file.
+    pub was_there: bool,
+}

@@ -1,0 +1,297 @@
+//! `gguf-quantize ladder`: many files from one reading, each with the bytes of its own run.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use gguf_foundry::convert::ConvertOptions;
+use gguf_foundry::core::TensorSource;
+use gguf_foundry::core::progress::{Progress, Silent};
+use gguf_foundry::gguf::GgufFile;
+use gguf_foundry::job::ladder::{Ladder, Preset, Rung};
+use gguf_foundry::job::{Events, Job, JobInput, JobOutput, OutputPath};
+
+use super::{convert, run};
+use crate::support::programs::Outcome;
+use crate::support::{files, fixture, programs};
+
+/// Runs `gguf-quantize ladder`.
+fn make(dir: &Path, args: &[&str]) -> Outcome {
+    programs::run("gguf-quantize", dir, &[&["ladder"], args, &["--no-sync"]].concat())
+}
+
+/// Options of a single run that give a type of the ladder.
+fn single_options(name: &str) -> Vec<&str> {
+    let base = match name {
+        "Q3_K_XL" => "Q3_K_L",
+        "Q2_K_L" => "Q2_K",
+        "Q4_K_L" => "Q4_K_M",
+        "Q5_K_L" => "Q5_K_M",
+        "Q6_K_L" => "Q6_K",
+        _ => return vec!["--type", name],
+    };
+    vec!["--type", base, "--output-tensor-type", "q8_0", "--token-embedding-type", "q8_0"]
+}
+
+/// Compares every file of a ladder with a run of its own; returns the number of files.
+fn compare(dir: &Path, folder: &str, source: &str, names: &[&str], more: &[&str]) -> usize {
+    for name in names {
+        let found = files::names(&dir.join(folder))
+            .into_iter()
+            .find(|file| file.strip_suffix(".gguf").is_some_and(|stem| stem.ends_with(&format!("-{name}"))));
+        let found = found.unwrap_or_else(|| panic!("{name}: {:?}", files::names(&dir.join(folder))));
+        let options = single_options(name);
+        run(dir, &[&[source, "single.gguf"][..], &options, more].concat()).ok();
+        let [own, single] =
+            [dir.join(folder).join(&found), dir.join("single.gguf")].map(|path| fs_err::read(path).unwrap());
+        assert!(own == single, "{name}: {found} differs from a run of its own");
+    }
+    names.len()
+}
+
+/// Importance matrix of the bundled model on a short text.
+fn importance(dir: &Path) {
+    let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
+    fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(6000)]).unwrap();
+    let args = ["imatrix", "in.gguf", "-f", "text.txt", "--ctx", "64", "--no-ppl", "-o", "m.gguf"];
+    programs::run("gguf-verify", dir, &args).ok();
+}
+
+#[test]
+fn every_file_has_the_bytes_of_its_own_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    importance(dir);
+    let full: Vec<&str> = Preset::Full.types().split(',').collect();
+    let report = make(dir, &["in.gguf", "-o", "full", "--preset", "full", "--imatrix", "m.gguf", "--json"]);
+    let report = report.ok().json();
+    let n = compare(dir, "full", "in.gguf", &full, &["--imatrix", "m.gguf"]);
+    assert_eq!(report["files"].as_array().unwrap().len(), n);
+    let [all, made] = ["file_bytes", "made_bytes"].map(|key| report[key].as_u64().unwrap());
+    assert!(made < all * 7 / 10, "{made} of {all}: files have much in common");
+    for file in report["files"].as_array().unwrap() {
+        let path = dir.join("full").join(file["parts"][0]["name"].as_str().unwrap());
+        assert_eq!(fs_err::metadata(path).unwrap().len(), file["file_bytes"].as_u64().unwrap());
+    }
+    let mut check = std::process::Command::new("sha256sum");
+    let check = programs::finish(check.args(["--check", "SHA256SUMS"]).current_dir(dir.join("full"))).ok();
+    assert_eq!(check.out.matches(": OK").count(), n, "{}", check.out);
+    // Nothing but the files is left.
+    let n_models = files::names(&dir.join("full")).iter().filter(|name| name.ends_with(".gguf")).count();
+    assert_eq!(n_models, n);
+    assert!(
+        files::names(&dir.join("full")).iter().all(|name| !name.starts_with('.') && !name.contains(".into-"))
+    );
+
+    // Also with one thread, little memory, and floats; F32 tensors are copied.
+    let args = ["in.gguf", "-o", "few", "--types", "f16,bf16,q4_0,copy", "--memory", "1M", "--threads", "1"];
+    make(dir, &args).ok();
+    assert_eq!(compare(dir, "few", "in.gguf", &["F16", "BF16", "Q4_0", "COPY"], &[]), 4);
+}
+
+#[test]
+fn a_checkpoint_s_ladder_has_the_bytes_of_single_conversions() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let source = fixture("tiny-llama");
+    let source = source.to_str().unwrap();
+    make(dir, &[source, "-o", "out", "--types", "f16,bf16,q8_0,q6_k_l,q4_k_m,q4_0,iq4_xs"]).ok();
+    let names = ["F16", "BF16", "Q8_0", "Q6_K_L", "Q4_K_M", "Q4_0", "IQ4_XS"];
+    assert_eq!(compare(dir, "out", source, &names, &[]), names.len());
+}
+
+#[test]
+fn types_that_keep_integers_are_written_by_runs_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let convert = ConvertOptions { tokenizer: false, ..ConvertOptions::default() };
+    let mut n_alone = 0;
+    for name in ["nvfp4_llama_mixed", "fp8_qwen3moe"] {
+        let input = JobInput::Checkpoint(fixture(&format!("native/{name}/hf")));
+        let rungs = Rung::parse_list("q8_0,q4_0,mxfp4_moe,q6_k,f16").unwrap();
+        let ladder = Ladder::new(input.clone(), rungs, dir.join(name));
+        let report = Ladder { convert: convert.clone(), sync: false, ..ladder }.run(&Silent).unwrap();
+        for file in report.files {
+            n_alone += usize::from(file.plan.is_alone);
+            let single = dir.join("single.gguf");
+            let output = JobOutput::at(OutputPath::File(single.clone()));
+            let job = Job::new(input.clone(), file.plan.name.parse().unwrap(), output);
+            Job { convert: convert.clone(), sync: false, ..job }.run(&Silent).unwrap();
+            let [own, single] = [&file.plan.paths[0], &single].map(|path| fs_err::read(path).unwrap());
+            assert!(own == single, "{name}: {} differs from a run of its own", file.plan.name);
+        }
+    }
+    assert!(n_alone > 2, "{n_alone}");
+}
+
+/// Receiver that stops a run after some chunks.
+struct Stop(AtomicI64);
+
+impl Progress for Stop {
+    fn advance(&self, _: u64) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn is_cancelled(&self) -> bool {
+        self.0.load(Ordering::Relaxed) <= 0
+    }
+}
+
+impl Events for Stop {
+    fn progress(&self) -> &dyn Progress {
+        self
+    }
+}
+
+fn ladder(dir: &Path, folder: &str, types: &str) -> Ladder {
+    let rungs = Rung::parse_list(types).unwrap();
+    let ladder = Ladder::new(JobInput::Gguf(dir.join("in.gguf")), rungs, dir.join(folder));
+    Ladder { resume: true, sync: false, memory_bytes: 1 << 20, ..ladder }
+}
+
+#[test]
+fn a_stopped_ladder_is_continued() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f32");
+    let types = "q8_0,q6_k,q4_k_m,q4_0,q3_k_s";
+    let whole = ladder(dir, "whole", types).run(&Silent).unwrap();
+    let own = ladder(dir, "own", types);
+    let mut n_stopped = 0;
+    for n_chunks in 1.. {
+        // A run that writes five chunks and what it had before is never longer than the next.
+        match own.run(&Stop(AtomicI64::new(5 * n_chunks))) {
+            Ok(_) => break,
+            Err(error) => assert!(error.to_string().contains("interrupted"), "{error}"),
+        }
+        n_stopped += 1;
+        let named = files::names(&dir.join("own")).into_iter().filter(|name| name.ends_with(".gguf"));
+        for name in named {
+            let [own, whole] =
+                ["own", "whole"].map(|folder| fs_err::read(dir.join(folder).join(&name)).unwrap());
+            assert!(own == whole, "{name} has its name and is not complete");
+        }
+    }
+    assert!(n_stopped > 3, "{n_stopped}");
+    for file in &whole.files {
+        let path = &file.plan.paths[0];
+        let own = dir.join("own").join(path.file_name().unwrap());
+        assert!(fs_err::read(own).unwrap() == fs_err::read(path).unwrap(), "{}", path.display());
+    }
+    assert_eq!(files::names(&dir.join("own")), files::names(&dir.join("whole")));
+}
+
+#[test]
+fn a_large_file_comes_in_parts() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f32");
+    let parts = Ladder { max_part_bytes: 1_000_000, ..ladder(dir, "parts", "q8_0,q4_0,q2_k") };
+    let report = parts.run(&Silent).unwrap();
+    ladder(dir, "whole", "q8_0,q4_0,q2_k").run(&Silent).unwrap();
+    assert!(report.files[0].plan.paths.len() > 1);
+    for file in &report.files {
+        assert_eq!(file.plan.paths.len(), file.sha256.len());
+        let whole = dir.join("whole").join(format!("in-{}.gguf", file.plan.name));
+        let [parts, whole] = [&file.plan.paths[0], &whole].map(|path| GgufFile::open(path).unwrap());
+        assert_eq!(parts.tensors(), whole.tensors());
+        for tensor in 0..whole.tensors().len() {
+            assert!(parts.raw_tensor(tensor) == whole.raw_tensor(tensor), "{}", whole.tensors()[tensor].name);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_made_is_said_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    let said = make(dir, &["in.gguf", "-o", "out", "--dry-run"]).ok();
+    assert!(
+        said.err.contains("left out, because they need `--imatrix` or `--calibration`: IQ3_XXS, IQ2_M"),
+        "{}",
+        said.err
+    );
+    assert!(said.out.contains("in-Q4_K_S.gguf"), "{}", said.out);
+    make(dir, &["in.gguf", "-o", "out", "--types", "iq2_m"]).says(1, "needs an importance matrix");
+    make(dir, &["in.gguf", "-o", "out", "--types", "q4_k_m,q9"]).says(2, "unknown type `q9`");
+    make(dir, &["in.gguf", "-o", "out", "--types", ","]).says(2, "at least one type expected");
+    make(dir, &["in.gguf", "-o", "out", "--preset", "huge"]).says(2, "one of `small`, `standard`, `full`");
+    make(dir, &["missing.gguf", "-o", "out"]).says(1, "missing.gguf");
+    assert!(!dir.join("out").exists());
+    // A file that is no model is not replaced, and nor is the source.
+    fs_err::create_dir(dir.join("out")).unwrap();
+    fs_err::write(dir.join("out/in-Q4_0.gguf"), "mine").unwrap();
+    make(dir, &["in.gguf", "-o", "out", "--types", "q8_0,q4_0"]).says(1, "does not replace");
+    assert_eq!(files::names(&dir.join("out")), ["in-Q4_0.gguf"]);
+    fs_err::rename(dir.join("in.gguf"), dir.join("in-F16.gguf")).unwrap();
+    make(dir, &["in-F16.gguf", "-o", ".", "--types", "f16,q4_0"]).ok();
+    assert!(dir.join("in-F16-F16.gguf").exists());
+}
+
+#[test]
+fn a_folder_is_ready_to_be_published() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
+    fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(5000)]).unwrap();
+    let text = "text.txt";
+    let args =
+        ["in.gguf", "-o", "out", "--types", "q8_0,q4_k_m,iq2_m", "--calibration", text, "--verify", text];
+    let more = ["--by", "Some One", "--resume"];
+    let said = make(dir, &[&args[..], &more].concat()).ok();
+    assert!(said.out.contains("publish: hf upload Some-One/Tiny-Llama-GGUF out\n"), "{}", said.out);
+    assert!(!said.err.contains("warning"), "{}", said.err);
+    let names = files::names(&dir.join("out"));
+    let expected = [
+        "README.md",
+        "SHA256SUMS",
+        "imatrix.gguf",
+        "in-IQ2_M.gguf",
+        "in-Q4_K_M.gguf",
+        "in-Q8_0.gguf",
+        "ladder.json",
+        "size-against-kld.svg",
+    ];
+    assert_eq!(names, expected);
+    let list = files::json(dir.join("out/ladder.json"));
+    let kld: Vec<f64> = list["files"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|file| file["figures"]["mean_kld"].as_f64().unwrap())
+        .collect();
+    assert!(kld.is_sorted() && kld[0] < 0.001 && kld[2] > 0.01, "{kld:?}");
+    // The figures are those of gguf-verify.
+    let verify = ["out/in-Q4_K_M.gguf", "--baseline", "in.gguf", "--prompts", text, "--json"];
+    let single = programs::run("gguf-verify", dir, &verify).ok().json();
+    assert_eq!(single["kld"]["mean"].as_f64(), Some(kld[1]));
+    let page = fs_err::read_to_string(dir.join("out/README.md")).unwrap();
+    let (front, body) = page.strip_prefix("---\n").unwrap().split_once("\n---\n").unwrap();
+    assert!(
+        front.contains("pipeline_tag: \"text-generation\"") && front.contains("quantized_by: \"Some One\"")
+    );
+    assert!(
+        body.contains("[in-Q4\\_K\\_M.gguf](in-Q4_K_M.gguf)") && body.contains("size-against-kld.svg"),
+        "{body}"
+    );
+    assert!(!body.contains(dir.to_str().unwrap()) && !body.contains("/fixtures/"), "{body}");
+
+    // Made again, the folder is replaced; a page that a person has worked on is not.
+    make(dir, &[&args[..], &more].concat()).ok();
+    assert_eq!(files::names(&dir.join("out")), expected);
+    fs_err::write(dir.join("out/README.md"), "# Mine\n").unwrap();
+    make(dir, &args).says(1, "this is a text file, which a page of `gguf-quantize ladder` does not replace");
+    assert_eq!(fs_err::read_to_string(dir.join("out/README.md")).unwrap(), "# Mine\n");
+
+    // A template of the user's own.
+    fs_err::write(dir.join("own.md"), "{{ model.name }}: {{ files|length }} files of {{ quantized_by }}")
+        .unwrap();
+    let own = ["in.gguf", "-o", "own", "--types", "q8_0", "--template", "own.md", "--by", "me"];
+    make(dir, &own).ok();
+    assert_eq!(fs_err::read_to_string(dir.join("own/README.md")).unwrap(), "Tiny Llama: 1 files of me\n");
+    fs_err::write(dir.join("own.md"), "{{ model.name").unwrap();
+    make(dir, &[&own[..2], &["new"], &own[3..]].concat()).says(1, "own.md");
+    assert!(!dir.join("new").exists());
+}
