@@ -39,7 +39,7 @@
 //! use gguf_dequant::msmodelslim::OffsetSign;
 //! use gguf_dequant::{Configurations, DequantOptions, open};
 //!
-//! /// Prints how the weights of a container are stored, and their first values.
+//! /// Prints how the weights of a container are stored, and the weights as floats have them.
 //! fn describe(
 //!     files: &Configurations,
 //!     container: Box<dyn WeightSource + Send>,
@@ -49,10 +49,8 @@
 //!     if let Some(quantization) = &opened.quantization {
 //!         println!("{}", quantization.method);
 //!     }
-//!     for (weight, meta) in opened.source.weights().iter().enumerate() {
-//!         let mut first = [0.0; 1];
-//!         opened.source.read_f32(weight, 0, &mut first)?;
-//!         println!("{} {} {}", meta.name, meta.shape, first[0]);
+//!     for meta in opened.source.weights() {
+//!         println!("{} {}", meta.name, meta.shape);
 //!     }
 //!     Ok(())
 //! }

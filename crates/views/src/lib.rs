@@ -6,7 +6,7 @@
 //! ```
 //! use gguf_core::ElementType;
 //! use gguf_core::simd::SimdLevel;
-//! use gguf_testkit::{MemoryWeights, weight_meta};
+//! use gguf_testkit::memory::{MemoryWeights, weight_meta};
 //! use gguf_views::{Recipe, View};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {

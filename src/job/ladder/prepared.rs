@@ -1,6 +1,6 @@
 //! Files of a ladder, checked and planned before a weight is read, and their writing.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use crate::convert::ConvertOptions;
@@ -202,8 +202,8 @@ impl<'a> PreparedLadder<'a> {
     fn remark_after(&self, joint: &[usize]) {
         if self.opened.file().is_some() {
             let zeros = self.plans.plans().iter().flat_map(QuantizePlan::all_zero);
-            let zeros: BTreeMap<&str, ()> = zeros.map(|tensor| (tensor.name.as_str(), ())).collect();
-            self.run.remark_zeros(zeros.into_keys());
+            let zeros: BTreeSet<&str> = zeros.map(|tensor| tensor.name.as_str()).collect();
+            self.run.remark_zeros(zeros.into_iter());
         }
         for &at in joint {
             if let Some(text) = remark::of_small_rows(&self.plans.small_rows(at)) {

@@ -14,6 +14,10 @@ use super::{convert, run};
 use crate::support::programs::Outcome;
 use crate::support::{files, fixture, programs};
 
+fn is_model(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|suffix| suffix == "gguf")
+}
+
 /// Runs `gguf-quantize ladder`.
 fn make(dir: &Path, args: &[&str]) -> Outcome {
     programs::run("gguf-quantize", dir, &[&["ladder"], args, &["--no-sync"]].concat())
@@ -35,10 +39,10 @@ fn single_options(name: &str) -> Vec<&str> {
 /// Compares every file of a ladder with a run of its own; returns the number of files.
 fn compare(dir: &Path, folder: &str, source: &str, names: &[&str], more: &[&str]) -> usize {
     for name in names {
-        let found = files::names(&dir.join(folder))
+        let found = files::names(dir.join(folder))
             .into_iter()
             .find(|file| file.strip_suffix(".gguf").is_some_and(|stem| stem.ends_with(&format!("-{name}"))));
-        let found = found.unwrap_or_else(|| panic!("{name}: {:?}", files::names(&dir.join(folder))));
+        let found = found.unwrap_or_else(|| panic!("{name}: {:?}", files::names(dir.join(folder))));
         let options = single_options(name);
         run(dir, &[&[source, "single.gguf"][..], &options, more].concat()).ok();
         let [own, single] =
@@ -77,10 +81,10 @@ fn every_file_has_the_bytes_of_its_own_run() {
     let check = programs::finish(check.args(["--check", "SHA256SUMS"]).current_dir(dir.join("full"))).ok();
     assert_eq!(check.out.matches(": OK").count(), n, "{}", check.out);
     // Nothing but the files is left.
-    let n_models = files::names(&dir.join("full")).iter().filter(|name| name.ends_with(".gguf")).count();
+    let n_models = files::names(dir.join("full")).iter().filter(|name| is_model(name)).count();
     assert_eq!(n_models, n);
     assert!(
-        files::names(&dir.join("full")).iter().all(|name| !name.starts_with('.') && !name.contains(".into-"))
+        files::names(dir.join("full")).iter().all(|name| !name.starts_with('.') && !name.contains(".into-"))
     );
 
     // Also with one thread, little memory, and floats; F32 tensors are copied.
@@ -165,7 +169,7 @@ fn a_stopped_ladder_is_continued() {
             Err(error) => assert!(error.to_string().contains("interrupted"), "{error}"),
         }
         n_stopped += 1;
-        let named = files::names(&dir.join("own")).into_iter().filter(|name| name.ends_with(".gguf"));
+        let named = files::names(dir.join("own")).into_iter().filter(|name| is_model(name));
         for name in named {
             let [own, whole] =
                 ["own", "whole"].map(|folder| fs_err::read(dir.join(folder).join(&name)).unwrap());
@@ -178,7 +182,7 @@ fn a_stopped_ladder_is_continued() {
         let own = dir.join("own").join(path.file_name().unwrap());
         assert!(fs_err::read(own).unwrap() == fs_err::read(path).unwrap(), "{}", path.display());
     }
-    assert_eq!(files::names(&dir.join("own")), files::names(&dir.join("whole")));
+    assert_eq!(files::names(dir.join("own")), files::names(dir.join("whole")));
 }
 
 #[test]
@@ -223,7 +227,7 @@ fn what_cannot_be_made_is_said_before_anything_is_written() {
     fs_err::create_dir(dir.join("out")).unwrap();
     fs_err::write(dir.join("out/in-Q4_0.gguf"), "mine").unwrap();
     make(dir, &["in.gguf", "-o", "out", "--types", "q8_0,q4_0"]).says(1, "does not replace");
-    assert_eq!(files::names(&dir.join("out")), ["in-Q4_0.gguf"]);
+    assert_eq!(files::names(dir.join("out")), ["in-Q4_0.gguf"]);
     fs_err::rename(dir.join("in.gguf"), dir.join("in-F16.gguf")).unwrap();
     make(dir, &["in-F16.gguf", "-o", ".", "--types", "f16,q4_0"]).ok();
     assert!(dir.join("in-F16-F16.gguf").exists());
@@ -243,7 +247,7 @@ fn a_folder_is_ready_to_be_published() {
     let said = make(dir, &[&args[..], &more].concat()).ok();
     assert!(said.out.contains("publish: hf upload Some-One/Tiny-Llama-GGUF out\n"), "{}", said.out);
     assert!(!said.err.contains("warning"), "{}", said.err);
-    let names = files::names(&dir.join("out"));
+    let names = files::names(dir.join("out"));
     let expected = [
         "README.md",
         "SHA256SUMS",
@@ -280,7 +284,7 @@ fn a_folder_is_ready_to_be_published() {
 
     // Made again, the folder is replaced; a page that a person has worked on is not.
     make(dir, &[&args[..], &more].concat()).ok();
-    assert_eq!(files::names(&dir.join("out")), expected);
+    assert_eq!(files::names(dir.join("out")), expected);
     fs_err::write(dir.join("out/README.md"), "# Mine\n").unwrap();
     make(dir, &args).says(1, "this is a text file, which a page of `gguf-quantize ladder` does not replace");
     assert_eq!(fs_err::read_to_string(dir.join("out/README.md")).unwrap(), "# Mine\n");

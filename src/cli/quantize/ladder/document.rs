@@ -135,9 +135,9 @@ impl LadderModel {
 
 /// Returns the repository of the hub that a source was read from: named itself, or a folder of the hub's own cache.
 fn repository(source: &Path) -> Option<String> {
-    let folder = source.components().find_map(|part| {
-        part.as_os_str().to_str()?.strip_prefix("models--")?.split_once("--").map(|(org, name)| (org, name))
-    });
+    let folder = source
+        .components()
+        .find_map(|part| part.as_os_str().to_str()?.strip_prefix("models--")?.split_once("--"));
     if let Some((org, name)) = folder {
         return Some(format!("{org}/{name}"));
     }
