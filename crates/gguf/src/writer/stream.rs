@@ -9,7 +9,7 @@ use crate::plan::PlannedFile;
 use crate::split_id::FirstRowHashes;
 use crate::writer::checksums::{Checksums, HashedRows, WrittenChunk};
 use crate::writer::variants::{SingleVariant, VariantSource};
-use crate::writer::watermark::Watermark;
+use crate::writer::watermark::{StreamPosition, Watermark};
 use crate::writer::{WriteError, WriteOptions};
 use gguf_core::TensorMeta;
 use gguf_core::bytes::Endian;
@@ -22,15 +22,6 @@ use gguf_core::text::escape;
 const MAX_CHUNK_BYTES: u64 = 4 << 20;
 /// Minimum size budget of a chunk in bytes.
 const MIN_CHUNK_BYTES: u64 = 64 << 10;
-
-/// Place in the stream: all rows before this one are written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct StreamPosition {
-    /// Index of the tensor.
-    pub(super) tensor: usize,
-    /// Row of the tensor.
-    pub(super) row: u64,
-}
 
 /// Place of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

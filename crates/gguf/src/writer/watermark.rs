@@ -5,13 +5,21 @@ use std::io;
 use std::sync::Mutex;
 
 use crate::plan::PlannedFile;
-use crate::writer::stream::StreamPosition;
 use gguf_core::TensorMeta;
 use gguf_core::output::{OutputFile, SharedOutput};
 use gguf_core::sync::Unpoisoned;
 
 /// Number of bytes of a file between two records of the progress.
 const STEP_BYTES: u64 = 256 << 20;
+
+/// Place in the stream: all rows before this one are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct StreamPosition {
+    /// Index of the tensor.
+    pub(super) tensor: usize,
+    /// Row of the tensor.
+    pub(super) row: u64,
+}
 
 /// File of a run that may be resumed.
 pub(super) struct ResumableFile<'a> {
