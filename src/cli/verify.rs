@@ -36,7 +36,7 @@ use crate::cli::{Common, Exit, Session, Tool};
 use crate::core::mmap::address_space_bytes;
 use crate::core::platform::held_bytes;
 use crate::engine::EngineOptions;
-use crate::gguf::UnfinishedRun;
+use crate::gguf::{StoredImatrix, UnfinishedRun};
 use crate::verify::{RowSelection, Scoring, Span};
 
 /// Check whether a model file may be shipped.
@@ -109,19 +109,27 @@ pub(super) fn judge_all(
     })
 }
 
-/// Measures an importance matrix on a text, as `gguf-verify imatrix MODEL --prompts TEXT -o OUTPUT`. A file that is
-/// there is taken as it is if it is complete, and an interrupted run is continued.
+/// Measures an importance matrix on a text, as `gguf-verify imatrix MODEL --prompts TEXT -o OUTPUT`. With `resume`, the
+/// matrix of an earlier run is continued, or taken as it is if it is complete; it must be of the same text.
 ///
 /// # Errors
-/// As that command.
+/// As that command; with `resume`, a matrix of another text.
 pub(super) fn measure_importance(
     session: &Session,
     model: &Path,
     text: &Path,
     output: &Path,
+    resume: bool,
 ) -> anyhow::Result<()> {
-    let is_begun = output.is_file();
+    let is_begun = resume && output.is_file();
     if is_begun && UnfinishedRun::find(output).is_none() {
+        let (matrix, name) = (output.display(), text.display().to_string());
+        if StoredImatrix::open(output)?.datasets() != [name.as_bytes()] {
+            anyhow::bail!(
+                "{matrix}: measured on another text than `{name}`: remove it, or leave `--resume` out"
+            );
+        }
+        session.note(&format!("{matrix}: the matrix of an earlier run is used"));
         return Ok(());
     }
     let words = ["gguf-verify".as_ref(), "imatrix".as_ref(), model.as_os_str(), "--prompts".as_ref()];

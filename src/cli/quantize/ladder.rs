@@ -103,7 +103,7 @@ impl LadderArgs {
             fs_err::create_dir_all(&self.output)?;
             let matrix = self.output.join(MATRIX);
             guard.write("the importance matrix", &matrix, OutputKind::Imatrix)?;
-            measure_importance(session, model.path(), text, &matrix)?;
+            measure_importance(session, model.path(), text, &matrix, self.resume)?;
             ladder.importance.path = Some(matrix);
         }
         let report = ladder.run(session).map_err(failure)?;

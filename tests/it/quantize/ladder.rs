@@ -285,6 +285,10 @@ fn a_folder_is_ready_to_be_published() {
     // Made again, the folder is replaced; a page that a person has worked on is not.
     make(dir, &[&args[..], &more].concat()).ok();
     assert_eq!(files::names(dir.join("out")), expected);
+    // A matrix of another text is not taken for that of this one.
+    fs_err::write(dir.join("other.txt"), "another text ".repeat(400)).unwrap();
+    let other = ["in.gguf", "-o", "out", "--types", "iq2_m", "--calibration", "other.txt", "--resume"];
+    make(dir, &other).says(1, "measured on another text than `other.txt`");
     fs_err::write(dir.join("out/README.md"), "# Mine\n").unwrap();
     make(dir, &args).says(1, "this is a text file, which a page of `gguf-quantize ladder` does not replace");
     assert_eq!(fs_err::read_to_string(dir.join("out/README.md")).unwrap(), "# Mine\n");
