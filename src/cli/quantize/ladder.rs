@@ -95,8 +95,12 @@ impl LadderArgs {
             print_plan(session, &plan)?;
             return Ok(Exit::Done);
         }
+        // A text that is missing is reported before hours of work.
+        for text in self.calibration.iter().chain(&self.verify) {
+            fs_err::metadata(text)?;
+        }
         let mut guard = Guard::new(&session.progress, false);
-        guard.read_all("the text", [&self.calibration, &self.verify].into_iter().flatten())?;
+        guard.read_all("the text", self.calibration.iter().chain(&self.verify))?;
         guard.read_all("the template", &self.template)?;
         let folder = FolderFiles::of(&self.output, self.template.as_deref(), &mut guard)?;
         if let Some(text) = &self.calibration {

@@ -222,6 +222,7 @@ fn what_cannot_be_made_is_said_before_anything_is_written() {
     make(dir, &["in.gguf", "-o", "out", "--types", ","]).says(2, "at least one type expected");
     make(dir, &["in.gguf", "-o", "out", "--preset", "huge"]).says(2, "one of `small`, `standard`, `full`");
     make(dir, &["missing.gguf", "-o", "out"]).says(1, "missing.gguf");
+    make(dir, &["in.gguf", "-o", "out", "--types", "q8_0", "--verify", "missing.txt"]).says(1, "missing.txt");
     assert!(!dir.join("out").exists());
     // A file that is no model is not replaced, and nor is the source.
     fs_err::create_dir(dir.join("out")).unwrap();
