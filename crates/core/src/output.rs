@@ -90,6 +90,33 @@ impl OutputFile {
         Ok(output.commit(sync)?)
     }
 
+    /// Writes several whole files, or none of them. One without bytes is removed after the others have their names. What
+    /// a dead run has left of the same files is finished first, if it wrote some or all of them.
+    ///
+    /// # Errors
+    /// [`OutputError`]; as [`OutputFile::commit_all`] says, the files are then as they were.
+    pub fn write_all<B: AsRef<[u8]>>(files: &[(PathBuf, Option<B>)], sync: bool) -> Result<(), OutputError> {
+        let mut destinations: Vec<_> =
+            files.iter().map(|(target, _)| Destination::of(target)).collect::<Result<_, _>>()?;
+        Destination::clear_all(&mut destinations)?;
+        let mut outputs = Vec::new();
+        for (destination, bytes) in destinations.into_iter().zip(files.iter().map(|(_, bytes)| bytes)) {
+            if let Some(bytes) = bytes {
+                let output = destination.create()?;
+                output.write_at(0, bytes.as_ref())?;
+                outputs.push(output);
+            }
+        }
+        Self::commit_all(outputs, sync)?;
+        for (target, _) in files.iter().filter(|(_, bytes)| bytes.is_none()) {
+            match fs_err::remove_file(target) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
     /// Returns the final name as it was given.
     #[must_use]
     pub fn target(&self) -> &Path {

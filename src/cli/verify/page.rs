@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::cli::render::json_text;
 use crate::cli::verify::report::{ModelReport, VerifyDocument};
 use crate::cli::{Session, UsageError};
-use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
+use crate::core::output::{Destination, OutputFile, OutputKind};
 use crate::core::text::escape;
 use crate::job::Guard;
 
@@ -188,11 +188,9 @@ impl Reports {
                     json_text(&document)?
                 }
             };
-            let file = OutputFile::create(path)?;
-            file.write_at(0, text.as_bytes()).map_err(OutputError::from)?;
-            files.push(file);
+            files.push((path.clone(), Some(text)));
         }
-        OutputFile::commit_all(files, !session.common.no_sync).map_err(OutputError::from)?;
+        OutputFile::write_all(&files, !session.common.no_sync)?;
         for (path, _) in self.targets.iter().filter(|_| !session.common.json) {
             session.note(&format!("report written to {}", escape(&path.display().to_string())));
         }

@@ -128,15 +128,8 @@ mod tests {
     }
 
     fn write_with(dir: &Path, names: &[&str], content: &str, sync: bool) -> Result<(), OutputError> {
-        let mut destinations: Vec<_> =
-            names.iter().map(|name| Destination::of(&dir.join(name))).collect::<Result<_, _>>()?;
-        Destination::clear_all(&mut destinations)?;
-        let outputs: Vec<_> =
-            destinations.into_iter().map(Destination::create).collect::<Result<_, OutputError>>()?;
-        for (output, name) in outputs.iter().zip(names) {
-            output.write_at(0, format!("{content} {name}").as_bytes())?;
-        }
-        Ok(OutputFile::commit_all(outputs, sync)?)
+        let files = names.iter().map(|name| (dir.join(name), Some(format!("{content} {name}"))));
+        OutputFile::write_all(&files.collect::<Vec<_>>(), sync)
     }
 
     fn entries(dir: &Path) -> Vec<String> {
@@ -240,6 +233,37 @@ mod tests {
             assert!(found == all(Some("old"), name) || found == all(Some("new"), name), "{found:?}");
             write(dir.path(), name, "third").unwrap();
             assert_eq!(entries(dir.path()), name, "point {point}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_a_set_no_longer_has_is_removed_whatever_a_killed_run_left() {
+        for point in 0..n_points(&NAMES) {
+            let dir = tempfile::tempdir().unwrap();
+            write(dir.path(), &NAMES, "old").unwrap();
+            kill_at(point, NAMES.len(), dir.path());
+            let texts = [Some("new"), Some("new"), None];
+            let files = NAMES.iter().zip(texts).map(|(name, text)| (dir.path().join(name), text));
+            OutputFile::write_all(&files.collect::<Vec<_>>(), true).unwrap();
+            assert_eq!(entries(dir.path()), NAMES[..2], "point {point}");
+        }
+    }
+
+    #[test]
+    fn new_and_existing_files_are_one_set_however_the_directory_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let roundabout = dir.path().join("sub/..");
+        fs_err::create_dir(dir.path().join("sub")).unwrap();
+        for n_existing in 0..=NAMES.len() {
+            for point in 0..n_points(&NAMES) {
+                NAMES.iter().for_each(|name| drop(fs_err::remove_file(dir.path().join(name))));
+                write(dir.path(), &NAMES[..n_existing], "old").unwrap();
+                kill_at(point, NAMES.len(), &roundabout);
+                write(&roundabout, &NAMES, "third").unwrap();
+                let found = contents(dir.path(), &NAMES);
+                assert_eq!(found, all(Some("third"), &NAMES), "{n_existing} files, point {point}");
+                assert_eq!(entries(dir.path()).len(), NAMES.len() + 1, "{n_existing} files, point {point}");
+            }
         }
     }
 

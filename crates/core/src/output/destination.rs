@@ -45,14 +45,16 @@ impl Destination {
             Ok(found) => ResolvedTarget::Device(open_device(target, &found)?),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let path = follow(target).map_err(|error| named(target, &error))?;
-                if path.file_name().is_none() {
+                let Some(name) = path.file_name() else {
                     return Err(refused(Obstacle::DirectoryName));
-                }
+                };
                 let dir = parent(&path);
                 if !dir.is_dir() {
                     return Err(OutputError::NoDirectory { target: target.to_owned(), dir: dir.to_owned() });
                 }
-                ResolvedTarget::File(path)
+                // One directory has one name, so that files that exist and files that do not are one set.
+                let dir = dir.canonicalize().map_err(|error| named(target, &error))?;
+                ResolvedTarget::File(dir.join(name))
             }
             Err(error) => return Err(named(target, &error).into()),
         };

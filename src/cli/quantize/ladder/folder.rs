@@ -12,7 +12,7 @@ use crate::cli::quantize::ladder::document::{LadderDocument, LadderEntry};
 use crate::cli::render::json_text;
 use crate::cli::render::markdown::{escape, link};
 use crate::cli::verify::page::environment;
-use crate::core::output::{LADDER_PAGE, OutputError, OutputFile, OutputKind};
+use crate::core::output::{LADDER_PAGE, OutputFile, OutputKind};
 use crate::core::text::bytes;
 use crate::job::Guard;
 
@@ -82,15 +82,14 @@ impl FolderFiles {
         session: &Session,
     ) -> anyhow::Result<()> {
         let page = self.rendered(document, chart.is_some())?;
-        let texts = [(SUMS, sums(document)), (LIST, json_text(document)?), (PAGE, page)];
-        let texts = texts.into_iter().chain(chart.map(|chart| (CHART, chart.to_owned())));
-        let mut files = Vec::new();
-        for (name, text) in texts {
-            let file = OutputFile::create(&self.directory.join(name))?;
-            file.write_at(0, text.as_bytes()).map_err(OutputError::from)?;
-            files.push(file);
-        }
-        OutputFile::commit_all(files, !session.common.no_sync).map_err(OutputError::from)?;
+        let files = [
+            (SUMS, Some(sums(document))),
+            (LIST, Some(json_text(document)?)),
+            (PAGE, Some(page)),
+            (CHART, chart.map(str::to_owned)),
+        ];
+        let files = files.map(|(name, text)| (self.directory.join(name), text));
+        OutputFile::write_all(&files, !session.common.no_sync)?;
         Ok(())
     }
 
