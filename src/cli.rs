@@ -12,6 +12,7 @@ pub mod inspect;
 mod isolated;
 mod job;
 mod limits;
+mod memory;
 #[cfg(test)]
 mod number_options;
 #[cfg(test)]
@@ -69,7 +70,7 @@ pub fn version() -> &'static str {
 pub enum Exit {
     /// Everything was done.
     Done,
-    /// The run failed, or `gguf-inspect diff` found a difference.
+    /// The run failed, or `gguf-inspect diff` or `gguf-quantize recipe` found a difference.
     Failed,
     /// The arguments are invalid or contradict one another.
     Usage,

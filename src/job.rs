@@ -10,7 +10,9 @@
 //! | `run` `guard` `default_name` | common steps: opening, checks of the output against everything that is read |
 //! | `convert` `stored` | types that the converter writes; storage of a quantized checkpoint |
 //! | `quantize` `importance` `overrides` `size` | quantization, of a file or of a conversion in one pass |
+//! | `like` | types that another file has |
 //! | `ladder` | many types of one model from one reading |
+//! | `recipe` | how a quantized file was made, and making it again |
 //! | `calibration` | rounding based on the model's own activations, as a step of the quantization |
 //! | `plan` `report` `remark` `events` | data for the caller |
 
@@ -23,10 +25,12 @@ mod guard;
 mod importance;
 mod input;
 pub mod ladder;
+mod like;
 mod output;
 mod overrides;
 mod plan;
 mod quantize;
+pub mod recipe;
 mod remark;
 mod report;
 mod run;
@@ -50,6 +54,7 @@ pub use events::Events;
 pub use guard::Guard;
 pub use importance::Importance;
 pub use input::JobInput;
+pub use like::{LikeReport, NothingAlike};
 pub use output::{JobOutput, OutputFiles, OutputPath};
 pub use overrides::RefusedOverrides;
 pub use plan::{
@@ -122,9 +127,11 @@ impl Job {
     /// Everything that would stop the run and can be detected beforehand. What is wrong with the output alone is
     /// reported as a warning.
     pub fn plan(&self, events: &dyn Events) -> Result<JobPlan, JobError> {
-        let run = JobRun::new(self, events, true);
+        let converted = like::converted(self)?;
+        let job = converted.as_ref().unwrap_or(self);
+        let run = JobRun::new(job, events, true);
         let mut opened = run.open()?;
-        if self.types.is_quantized() {
+        if job.types.is_quantized() {
             let plan = CheckedQuantization::new(&run, &mut opened)?.plan()?;
             return Ok(JobPlan::Quantize(Box::new(plan)));
         }
@@ -137,9 +144,11 @@ impl Job {
     /// # Errors
     /// Anything that stops the run. No output has its final name then.
     pub fn run(&self, events: &dyn Events) -> Result<JobReport, JobError> {
-        let run = JobRun::new(self, events, false);
+        let converted = like::converted(self)?;
+        let job = converted.as_ref().unwrap_or(self);
+        let run = JobRun::new(job, events, false);
         let mut opened = run.open()?;
-        let report = if self.types.is_quantized() {
+        let report = if job.types.is_quantized() {
             JobReport::Quantize(Box::new(CheckedQuantization::new(&run, &mut opened)?.write()?))
         } else {
             let conversion = CheckedConversion::new(&run, &opened)?;

@@ -12,7 +12,7 @@
     gf.convert("checkpoint/", "model.gguf", type="q4_k_m")
     gf.verify("model.gguf", prompts="text.txt", baseline="checkpoint/").verdict
 
-`convert`, `quantize_file`, `verify` and `inspect` run the four programs of this package, which are also on the PATH of its
+`convert`, `quantize_file`, `ladder`, `recipe`, `rebuild`, `verify` and `inspect` run the four programs of this package, which are also on the PATH of its
 environment: what an option means is said by `gguf-convert --help`. Memory does not grow with the model.
 """
 
@@ -21,7 +21,8 @@ from __future__ import annotations
 from ._blocks import BlockType, dequantize, quantize, types
 from ._file import Model, Tensor, read
 from ._native import VERSION as __version__
-from ._programs import Verification, convert, inspect, program, quantize_file, set_metadata, set_template, verify
+from ._programs import Verification, convert, inspect, ladder, program, quantize_file, rebuild, recipe, set_metadata
+from ._programs import set_template, verify
 from ._programs import GgufWarning, ProgramError
 
 __all__ = [
@@ -35,10 +36,13 @@ __all__ = [
     "convert",
     "dequantize",
     "inspect",
+    "ladder",
     "program",
     "quantize",
     "quantize_file",
     "read",
+    "rebuild",
+    "recipe",
     "set_metadata",
     "set_template",
     "types",

@@ -145,9 +145,51 @@ def convert(
     return _run("gguf-convert", words)[0]
 
 
-def quantize_file(source: Path, output: Path, type: str, **options: Any) -> dict[str, Any]:
-    """Quantizes a GGUF file or a checkpoint's folder, the same bytes as llama-quantize; `imatrix="imatrix.gguf"`."""
-    words = [os.fspath(source), os.fspath(output), "--type", type, *_arguments(options)]
+def quantize_file(source: Path, output: Path, type: str | None = None, **options: Any) -> dict[str, Any]:
+    """Quantizes a GGUF file or a checkpoint's folder, the same bytes as llama-quantize; `imatrix="imatrix.gguf"`.
+
+    type: of the file; without one, an option chooses the types: `like="other.gguf"`, `target_size="3.9G"`.
+    """
+    types = [] if type is None else ["--type", type]
+    words = [os.fspath(source), os.fspath(output), *types, *_arguments(options)]
+    return _run("gguf-quantize", words)[0]
+
+
+def ladder(
+    source: Path,
+    output: Path,
+    *,
+    types: str | Iterable[str] | None = None,
+    preset: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Writes many types of a model from one reading of it into the folder `output`, and returns the content of its `ladder.json`.
+
+    source: a GGUF file, a checkpoint's folder, or a checkpoint on a server. types: names, `["q8_0", "q4_k_m"]`, in place of a preset:
+    `small`, `standard` or `full`.
+    options: those of the program, `imatrix="imatrix.gguf"`, `verify="text.txt"`, `dry_run=True`. With `part="2/8"` the files of one of
+    eight machines are written, and their record is returned.
+    """
+    if types is not None and not isinstance(types, str):
+        types = ",".join(types)
+    words = ["ladder", os.fspath(source), "-o", os.fspath(output), *_arguments({"types": types, "preset": preset} | options)]
+    return _run("gguf-quantize", words)[0]
+
+
+def recipe(file: Path, source: Path, output: Path | None = None, **options: Any) -> dict[str, Any]:
+    """Finds out how a quantized GGUF file was made of `source`, and returns the report, whether the source explains all of it or not.
+
+    output: the recipe to write, from which `rebuild` makes the file again.
+    options: those of the program, `imatrix="imatrix.gguf"`.
+    """
+    target = [] if output is None else ["-o", os.fspath(output)]
+    words = ["recipe", os.fspath(file), "--source", os.fspath(source), *target, *_arguments(options)]
+    return _run("gguf-quantize", words, good=(0, 1))[0]
+
+
+def rebuild(recipe: Path, source: Path, output: Path, **options: Any) -> dict[str, Any]:
+    """Makes the file of a recipe again, byte for byte, from the source that it was made of; `imatrix="imatrix.gguf"`."""
+    words = ["rebuild", os.fspath(recipe), "--source", os.fspath(source), "-o", os.fspath(output), *_arguments(options)]
     return _run("gguf-quantize", words)[0]
 
 

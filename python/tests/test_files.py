@@ -107,6 +107,42 @@ class Files(unittest.TestCase):
                 n += 1
         self.assertGreater(n, 20)
 
+    def test_types_of_another_file(self):
+        q4, like = self.dir / "model-q4.gguf", self.dir / "like.gguf"
+        gf.quantize_file(self.f16, q4, "q4_k_m", quiet=True)
+        report = gf.quantize_file(self.f16, like, like=q4, quiet=True)
+        self.assertGreater(report["like"]["by_name"], 20)
+        self.assertEqual(like.read_bytes(), q4.read_bytes())
+        with self.assertRaises(gf.ProgramError) as caught:
+            gf.quantize_file(self.f16, self.dir / "x.gguf", quiet=True)
+        self.assertEqual(caught.exception.exit_code, 2)
+
+    def test_a_ladder(self):
+        folder = self.dir / "ladder"
+        listed = gf.ladder(self.f16, folder, types=["q8_0", "q4_k_m"], by="me", quiet=True)
+        self.assertEqual([file["type"] for file in listed["files"]], ["Q8_0", "Q4_K_M"])
+        names = {part["name"] for file in listed["files"] for part in file["parts"]}
+        self.assertEqual(names | {"README.md", "ladder.json", "SHA256SUMS"}, {path.name for path in folder.iterdir()})
+        planned = gf.ladder(self.f16, self.dir / "none", preset="small", dry_run=True, quiet=True)
+        self.assertEqual(len(planned["files"]), 6)
+        self.assertFalse((self.dir / "none").exists())
+        # Two machines, and the run that puts their files together.
+        parts, options = self.dir / "parts", {"types": "q8_0,q4_k_m", "quiet": True}
+        records = [gf.ladder(self.f16, parts, part=f"{part}/2", **options) for part in (1, 2)]
+        self.assertEqual(sorted(file["type"] for record in records for file in record["files"]), ["Q4_K_M", "Q8_0"])
+        joined = gf.ladder(self.f16, parts, resume=True, **options)
+        self.assertEqual(joined["files"], listed["files"])
+
+    def test_a_file_is_made_again_from_its_recipe(self):
+        q4, recipe, again = (self.dir / name for name in ("own-q4.gguf", "own.recipe", "again.gguf"))
+        gf.quantize_file(self.f16, q4, "q4_k_m", quiet=True)
+        found = gf.recipe(q4, self.f16, recipe, quiet=True)
+        self.assertTrue(found["explained"])
+        gf.rebuild(recipe, self.f16, again, quiet=True)
+        self.assertEqual(again.read_bytes(), q4.read_bytes())
+        with self.assertRaises(gf.ProgramError):
+            gf.rebuild(q4, self.f16, self.dir / "x.gguf", quiet=True)
+
     def test_verdicts(self):
         text = MODEL / "corpus.txt"
         q4 = self.dir / "q4.gguf"

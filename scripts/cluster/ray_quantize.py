@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""One output, written by the workers of a Ray cluster on a file system that they share.
+"""One output, or the files of a ladder, written by the workers of a Ray cluster on a file system that they share.
 
     ray_quantize.py --parts 8 [--address auto] -- gguf-convert hf2gguf CHECKPOINT --type q4_k_m --into OUT.gguf
     ray_quantize.py --parts 8 -- gguf-quantize --type q4_k_m IN.gguf --into OUT.gguf
+    ray_quantize.py --parts 4 -- gguf-quantize ladder SOURCE -o DIR --imatrix FILE
 
 Each part is a task that runs the command with `--part I/N`; parts need nothing of one another, and the last gives OUT.gguf its
-name. A part whose worker dies runs again elsewhere; one that fails by itself is tried --retries times and then stops the run with
+name. The files of a ladder are put together by the same command with `--resume`, on this machine. A part whose worker dies runs again elsewhere; one that fails by itself is tried --retries times and then stops the run with
 what it said. Run again after that: parts that are there are not written twice. Paths must mean the same on all machines, and
 the programs must be on their PATH. Without --address a cluster of this machine is started. Needs `pip install ray`.
 """
@@ -36,10 +37,11 @@ def main():
     parser.add_argument("--address", help="of a running cluster; `auto` on one of its machines")
     parser.add_argument("--threads", type=int, default=1, help="threads of a part, and processors that Ray sets aside for it")
     parser.add_argument("--retries", type=int, default=3, help="times that a part is tried again, whoever is to blame")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- gguf-convert … --into FILE")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="-- gguf-convert … --into FILE, or gguf-quantize ladder …")
     options = parser.parse_args()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
-    if "--into" not in command:
+    is_ladder = command[1:2] == ["ladder"]
+    if not is_ladder and "--into" not in command:
         parser.error("the command needs `--into FILE`, which all parts are written into")
     if options.parts < 1:
         parser.error("--parts: a positive number expected")
@@ -63,6 +65,9 @@ def main():
         if code in (2, 3) or attempt > options.retries:
             sys.exit(code)
         running[start(part)] = attempt + 1
+    if is_ladder:
+        # Page, list and checksums of all files.
+        sys.exit(subprocess.run([*command, "--resume"], check=False).returncode)
     output = command[command.index("--into") + 1]
     if not os.path.isfile(output):
         sys.exit(f"all parts were written, but there is no {output} here: do the machines share its file system?")

@@ -24,7 +24,7 @@ const COMMON: [(&str, &str); 4] = [
 ];
 
 /// One-line descriptions of subcommands whose own sentence is longer.
-const ABOUT: [(&str, &str); 17] = [
+const ABOUT: [(&str, &str); 22] = [
     ("msmodelslim2gguf", "Convert a checkpoint of Ascend's msModelSlim to GGUF"),
     ("merge-lora", "Merge a LoRA adapter into its base model, as GGUF"),
     ("archs", "List the architectures that can be converted"),
@@ -32,6 +32,10 @@ const ABOUT: [(&str, &str); 17] = [
     ("completions", "Print what a shell needs to complete arguments"),
     ("stats", "Keep moments of a text for many quantizations"),
     ("ladder", "Write many types of a model from one reading"),
+    ("recipe", "Find out how a quantized file was made"),
+    ("rebuild", "Make a file again from its recipe"),
+    ("pack", "Pack a folder as its model and recipes"),
+    ("unpack", "Make every file of a packed folder again"),
     ("combine", "Combine the parts that `--part` wrote"),
     ("logits", "Print the logits after each prompt as JSON lines"),
     ("set", "Set metadata keys"),
@@ -41,6 +45,7 @@ const ABOUT: [(&str, &str); 17] = [
     ("diff", "Compare two models: keys, tensors, values"),
     ("dump", "Print a file as Markdown or JSON"),
     ("hash", "Print SHA-256 of tensors, of all data, of the file"),
+    ("memory", "Print the memory that a model needs to run"),
     ("checkpoint", "Describe a checkpoint and what it would become"),
 ];
 
@@ -140,10 +145,7 @@ const PAGES: &[Page] = &[
             IMATRIX,
             CALIBRATE,
             TARGET,
-            ("tensor_type", "Types of single tensors"),
-            ("output_tensor_type", "Type of output.weight"),
-            ("token_embedding_type", "Type of the token embeddings"),
-            ("allow_requantize", "Accept an input that is quantized"),
+            ("like", "Take each tensor's type from this file"),
             DRY_RUN,
         ],
         examples: &[
@@ -162,6 +164,7 @@ const PAGES: &[Page] = &[
             IMATRIX,
             ("calibration", "Measure the matrix on this text first"),
             ("verify", "Compare every file with the model on a text"),
+            ("part", "Write the files of one of N machines: I/N"),
             ("resume", "Keep what a stopped run has written"),
             DRY_RUN,
         ],
@@ -169,6 +172,57 @@ const PAGES: &[Page] = &[
             "gguf-quantize ladder model-bf16.gguf -o out --preset full --imatrix imatrix.gguf",
             "gguf-quantize ladder ./Llama-3.2-1B -o out --calibration cal.txt --verify test.txt",
             "gguf-quantize ladder org/model -o out --types q8_0,q4_k_m --resume",
+        ],
+    },
+    Page {
+        path: &["gguf-quantize", "recipe"],
+        shown: &[
+            ("file", "Quantized GGUF file"),
+            ("source", "Model that it was made of"),
+            IMATRIX,
+            ("output", "Recipe to write"),
+        ],
+        examples: &[
+            "gguf-quantize recipe model-Q4_K_M.gguf --source model-bf16.gguf",
+            "gguf-quantize recipe model-IQ3_M.gguf --source ./Llama-3.2-1B --imatrix imatrix.gguf",
+            "gguf-quantize recipe model-Q4_K_M.gguf --source model-bf16.gguf -o q4_k_m.recipe.gguf",
+        ],
+    },
+    Page {
+        path: &["gguf-quantize", "rebuild"],
+        shown: &[
+            ("recipe", "Recipe of the file"),
+            ("source", "Model that it was made of"),
+            IMATRIX,
+            ("output", "File to write"),
+        ],
+        examples: &[
+            "gguf-quantize rebuild q4_k_m.recipe.gguf --source model-bf16.gguf -o model-Q4_K_M.gguf",
+            "gguf-quantize rebuild iq3_m.recipe.gguf --source m.gguf --imatrix im.gguf -o m-IQ3_M.gguf",
+            "gguf-quantize rebuild q8_0.recipe.gguf --source ./Llama-3.2-1B -o model-Q8_0.gguf --json",
+        ],
+    },
+    Page {
+        path: &["gguf-quantize", "pack"],
+        shown: &[
+            ("folder", "Folder with quantizations of one model"),
+            ("source", "The model, as a GGUF file"),
+            IMATRIX,
+            ("output", "Folder for the pack"),
+        ],
+        examples: &[
+            "gguf-quantize pack models --source models/model-bf16.gguf -o packed",
+            "gguf-quantize pack models --source ../model-f16.gguf --imatrix im.gguf -o packed",
+            "gguf-quantize unpack packed -o models-again",
+        ],
+    },
+    Page {
+        path: &["gguf-quantize", "unpack"],
+        shown: &[("pack", "Folder that `pack` has written"), ("output", "Folder for the files")],
+        examples: &[
+            "gguf-quantize unpack packed -o models",
+            "gguf-quantize unpack packed -o models --no-sync",
+            "gguf-quantize unpack packed -o models --json",
         ],
     },
     Page {
@@ -242,7 +296,7 @@ const PAGES: &[Page] = &[
     },
     Page {
         path: &["gguf-inspect"],
-        shown: &[("file", "File to describe")],
+        shown: &[],
         examples: &[
             "gguf-inspect model.gguf",
             "gguf-inspect diff a.gguf b.gguf",

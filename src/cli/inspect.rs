@@ -9,6 +9,7 @@ mod dump;
 mod edit;
 mod get;
 mod hash;
+mod memory;
 mod merge_parts;
 mod remove;
 mod rename;
@@ -115,6 +116,11 @@ enum InspectCommand {
     Dump(dump::DumpArgs),
     /// Print SHA-256 of each tensor, of all tensor data, and of the file
     Hash(hash::HashArgs),
+    /// Print how much memory a model takes when it runs: weights, keys and values of a context, states, compute
+    ///
+    /// Read off the header: no weights are read. Keys and values have the bytes that llama.cpp reports, for windows,
+    /// latent attention (MLA), shared layers and recurrent states, too.
+    Memory(memory::MemoryArgs),
     /// Split a model into parts, as llama-gguf-split does
     Split(split::SplitArgs),
     /// Merge the parts of a split model, given any of them
@@ -160,6 +166,7 @@ impl InspectCommand {
             Self::Diff(args) => return args.run(session),
             Self::Dump(args) => args.run(session)?,
             Self::Hash(args) => args.run(session)?,
+            Self::Memory(args) => args.run(session)?,
             Self::Split(args) => args.run(session)?,
             Self::Merge(args) => args.run(session)?,
             Self::Checkpoint(args) => args.run(session)?,

@@ -58,11 +58,13 @@ pub(super) fn failure(error: JobError) -> anyhow::Error {
         JobError::Output(error) => error.into(),
         JobError::Imatrix(error) => error.into(),
         JobError::Overrides(error) => error.into(),
+        JobError::Like(error) => error.into(),
         JobError::Allocate(error) => error.into(),
         JobError::Quantize(error) => error.into(),
         JobError::Calibrate(error) => error.into(),
         JobError::Engine(error) => error.into(),
         JobError::Write(error) => error.into(),
+        JobError::Recipe(error) => error.into(),
         JobError::Show(error) => error.into(),
     }
 }

@@ -3,6 +3,7 @@
 pub(crate) mod calibrate;
 mod ladder;
 pub(crate) mod options;
+mod recipe;
 mod solver;
 mod stats;
 pub(crate) mod target;
@@ -18,11 +19,11 @@ use crate::cli::convert::to_gguf::resolve;
 use crate::cli::job::{JobArgs, carry_out, output_path};
 use crate::cli::quantize::ladder::LadderArgs;
 use crate::cli::quantize::options::usage;
+use crate::cli::quantize::recipe::{PackArgs, RebuildArgs, RecipeArgs, UnpackArgs};
 use crate::cli::quantize::stats::StatsArgs;
 use crate::cli::render::{Align, Table};
 use crate::cli::type_names::TypeNames;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
-use crate::job::size::option;
 use crate::job::{Job, JobInput, JobOutput, JobTypes, OutputFiles, OutputPath, TypeSwitches};
 use crate::quantize::{FileType, nominal, parse_file_type};
 
@@ -42,7 +43,7 @@ pub(crate) fn command() -> clap::Command {
 #[command(
     name = "gguf-quantize",
     version = crate::cli::version(),
-    override_usage = "gguf-quantize [OPTIONS] --type TYPE IN [OUT]\n       gguf-quantize [OPTIONS] --target-size SIZE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]",
+    override_usage = "gguf-quantize [OPTIONS] --type TYPE | --like FILE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]",
     after_help = types_help(),
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
@@ -60,7 +61,7 @@ struct Quantize {
     #[arg(
         long = "type",
         value_name = "TYPE",
-        conflicts_with = "target",
+        conflicts_with_all = ["target", "like"],
         value_parser = TypeNames(&[]),
         hide_possible_values = true
     )]
@@ -93,6 +94,15 @@ enum QuantizeCommand {
     Stats(StatsArgs),
     /// Write many types of a model from one reading of it: every file has the bytes of its own single run
     Ladder(Box<LadderArgs>),
+    /// Find out how a quantized file was made of a model: types, importance matrix, and whatever was changed; as a small
+    /// recipe from which the file can be made again
+    Recipe(RecipeArgs),
+    /// Make a file again from its recipe and the model, byte for byte
+    Rebuild(RebuildArgs),
+    /// Pack a folder of quantizations: the model, a recipe for each of its files, and everything else
+    Pack(PackArgs),
+    /// Make every file of a packed folder again, byte for byte
+    Unpack(UnpackArgs),
     /// Print what a shell needs to complete the arguments of this program
     ///
     /// For bash: `source <(gguf-quantize completions bash)`, in ~/.bashrc to keep.
@@ -175,7 +185,7 @@ impl Quantize {
         let mut rest = arguments.iter();
         let input = rest.next().ok_or_else(|| usage_line("an input expected"))?.clone();
         let mut output = None;
-        let types = if let Some(types) = self.job.size.job_types()? {
+        let types = if let Some(types) = self.job.size.job_types(false)? {
             output = rest.next().cloned();
             types
         } else if let Some(text) = &self.file_type {
@@ -193,13 +203,13 @@ impl Quantize {
         };
         // A type after the output, or in its place.
         let mut words = output.iter().chain(rest.clone()).filter_map(|word| word.to_str());
-        if let Some(size) = self.job.size.target()
+        let chosen = self.job.size.chosen_by();
+        if let Some(option) = chosen
             && let Some(found) = words.find_map(FileType::parse)
         {
-            let option = option(size);
-            return Err(usage_line(&format!(
-                "{option} chooses the types: leave `{found}` out, or restrict them with `--types`"
-            )));
+            let restrict =
+                if self.job.size.like.is_some() { "" } else { ", or restrict them with `--types`" };
+            return Err(usage_line(&format!("{option} chooses the types: leave `{found}` out{restrict}")));
         }
         let threads = match rest.next() {
             None => None,
@@ -270,6 +280,10 @@ impl Tool for Quantize {
         match &self.command {
             Some(QuantizeCommand::Stats(args)) => return args.run(session),
             Some(QuantizeCommand::Ladder(args)) => return args.run(session),
+            Some(QuantizeCommand::Recipe(args)) => return args.run(session),
+            Some(QuantizeCommand::Rebuild(args)) => return args.run(session),
+            Some(QuantizeCommand::Pack(args)) => return args.run(session),
+            Some(QuantizeCommand::Unpack(args)) => return args.run(session),
             Some(QuantizeCommand::Completions(args)) => return args.run(command(), session),
             None => {}
         }

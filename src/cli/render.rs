@@ -92,6 +92,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::gguf::WriteError,
         crate::inspect::EditError,
         crate::job::NameTaken,
+        crate::job::recipe::RecipeError,
         crate::job::RefusedOverrides,
         crate::quant::QuantError,
         crate::gguf::ImatrixError,

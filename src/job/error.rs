@@ -9,7 +9,8 @@ use crate::core::Hint;
 use crate::core::output::{GuardError, OutputError};
 use crate::engine::EngineError;
 use crate::gguf::{GgufError, ImatrixError, WriteError};
-use crate::job::{NameTaken, RefusedOverrides};
+use crate::job::recipe::RecipeError;
+use crate::job::{NameTaken, NothingAlike, RefusedOverrides};
 use crate::quantize::{AllocateError, FileType, OptionError, QuantizeError};
 
 /// Errors that prevent a plan or stop a job.
@@ -42,6 +43,9 @@ pub enum JobError {
     /// Keys get values that they may not have.
     #[error(transparent)]
     Overrides(#[from] RefusedOverrides),
+    /// A file whose types are wanted has no tensor of the model.
+    #[error(transparent)]
+    Like(#[from] NothingAlike),
     /// No types give the size.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
@@ -57,6 +61,9 @@ pub enum JobError {
     /// The output could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
+    /// The recipe or the file cannot be made.
+    #[error(transparent)]
+    Recipe(#[from] RecipeError),
     /// The plan could not be shown.
     #[error(transparent)]
     Show(#[from] io::Error),
@@ -74,11 +81,13 @@ impl Hint for JobError {
             Self::Output(error) => error.hints(),
             Self::Imatrix(error) => error.hints(),
             Self::Overrides(error) => error.hints(),
+            Self::Like(error) => error.hints(),
             Self::Allocate(error) => error.hints(),
             Self::Quantize(error) => error.hints(),
             Self::Calibrate(error) => error.hints(),
             Self::Engine(error) => error.hints(),
             Self::Write(error) => error.hints(),
+            Self::Recipe(error) => error.hints(),
         }
     }
 }

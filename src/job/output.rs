@@ -13,7 +13,7 @@ use crate::gguf::{
 };
 use crate::job::default_name::{self, Unnamed};
 use crate::job::input::OpenedInput;
-use crate::job::{Events, Guard, Job, JobError, JobInput};
+use crate::job::{Events, Guard, Importance, Job, JobError, JobInput};
 
 /// Output of a job.
 #[derive(Clone, Debug)]
@@ -217,6 +217,15 @@ fn filled(path: &Path, encoding: &str) -> PathBuf {
 }
 
 impl Job {
+    /// Options that decide the bytes of a quantization and are not all in its header.
+    fn identity(&self) -> String {
+        if !self.types.is_quantized() {
+            return String::new();
+        }
+        let Importance { path: _, include, exclude } = &self.importance;
+        serde_json::json!([env!("CARGO_PKG_VERSION"), self.quantize.identity(), include, exclude]).to_string()
+    }
+
     pub(super) fn write_options(&self, opened: &OpenedInput) -> WriteOptions {
         let is_shared = matches!(self.output.files, OutputFiles::Into { .. });
         let resume = match self.output.files {
@@ -237,6 +246,7 @@ impl Job {
             in_place: false,
             into_one_file: is_shared,
             resume,
+            identity: self.identity(),
         }
     }
 }

@@ -9,6 +9,7 @@ use crate::convert::{Conversion, FloatRole, KeptRole};
 use crate::core::written::as_paths;
 use crate::core::{GgmlType, Shape, TensorSource};
 use crate::job::calibration::CalibrationPlan;
+use crate::job::like::LikeReport;
 use crate::job::size::TargetReport;
 use crate::job::stored::StoredWeights;
 use crate::quantize::{Allocation, QuantizePlan, Reason, Summary, TensorClass};
@@ -94,6 +95,9 @@ pub struct QuantizationPlan {
     /// Choice of types, if a size decides.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<TargetReport>,
+    /// Types that are those of another file, if they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub like: Option<LikeReport>,
     /// Resources that a calibration would take.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationPlan>,
@@ -120,7 +124,7 @@ pub struct QuantizedTensorPlan {
     pub from: GgmlType,
     /// Type in the output.
     pub to: GgmlType,
-    /// Reason for the type: `kept`, `option`, `mixture`, `instead of …`; `size` if a size decides.
+    /// Reason for the type: `kept`, `option`, `like`, `mixture`, `instead of …`; `size` if a size decides.
     pub reason: String,
     /// True if it is quantized with importance weights.
     #[serde(rename = "imatrix")]
@@ -162,6 +166,7 @@ impl QuantizationPlan {
             tensors,
             obstacles: plan.obstacles().iter().map(ToString::to_string).collect(),
             target: allocation.map(TargetReport::from),
+            like: None,
             calibration: None,
             codes: IntegerCodes::default(),
             stored: None,
@@ -173,6 +178,7 @@ fn reason(reason: Reason) -> String {
     match reason {
         Reason::Kept => "kept".to_owned(),
         Reason::Option => "option".to_owned(),
+        Reason::Like => "like".to_owned(),
         Reason::Mixture => "mixture".to_owned(),
         Reason::Fallback { wanted } => format!("instead of {wanted}"),
     }

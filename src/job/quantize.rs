@@ -11,7 +11,7 @@ use crate::job::report::{QuantizationReport, SmallTensorRows};
 use crate::job::run::JobRun;
 use crate::job::size::{self, SizeChoice, TargetReport, write_types};
 use crate::job::stored::StoredWeights;
-use crate::job::{JobError, JobTypes, OutputFiles, overrides, remark};
+use crate::job::{JobError, LikeReport, OutputFiles, like, overrides, remark};
 use crate::quantize::{Allocation, FileType, Input, QuantizeOptions, QuantizePlan};
 
 /// Quantization whose output has been checked.
@@ -22,6 +22,8 @@ pub(super) struct CheckedQuantization<'a> {
     pub(super) options: QuantizeOptions,
     /// Size that decides the types, if one does.
     pub(super) size: Option<SizeChoice<'a>>,
+    /// Types of a file, if they are used.
+    like: Option<LikeReport>,
     pub(super) target: PathBuf,
     imatrix: Option<Imatrix>,
     write: WriteOptions,
@@ -30,19 +32,20 @@ pub(super) struct CheckedQuantization<'a> {
 impl<'a> CheckedQuantization<'a> {
     pub(super) fn new(run: &'a JobRun<'a>, opened: &'a mut OpenedInput) -> Result<Self, JobError> {
         let job = run.job;
-        let options = QuantizeOptions {
-            // The type is arbitrary if a size decides.
+        let mut options = QuantizeOptions {
+            // The type is arbitrary if a size or a file decides.
             file_type: job.types.asked().unwrap_or(FileType::Q4KM),
             keep_split: job.output.files == OutputFiles::AsInput,
             ..job.quantize.clone()
         };
+        let like = like::set_types(run, opened, &mut options)?;
         let word = job.types.size().map_or_else(|| options.file_type.name().to_owned(), size::word);
         let target = job.output.target(&job.input, opened, &word);
         let write = job.write_options(opened);
         let mut guard = run.guard(opened)?;
         job.output.guard(&mut guard, &target, opened, None)?;
         let imatrix = job.importance.open(run.progress())?;
-        if let JobTypes::Mixture { keep: Some(ty), .. } = job.types
+        if let Some(ty) = job.types.kept(options.file_type)
             && opened.conversion().is_some()
         {
             // Tensors that the mixture brings to the type of the checkpoint's integers keep these integers.
@@ -54,7 +57,7 @@ impl<'a> CheckedQuantization<'a> {
         let input = opened.input();
         overrides::check(&input, &options)?;
         let size = SizeChoice::of(&job.types)?;
-        Ok(Self { run, opened, input, options, size, target, imatrix, write })
+        Ok(Self { run, opened, input, options, size, like, target, imatrix, write })
     }
 
     /// Plans a run that may lack something.
@@ -130,7 +133,8 @@ impl<'a> CheckedQuantization<'a> {
         plan: &QuantizePlan<'_>,
         allocation: Option<&Allocation>,
     ) -> QuantizationPlan {
-        let described = QuantizationPlan::of(plan, allocation);
+        let described =
+            QuantizationPlan { like: self.like.clone(), ..QuantizationPlan::of(plan, allocation) };
         let Some(conversion) = self.opened.conversion() else { return described };
         QuantizationPlan {
             codes: IntegerCodes::of(conversion),
@@ -175,6 +179,7 @@ impl<'a> CheckedQuantization<'a> {
             seconds,
             calibration: None,
             target: None,
+            like: self.like.clone(),
         })
     }
 }

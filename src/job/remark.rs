@@ -96,7 +96,7 @@ pub(super) fn of_plan(
 fn fallbacks(plan: &QuantizePlan<'_>, asked: Option<FileType>) -> Option<Remark> {
     let fallback = |step: &crate::quantize::TensorPlan<'_>| match step.choice.reason {
         Reason::Fallback { wanted } => Some(wanted),
-        Reason::Kept | Reason::Option | Reason::Mixture => None,
+        Reason::Kept | Reason::Option | Reason::Like | Reason::Mixture => None,
     };
     let mut widths: BTreeMap<usize, BTreeSet<u64>> = BTreeMap::new();
     let mut names = Vec::new();

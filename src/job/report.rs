@@ -7,6 +7,7 @@ use serde::Serialize;
 use crate::core::written::{as_paths, as_text};
 use crate::core::{GgmlType, TensorMeta};
 use crate::job::calibration::CalibrationReport;
+use crate::job::like::LikeReport;
 use crate::job::plan::IntegerCodes;
 use crate::job::size::TargetReport;
 use crate::job::stored::StoredWeights;
@@ -135,4 +136,7 @@ pub struct QuantizationReport {
     /// Choice of types, if a size decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<TargetReport>,
+    /// Types that are those of another file, if they are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub like: Option<LikeReport>,
 }

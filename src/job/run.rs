@@ -9,7 +9,7 @@ use crate::core::text::escape;
 use crate::job::input::OpenedInput;
 use crate::job::remark;
 use crate::job::templates::template_faults;
-use crate::job::{Contradiction, Events, Guard, Job, JobError, JobInput};
+use crate::job::{Contradiction, Events, Guard, Job, JobError, JobInput, JobTypes};
 
 /// Job that is planned or run.
 pub(super) struct JobRun<'a> {
@@ -76,6 +76,9 @@ impl<'a> JobRun<'a> {
         job.input.guard(&mut guard, opened, &job.convert)?;
         guard.read_all("the importance matrix", &job.importance.path)?;
         guard.read_all("rules of types", &job.rule_files)?;
+        if let JobTypes::Like { file, .. } = &job.types {
+            guard.model("--like", file)?;
+        }
         if let Some(calibration) = &job.calibration {
             calibration.guard(&mut guard)?;
         }

@@ -1,5 +1,6 @@
 //! Types of an output's tensors.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use crate::arch::OutType;
@@ -11,7 +12,7 @@ use crate::quantize::{FileType, OptionError, SizeTarget, parse_file_type_or};
 const KEEPING: [GgmlType; 5] =
     [GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Mxfp4];
 
-/// Types of an output's tensors. A GGUF file is quantized: to a mixture or to types for a size.
+/// Types of an output's tensors. A GGUF file is quantized: to a mixture, to types for a size or to those of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum JobTypes {
     /// Type that the converter itself writes.
@@ -39,6 +40,13 @@ pub enum JobTypes {
         target: SizeTarget,
         /// Types to choose from; empty for the default ones.
         candidates: Vec<GgmlType>,
+    },
+    /// Types that the tensors of a GGUF file have.
+    Like {
+        /// The file; of a split one the first part.
+        file: PathBuf,
+        /// True to go through floats also where the checkpoint's integers could be kept.
+        requantize: bool,
     },
 }
 
@@ -87,17 +95,28 @@ impl JobTypes {
         Self::Mixture { file_type, keep: None }
     }
 
-    /// Returns true if the tensors are quantized, to a mixture or for a size.
+    /// Returns true if the tensors are quantized: to a mixture, for a size or after a file.
     #[must_use]
     pub fn is_quantized(&self) -> bool {
-        matches!(self, Self::Mixture { .. } | Self::Size { .. })
+        matches!(self, Self::Mixture { .. } | Self::Size { .. } | Self::Like { .. })
+    }
+
+    /// Returns the block type in which a quantization to `file_type` keeps the checkpoint's integers.
+    pub(super) fn kept(&self, file_type: FileType) -> Option<GgmlType> {
+        match self {
+            Self::Mixture { keep, .. } => *keep,
+            Self::Like { requantize: false, .. } => file_type.base().filter(|ty| KEEPING.contains(ty)),
+            Self::Plain { .. } | Self::Native { .. } | Self::Size { .. } | Self::Like { .. } => None,
+        }
     }
 
     /// Returns the file type of the conversion that is written or quantized.
     pub(super) fn converted(&self) -> Option<OutType> {
         match self {
             Self::Plain { file_type, .. } => *file_type,
-            Self::Native { .. } | Self::Mixture { .. } | Self::Size { .. } => Some(OutType::F32),
+            Self::Native { .. } | Self::Mixture { .. } | Self::Size { .. } | Self::Like { .. } => {
+                Some(OutType::F32)
+            }
         }
     }
 
@@ -106,15 +125,15 @@ impl JobTypes {
         match self {
             Self::Plain { codes, .. } => *codes,
             Self::Native { allow_rounding } => Codes::Native { allow_rounding: *allow_rounding },
-            Self::Mixture { .. } | Self::Size { .. } => Codes::Float,
+            Self::Mixture { .. } | Self::Size { .. } | Self::Like { .. } => Codes::Float,
         }
     }
 
-    /// Returns the file type, unless the size decides or nothing is quantized.
+    /// Returns the file type, unless a size or a file decides or nothing is quantized.
     pub(super) fn asked(&self) -> Option<FileType> {
         match self {
             Self::Mixture { file_type, .. } => Some(*file_type),
-            Self::Plain { .. } | Self::Native { .. } | Self::Size { .. } => None,
+            Self::Plain { .. } | Self::Native { .. } | Self::Size { .. } | Self::Like { .. } => None,
         }
     }
 
@@ -122,7 +141,7 @@ impl JobTypes {
     pub(super) fn size(&self) -> Option<SizeTarget> {
         match self {
             Self::Size { target, .. } => Some(*target),
-            Self::Plain { .. } | Self::Native { .. } | Self::Mixture { .. } => None,
+            Self::Plain { .. } | Self::Native { .. } | Self::Mixture { .. } | Self::Like { .. } => None,
         }
     }
 }

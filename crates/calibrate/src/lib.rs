@@ -28,7 +28,6 @@ mod attempts;
 mod calibration_run;
 mod collector;
 mod costs;
-mod digest;
 mod error;
 mod fidelity;
 mod figures;

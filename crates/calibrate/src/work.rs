@@ -21,7 +21,6 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-use crate::digest::digest_of_file;
 use crate::figures::HeldOutFigures;
 use crate::journal::{AttemptLog, Journal, Record};
 use crate::solved::SolvedBlocks;
@@ -29,7 +28,8 @@ use crate::store::{read_importance, write_importance};
 use crate::work::facts::WorkManifest;
 use crate::{CalibrateError, NotSolved};
 use gguf_core::output::{EditLock, EditLockError, OutputFile};
-use gguf_core::progress::Progress;
+use gguf_core::progress::{Progress, Silent};
+use gguf_core::sha256::sha256_of_file;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_format::ColumnSums;
@@ -225,7 +225,7 @@ impl WorkFolder {
         }
         drop(state);
         let path = self.path.join(IMPORTANCE);
-        if digest_of_file(&path).ok()? != expected {
+        if sha256_of_file(&path, &Silent).ok()? != expected {
             return None;
         }
         let importance = read_importance(&path).ok()?;
@@ -245,7 +245,7 @@ impl WorkFolder {
         }
         let path = self.path.join(IMPORTANCE);
         write_importance(&path, importance, self.sync)?;
-        let importance = digest_of_file(&path).map_err(WorkError::Io)?;
+        let importance = sha256_of_file(&path, &Silent).map_err(|error| WorkError::Io(error.into()))?;
         self.add(&Record::Done { attempt, importance })?;
         Ok(())
     }

@@ -11,6 +11,7 @@
 //! | [`ranged`] | files of remote checkpoints, fetched range by range |
 //! | [`weight_file`] | a file with weights, mapped or fetched |
 //! | [`platform`] | operating system services, implemented for each system |
+//! | [`sha256`] | digests of files |
 //! | [`progress`] | progress and cancellation of a long run |
 //! | [`written`] | values of reports, as JSON has them |
 //! | [`isolated`] | untrusted programs (chat templates, tokenizer rules) in a process with resource limits |
@@ -45,6 +46,7 @@ pub mod platform;
 pub mod progress;
 pub mod ranged;
 pub mod scratch;
+pub mod sha256;
 pub mod simd;
 pub mod similar;
 pub mod small_float;

@@ -52,6 +52,7 @@ pub use exec::weights::{Matrix, Norm, NormFormula, Vector};
 pub use layers::continued::Continuation;
 pub use layers::forward::{Engine, EngineOptions};
 pub use layers::graph::GraphPlan;
+pub use layers::kept::{Kept, KeptBySequence, KeptRows, Reach, STEP_TOKENS};
 pub use layers::layer::LayerPlan;
 pub use layers::stage::{Stage, stage};
 pub use ops::Mixer;

@@ -54,7 +54,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use self::altup::AltUp;
-use self::attention::Attention;
+use self::attention::{Attention, KvSource};
 use self::compressed::CompressedAttention;
 use self::cycles::HeldState;
 use self::delta_net::{DeltaNet, GdnWords};
@@ -218,6 +218,11 @@ model_extras! {
 }
 
 impl Mixer {
+    /// Returns true if keys and values are those of an earlier layer.
+    pub(crate) fn is_shared(&self) -> bool {
+        matches!(self, Self::Attention(attention) if matches!(attention.kv, KvSource::From(_)))
+    }
+
     /// Resolves the mixer of a layer.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Self, EngineError> {
         if b.is_single() && has_ffn(b, layer) {

@@ -80,7 +80,10 @@ pub fn parse_header(bytes: &[u8], limits: &Limits, strictness: Strictness) -> Re
 
 /// Parses the header from the first bytes of a file with `beyond` more bytes. If they end within the header, the error
 /// is that of a truncated file.
-pub(super) fn parse_head(
+///
+/// # Errors
+/// As for [`parse_header`].
+pub fn parse_head(
     bytes: &[u8],
     beyond: u64,
     limits: &Limits,

@@ -53,7 +53,7 @@ pub use error::{GgufError, HeaderError, HeaderItem};
 pub use file_type::{FileType, id_of_blocks};
 pub use foreign::DeclaredTensor;
 pub use header::{
-    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, MAX_DIMS, MAX_NAME_BYTES, Strictness, parse_header,
+    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, MAX_DIMS, MAX_NAME_BYTES, Strictness, parse_head, parse_header,
 };
 pub use imatrix::{
     ColumnSums, CombinedImatrix, Imatrix, ImatrixEntry, ImatrixError, ImatrixFormat, ImatrixPart,
@@ -66,7 +66,7 @@ pub use plan::{
     FilePlan, LayoutOptions, PlanError, PlannedFile, PlannedTensor, TensorDescriptor, value_bytes,
 };
 pub use reader::{GgufFile, TensorPlace};
-pub use share::{PartsGap, Share, ShareError, each_once, listed};
+pub use share::{PartsGap, Share, ShareError, WorkCost, each_once, listed, output_id};
 pub use split::{SplitSpec, SplitStyle, merged_metadata};
 pub use value::{Array, Metadata, Value, ValueType};
 pub use vocabulary::{

@@ -4,13 +4,13 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
 use crate::plan::PlannedFile;
 use crate::split_id::set_id;
+use crate::writer::WriteOptions;
 use gguf_core::ranged::Bytes;
 use gguf_core::weight_file::WeightFile;
 use gguf_core::{GgmlType, TensorMeta};
@@ -114,14 +114,15 @@ pub fn listed(numbers: &[usize], count: usize) -> String {
     list.join(", ")
 }
 
-/// Computes the id of a set whose parts are written separately, from all headers and from samples of the inputs, which
-/// every run can read. Shares of another plan, or of a model that was trained further in the meantime, get another id.
+/// Computes the id of an output that several runs write, from all headers, from samples of the inputs, which every run
+/// can read, and from the identity of the options. Shares of another plan, or of a model that was trained further in the
+/// meantime, get another id.
 ///
 /// # Errors
 /// An input cannot be read.
-pub(super) fn id(files: &[PlannedFile], inputs: &[PathBuf]) -> io::Result<String> {
+pub fn output_id(files: &[PlannedFile], options: &WriteOptions) -> io::Result<String> {
     let mut files_read = Vec::new();
-    for path in inputs {
+    for path in &options.inputs {
         match fs_err::metadata(path) {
             Ok(found) if found.is_file() => files_read.push(path),
             Ok(_) => {}
@@ -144,7 +145,7 @@ pub(super) fn id(files: &[PlannedFile], inputs: &[PathBuf]) -> io::Result<String
             hash.update(file.get(offset, SAMPLE_BYTES.min(n_bytes - offset))?.unwrap_or_default());
         }
     }
-    Ok(set_id(files, [hash.finalize().as_slice()]))
+    Ok(set_id(files, [hash.finalize().as_slice(), options.identity.as_bytes()]))
 }
 
 impl FromStr for Share {
@@ -205,9 +206,37 @@ fn balanced_costs(costs: &[u64], n: usize) -> Vec<Range<usize>> {
 /// on the machine, their ratios less so. The estimate is not measured at run time, because all shares must compute the
 /// same division.
 fn picoseconds(tensor: &TensorMeta) -> u64 {
-    let bytes = tensor.shape.n_elems().saturating_mul(2).saturating_add(tensor.n_bytes().unwrap_or(0));
-    let encoding = tensor.shape.n_elems().saturating_mul(encoding_picoseconds(tensor.ty));
-    bytes.saturating_mul(PS_PER_BYTE).saturating_add(encoding)
+    WorkCost::of(tensor).total()
+}
+
+/// Estimated time that a thread needs for a tensor, in picoseconds, as shares are divided by it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WorkCost {
+    /// Reading its source.
+    pub read: u64,
+    /// Encoding it.
+    pub encode: u64,
+    /// Writing it.
+    pub write: u64,
+}
+
+impl WorkCost {
+    /// Estimates the work of a tensor in its type.
+    #[must_use]
+    pub fn of(tensor: &TensorMeta) -> Self {
+        let n_elems = tensor.shape.n_elems();
+        Self {
+            read: n_elems.saturating_mul(2).saturating_mul(PS_PER_BYTE),
+            encode: n_elems.saturating_mul(encoding_picoseconds(tensor.ty)),
+            write: tensor.n_bytes().unwrap_or(0).saturating_mul(PS_PER_BYTE),
+        }
+    }
+
+    /// Returns the sum.
+    #[must_use]
+    pub fn total(self) -> u64 {
+        self.read.saturating_add(self.encode).saturating_add(self.write)
+    }
 }
 
 /// Picoseconds to encode an element on one thread with AVX-512, from the tables of `docs/performance.md`.

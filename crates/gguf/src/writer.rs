@@ -49,6 +49,8 @@ pub struct WriteOptions {
     /// True to keep the output of an interrupted run, and to continue it on the next start. Parts of a set are not
     /// resumed.
     pub resume: bool,
+    /// Options that decide the bytes and are not in the header. Runs with other ones share no output.
+    pub identity: String,
 }
 
 impl Default for WriteOptions {
@@ -62,6 +64,7 @@ impl Default for WriteOptions {
             in_place: false,
             into_one_file: false,
             resume: false,
+            identity: String::new(),
         }
     }
 }
@@ -224,7 +227,7 @@ pub fn write_gguf(
         let output = PlannedOutput { target, files, kind, id: None };
         return write_files(output, source, options, progress);
     }
-    let id = share::id(&files, &options.inputs)?;
+    let id = share::output_id(&files, options)?;
     if let Some(share) = share {
         files = share.of(files);
     }
@@ -310,6 +313,7 @@ pub fn write_files(
 pub fn output_kind(metadata: &Metadata) -> OutputKind {
     match metadata.get("general.type").and_then(Value::as_str) {
         Some("imatrix") => OutputKind::Imatrix,
+        Some("recipe") => OutputKind::Recipe,
         _ => OutputKind::Model,
     }
 }

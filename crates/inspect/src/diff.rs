@@ -10,7 +10,7 @@ use data::TensorPair;
 use gguf_core::progress::Progress;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
-use gguf_format::{GgufFile, Value};
+use gguf_format::{GgufFile, Metadata, Value};
 use gguf_quant::QuantError;
 
 pub use data::DataDiff;
@@ -120,7 +120,7 @@ pub fn diff<'a>(
     if data {
         progress.end();
     }
-    let (layout, keys, tensors) = (layout(a, b), keys(a, b), compared?);
+    let (layout, keys, tensors) = (layout(a, b), diff_keys(a.metadata(), b.metadata()), compared?);
     let key_order = common_keys(a, b) != common_keys(b, a);
     let tensor_order = common_tensors(a, b) != common_tensors(b, a);
     let is_equal = layout.is_empty() && keys.is_empty() && tensors.is_empty() && !key_order && !tensor_order;
@@ -165,15 +165,17 @@ fn same_value(a: &Value, b: &Value) -> bool {
     }
 }
 
-fn keys<'a>(a: &'a GgufFile, b: &'a GgufFile) -> Vec<KeyDiff<'a>> {
+/// Compares keys: those that differ, in the order of the first, then those that only the second has.
+#[must_use]
+pub fn diff_keys<'a>(a: &'a Metadata, b: &'a Metadata) -> Vec<KeyDiff<'a>> {
     let mut out = Vec::new();
-    for (key, value) in a.metadata().iter() {
-        let other = b.metadata().get(key);
+    for (key, value) in a.iter() {
+        let other = b.get(key);
         if !other.is_some_and(|other| same_value(value, other)) {
             out.push(KeyDiff::of(key, Some(value), other));
         }
     }
-    for (key, value) in b.metadata().iter().filter(|(key, _)| !a.metadata().contains(key)) {
+    for (key, value) in b.iter().filter(|(key, _)| !a.contains(key)) {
         out.push(KeyDiff::of(key, None, Some(value)));
     }
     out

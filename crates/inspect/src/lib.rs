@@ -34,7 +34,7 @@ pub use checkpoint::{
     ListedFile, ListedTensor, PlannedOutput, Problem, ProblemKind, SampledWeights, TargetTypes, TypeCount,
     VocabularyFacts, WeightFiles, inspect_checkpoint,
 };
-pub use diff::{DataDiff, Diff, DiffError, KeyDiff, LayoutDiff, TensorDiff, TensorForm, diff};
+pub use diff::{DataDiff, Diff, DiffError, KeyDiff, LayoutDiff, TensorDiff, TensorForm, diff, diff_keys};
 pub use dump::{DumpOptions, DumpedKey, DumpedTensor, FileDump, data_begin, dump};
 pub use edit::{Change, Edit, EditError, EditPlan, Objection, TensorChange, objections_to};
 pub use hash::{FileHash, Hashes, TensorHash, hash};

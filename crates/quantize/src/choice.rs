@@ -12,6 +12,8 @@ pub enum Reason {
     Kept,
     /// An option names the type.
     Option,
+    /// The file after which the types are chosen has this type.
+    Like,
     /// A rule of the mixture, or the base type.
     Mixture,
     /// The number of columns is not a multiple of the wanted type's block size.
@@ -61,10 +63,14 @@ pub fn choose_types(
     let choose = |tensor: &TensorMeta| {
         let class = TensorClass::of(&tensor.name);
         let is_bound = has_factor && tensor.ty == GgmlType::Nvfp4;
-        let stays = !is_quantizable(&facts.architecture, tensor)
-            || ((options.leave_output_tensor || is_bound) && class == TensorClass::Output);
-        let (ty, reason) = match &mut mixture {
-            Some((base, mixture)) if !stays => choose_type(*base, mixture, tensor, class, options)?,
+        let is_left = (options.leave_output_tensor || is_bound) && class == TensorClass::Output;
+        let is_matrix = is_quantizable(&facts.architecture, tensor);
+        let given = options.given.types.get(&tensor.name).filter(|&&ty| ty != tensor.ty);
+        let (ty, reason) = match (&mut mixture, given) {
+            (Some((base, mixture)), _) if is_matrix && !is_left => {
+                choose_type(*base, mixture, tensor, class, options)?
+            }
+            (_, Some(&ty)) if !is_left => fitted(tensor, ty, Reason::Like, options)?,
             _ => (tensor.ty, Reason::Kept),
         };
         let needs_imatrix =
@@ -97,15 +103,27 @@ fn choose_type(
         }
         _ => {}
     }
-    if !base.is_quantized() {
+    let given = options.given.types.get(&tensor.name);
+    if !base.is_quantized() && given.is_none() {
         return Ok((base, Reason::Mixture));
     }
     // ref: a tensor with its own rule is not counted by the mixture, which shifts the places of later ones.
-    let (wanted, reason) = match rule() {
-        Some(ty) => (ty, Reason::Option),
-        None if options.pure => (base, Reason::Mixture),
-        None => (mixture.choose(tensor, class), Reason::Mixture),
+    let (wanted, reason) = match (rule(), given) {
+        (Some(ty), _) => (ty, Reason::Option),
+        (None, Some(&ty)) => (ty, Reason::Like),
+        (None, None) if options.pure => (base, Reason::Mixture),
+        (None, None) => (mixture.choose(tensor, class), Reason::Mixture),
     };
+    fitted(tensor, wanted, reason, options)
+}
+
+/// Fits a wanted type to the columns of a tensor.
+fn fitted(
+    tensor: &TensorMeta,
+    wanted: GgmlType,
+    reason: Reason,
+    options: &QuantizeOptions,
+) -> Result<(GgmlType, Reason), ChoiceError> {
     let n_cols = tensor.shape.n_cols();
     let ty = fit_columns(&tensor.name, n_cols, wanted)?;
     if ty == wanted {

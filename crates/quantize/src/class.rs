@@ -204,7 +204,7 @@ pub fn n_matrices(tensor: &TensorMeta) -> u64 {
 }
 
 /// Returns true for integer tables, which are not weights and must not be quantized.
-fn is_integer(ty: GgmlType) -> bool {
+pub(crate) fn is_integer(ty: GgmlType) -> bool {
     matches!(ty, GgmlType::I8 | GgmlType::I16 | GgmlType::I32 | GgmlType::I64)
 }
 

@@ -7,10 +7,12 @@
 //! | `mixture` | llama.cpp's rules: roles that get more or fewer bits |
 //! | `choice` `idle` | type of each tensor: options, mixture, fit to its columns; options without effect |
 //! | `allocate` | types chosen so that the file has a given size |
+//! | `like` | types that another file has |
 //! | `nominal` | bits per weight of a file type on a well-known model |
 //! | `importance` `coverage` | importance of columns, and tensors that it does not cover |
 //! | `prune` `metadata` `plan` `summary` | the whole output, before the first weight is read |
 //! | `joint` | several quantizations of one model from one reading |
+//! | `made` | single tensors in a given type, and keys of an output, to compare with a file |
 //! | `execute` | the plan as a source of quantized rows, and writing it |
 //!
 //! ```no_run
@@ -37,6 +39,8 @@ mod execute;
 mod idle;
 mod importance;
 mod joint;
+mod like;
+mod made;
 mod metadata;
 mod mixture;
 mod model;
@@ -59,6 +63,8 @@ pub use error::{QuantizeError, RowError};
 pub use gguf_format::FileType;
 pub use idle::IdleOption;
 pub use joint::{JointPlans, RungTypes};
+pub use like::{GivenTypes, LikeTypes};
+pub use made::{MadeTensor, column_importance, written_metadata};
 pub use model::ModelFacts;
 pub use nominal::{Nominal, nominal};
 pub use options::{

@@ -71,8 +71,12 @@ pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Resul
 
 /// Value of `general.file_type` for a copied source: its own, otherwise a guess.
 pub(crate) fn copied_file_type(source: &Metadata, guess: impl FnOnce() -> u32) -> u32 {
-    let own = source.get(FILE_TYPE).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
-    own.unwrap_or_else(guess)
+    declared_file_type(source).unwrap_or_else(guess)
+}
+
+/// Value of `general.file_type`, if it has a meaningful one.
+pub(crate) fn declared_file_type(metadata: &Metadata) -> Option<u32> {
+    metadata.get(FILE_TYPE).and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok())
 }
 
 /// Value of `general.file_type` for a file type.

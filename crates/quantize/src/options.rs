@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde_json::{Value as Json, json};
 
-use crate::{FileType, QuantizeError};
+use crate::{FileType, GivenTypes, QuantizeError};
 use gguf_core::similar::{did_you_mean, meant};
 use gguf_core::{GgmlType, Hint, simd::SimdLevel, text::escape};
 use gguf_format::keys::key_info;
@@ -27,6 +27,8 @@ pub struct QuantizeOptions {
     pub token_embedding_type: Option<GgmlType>,
     /// Types by name; the first rule that matches is used. Without effect if the base type is not a block type.
     pub tensor_types: Vec<TensorTypeRule>,
+    /// Types of single tensors in place of the mixture's; options that name a type come first.
+    pub given: GivenTypes,
     /// Accepts tensors that are already quantized.
     pub allow_requantize: bool,
     /// Makes a fallback to another type (because of the columns) an error.
@@ -58,6 +60,7 @@ impl QuantizeOptions {
             output_tensor_type: None,
             token_embedding_type: None,
             tensor_types: Vec::new(),
+            given: GivenTypes::default(),
             allow_requantize: false,
             no_fallback: false,
             prune_layers: BTreeSet::new(),
@@ -80,6 +83,7 @@ impl QuantizeOptions {
             output_tensor_type,
             token_embedding_type,
             tensor_types,
+            given,
             allow_requantize,
             no_fallback,
             prune_layers,
@@ -97,7 +101,8 @@ impl QuantizeOptions {
             OverrideValue::Bool(value) => json!([set.key, "bool", value]),
             OverrideValue::Str(value) => json!([set.key, "str", value]),
         };
-        json!({
+        let given_type = |(name, ty): (&String, &GgmlType)| json!([name, ty.name()]);
+        let mut identity = json!({
             "file_type": file_type.name(),
             "pure": pure,
             "leave_output_tensor": leave_output_tensor,
@@ -110,7 +115,13 @@ impl QuantizeOptions {
             "overrides": overrides.iter().map(set).collect::<Vec<_>>(),
             "allow_nonfinite": allow_nonfinite,
             "share_importance": share_importance,
-        })
+        });
+        // Without types by name, the identity is that of earlier versions.
+        if let (Some(members), true) = (identity.as_object_mut(), *given != GivenTypes::default()) {
+            let types: Vec<Json> = given.types.iter().map(given_type).collect();
+            members.insert("given".to_owned(), json!({ "types": types, "file_type": given.file_type_id }));
+        }
+        identity
     }
 }
 

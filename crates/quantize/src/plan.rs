@@ -154,8 +154,10 @@ impl<'a> QuantizePlan<'a> {
             return Err(QuantizeError::NoElements { tensor: empty.name.clone(), shape: empty.shape.clone() });
         }
         let order = file_order(found);
-        let file_type = file_type_id(options.file_type, input.metadata, || {
-            FileType::guess(order.iter().map(|&i| found[i].ty))
+        let file_type = options.given.file_type_id.unwrap_or_else(|| {
+            file_type_id(options.file_type, input.metadata, || {
+                FileType::guess(order.iter().map(|&i| found[i].ty))
+            })
         });
         let facts = ModelFacts::new(input.metadata, &options.overrides, found);
 
@@ -255,6 +257,32 @@ impl<'a> QuantizePlan<'a> {
         let choices = choose_types(&facts, &tensors, options, true)?;
         let changed = order.into_iter().zip(choices).filter(|(index, choice)| found[*index].ty != choice.ty);
         Ok(changed.map(|(index, choice)| (index, choice.ty)).collect())
+    }
+
+    /// Plan of one tensor without metadata. Its type and its importance are given, and nothing is refused.
+    pub(crate) fn of_one(
+        source: &'a dyn TensorSource,
+        tensor: TensorMeta,
+        step: TensorPlan<'a>,
+        simd: SimdLevel,
+    ) -> Self {
+        Self {
+            source,
+            metadata: Metadata::new(),
+            contents: vec![Content::default()],
+            small_rows: Mutex::default(),
+            solved: None,
+            tensors: vec![tensor],
+            steps: vec![step],
+            parts: cut_parts(std::iter::once(0)),
+            keep_split: false,
+            simd,
+            allow_nonfinite: true,
+            coverage: Coverage::default(),
+            obstacles: Vec::new(),
+            idle_options: Vec::new(),
+            warnings: Vec::new(),
+        }
     }
 
     /// Adds blocks of some tensors that were made elsewhere. Tensors are identified by their names in the source, which

@@ -218,7 +218,7 @@ fn number_like(like: &Value, number: u64) -> Option<Value> {
 }
 
 /// Splits a name around the number of the first `blk.N.` in it.
-fn split_at_layer(name: &str) -> Option<(&str, u32, &str)> {
+pub(crate) fn split_at_layer(name: &str) -> Option<(&str, u32, &str)> {
     name.match_indices("blk.").find_map(|(at, prefix)| {
         let start = at + prefix.len();
         let n_digits = name[start..].bytes().take_while(u8::is_ascii_digit).count();

@@ -14,7 +14,6 @@ use crate::convert::ConvertOptions;
 use crate::core::bytes::Endian;
 use crate::core::limits::Limits;
 use crate::gguf::parse_assignment;
-use crate::job::size::option;
 use crate::job::{Job, JobInput, JobOutput, JobTypes, OutputFiles, OutputPath, TypeSwitches};
 
 pub(in crate::cli) use types::resolve;
@@ -30,7 +29,7 @@ pub(in crate::cli) struct ToGguf {
         visible_alias = "outtype",
         value_name = "TYPE",
         default_value = JobTypes::AUTO,
-        conflicts_with = "target",
+        conflicts_with_all = ["target", "like"],
         help = types::help(),
         value_parser = TypeNames(&[JobTypes::AUTO, JobTypes::NATIVE]),
         hide_possible_values = true
@@ -138,7 +137,7 @@ impl ToGguf {
 
     fn types(&self) -> anyhow::Result<JobTypes> {
         let switches = TypeSwitches { allow_rounding: self.allow_rounding, requantize: self.requantize };
-        match self.job.size.job_types()? {
+        match self.job.size.job_types(self.requantize)? {
             Some(types) => Ok(types),
             None => resolve(&self.ty, switches, self.job.asks_for_quantization()),
         }
@@ -150,10 +149,8 @@ impl ToGguf {
             let text = "`--no-split-id` needs `--split-max-size`, `--split-max-tensors` or `--part`";
             return Err(UsageError(text.to_owned()));
         }
-        let needing = match self.job.size.target() {
-            _ if self.job.calibrate.is_given() => Some("--calibrate"),
-            target => target.map(option),
-        };
+        let is_calibrated = self.job.calibrate.is_given();
+        let needing = if is_calibrated { Some("--calibrate") } else { self.job.size.chosen_by() };
         match needing.filter(|_| self.vocab_only) {
             Some(option) => Err(UsageError(format!("`{option}` needs tensors: leave `--vocab-only` out"))),
             None => Ok(()),

@@ -1,8 +1,9 @@
-//! Summary of a file in at most eight lines, at the top of a description.
+//! Summary of a file in at most nine lines, at the top of a description.
 
 use serde::Serialize;
 
 use crate::cli::inspect::SHOWN_CHARS;
+use crate::cli::memory::{ContextMemory, ModelMemory};
 use crate::cli::render::count;
 use crate::core::TensorSource;
 use crate::core::text::{bytes, escape};
@@ -24,6 +25,9 @@ pub(super) struct About {
     /// Length of the context, and its scaling.
     #[serde(skip_serializing_if = "Option::is_none")]
     context: Option<String>,
+    /// Memory of the weights, and of a context of the usual length with keys and values as F16.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<String>,
     /// Number of layers, their width, heads and experts.
     #[serde(skip_serializing_if = "Option::is_none")]
     layers: Option<String>,
@@ -47,6 +51,7 @@ impl About {
             size: size(summary),
             types: types(file),
             context: keys.context(),
+            memory: memory(file),
             layers: keys.layers(),
             tokenizer: keys.tokenizer(),
             template: keys.template(),
@@ -61,6 +66,7 @@ impl About {
             ("size", Some(self.size.as_str())),
             ("types", self.types.as_deref()),
             ("context", self.context.as_deref()),
+            ("memory", self.memory.as_deref()),
             ("layers", self.layers.as_deref()),
             ("tokenizer", self.tokenizer.as_deref()),
             ("template", self.template.as_deref()),
@@ -75,6 +81,13 @@ fn size(summary: &FileSummary<'_>) -> String {
     let parameters = (n_elems > 0).then(|| format!(", {} parameters", short(n_elems)));
     let bits = summary.bits_per_weight.map(|bits| format!(", {bits:.2} bits per weight"));
     format!("{}{}{}", bytes(summary.file_bytes), parameters.unwrap_or_default(), bits.unwrap_or_default())
+}
+
+/// Returns the memory that a model takes with contexts of the usual lengths, if it can be run.
+fn memory(file: &GgufFile) -> Option<String> {
+    let found = ModelMemory::of_file(file).ok().filter(|found| !found.is_empty())?;
+    let at = |at: &ContextMemory| format!("{} with {} tokens", bytes(at.total_bytes), count(at.tokens));
+    Some(found.iter().map(at).collect::<Vec<_>>().join(", "))
 }
 
 /// Returns the recipe of types of a model file.

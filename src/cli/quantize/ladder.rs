@@ -21,7 +21,8 @@ use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::OutputKind;
 use crate::core::progress::Progress as _;
 use crate::core::text::{bytes, escape};
-use crate::job::ladder::{Ladder, LadderFilePlan, LadderPlan, LadderReport, Preset, Rung};
+use crate::gguf::Share;
+use crate::job::ladder::{Ladder, LadderFilePlan, LadderPlan, LadderReport, Preset, Rung, record_path};
 use crate::job::{Guard, JobInput};
 
 /// Name of the importance matrix that is measured first.
@@ -60,7 +61,12 @@ pub(super) struct LadderArgs {
     /// Template of README.md instead of the built-in one (minijinja, with the keys of ladder.json)
     #[arg(long, value_name = "FILE")]
     template: Option<PathBuf>,
-    /// Keep what is written when the run is stopped; the same command resumes from it
+    /// Write the files of the I-th of N machines, which share them by their work and need nothing of one another. In the
+    /// end, the same command with `--resume` in place of `--part I/N` writes README.md, ladder.json and SHA256SUMS of all
+    #[arg(long, value_name = "I/N", conflicts_with = "calibration")]
+    part: Option<Share>,
+    /// Keep what is written when the run is stopped; the same command resumes from it. What parts have written is taken
+    /// over
     #[arg(long)]
     resume: bool,
     /// Print what would be done, write nothing
@@ -102,6 +108,9 @@ impl LadderArgs {
         let mut guard = Guard::new(&session.progress, false);
         guard.read_all("the text", self.calibration.iter().chain(&self.verify))?;
         guard.read_all("the template", &self.template)?;
+        if let Some(share) = self.part {
+            return self.run_part(share, &ladder, guard, session);
+        }
         let folder = FolderFiles::of(&self.output, self.template.as_deref(), &mut guard)?;
         if let Some(text) = &self.calibration {
             fs_err::create_dir_all(&self.output)?;
@@ -116,13 +125,46 @@ impl LadderArgs {
         let document = self.document(session, &ladder, &report, judged.as_ref())?;
         let chart = judged.as_ref().and_then(|judged| judged.size_chart.as_deref());
         folder.write(&document, chart, session)?;
+        ladder.forget_parts().map_err(failure)?;
         self.print_report(session, &report, &document)?;
+        Ok(Exit::Done)
+    }
+
+    /// Writes the files of one of several machines, and their record.
+    fn run_part(
+        &self,
+        share: Share,
+        ladder: &Ladder,
+        mut guard: Guard<'_>,
+        session: &Session,
+    ) -> anyhow::Result<Exit> {
+        guard.write("--part", &record_path(&self.output, share), OutputKind::LadderJson)?;
+        let report = ladder.run(session).map_err(failure)?;
+        if session.common.json {
+            session.print_json(&report.part)?;
+            return Ok(Exit::Done);
+        }
+        if !session.common.quiet {
+            session.print(|out| {
+                table(report.files.iter().chain(&report.projector).map(|file| &file.plan)).print(out)?;
+                writeln!(
+                    out,
+                    "\npart {share}: {}, {}, in {}\nwhen all parts are there: the same command with `--resume` in place \
+                     of `--part {share}`",
+                    plural(report.files.len() as u64, "file"),
+                    bytes(report.file_bytes),
+                    duration(report.seconds),
+                )
+            })?;
+        }
         Ok(Exit::Done)
     }
 
     /// Opens the model. It is read once, unless a matrix is measured or files are compared with it.
     fn model(&self, session: &Session) -> anyhow::Result<ModelDirectory> {
-        let option = [("--calibration", &self.calibration), ("--verify", &self.verify)];
+        // A part compares nothing.
+        let verify = if self.part.is_some() { &None } else { &self.verify };
+        let option = [("--calibration", &self.calibration), ("--verify", verify)];
         match option.into_iter().find(|(_, text)| text.is_some()) {
             Some((option, _)) => match self.remote.kept(session, option, Some(&self.source))? {
                 Some(model) => Ok(model),
@@ -169,7 +211,7 @@ impl LadderArgs {
 
     /// Returns a sentence about what is kept of a stopped run.
     pub(super) fn after_interrupt(&self) -> String {
-        let text = if self.resume {
+        let text = if self.resume || self.part.is_some() {
             "what was written is kept: the same command resumes from it"
         } else {
             "nothing was kept: with `--resume` a run that is stopped can be resumed"
@@ -216,6 +258,7 @@ impl LadderArgs {
             importance: self.quantize.importance(),
             rule_files: self.quantize.tensor_types.files().cloned().collect(),
             resume: self.resume,
+            share: self.part,
             sync: !session.common.no_sync,
             memory_bytes: session.common.memory_bytes(),
             ..Ladder::new(input, rungs, self.output.clone())

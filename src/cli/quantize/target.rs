@@ -1,4 +1,4 @@
-//! `--target-size`: types chosen for a size, and a file that lists the types.
+//! `--target-size`: types chosen for a size; `--like`: those of a file; and a file that lists the types.
 
 use std::path::PathBuf;
 
@@ -6,6 +6,7 @@ use clap::Args;
 
 use crate::cli::quantize::options::usage;
 use crate::job::JobTypes;
+use crate::job::size::option;
 use crate::quantize::{SizeTarget, parse_ggml_type};
 
 /// Options of types that are chosen for a size. Flatten it.
@@ -31,6 +32,10 @@ pub(crate) struct TargetArgs {
         conflicts_with_all = ["pure"]
     )]
     pub target_bpw: Option<f64>,
+    /// Give each tensor the type that it has in this GGUF file (of a split one the first part): by its name or, with
+    /// another number of layers, by its role and relative depth
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "pure"])]
+    pub like: Option<PathBuf>,
     /// Types to choose from [default: q2_k,q3_k,iq4_xs,q4_k,q5_k,q6_k,q8_0]
     #[arg(long, value_name = "TYPES", value_delimiter = ',', requires = "target")]
     pub types: Vec<String>,
@@ -46,11 +51,20 @@ impl TargetArgs {
         self.target_size.map(SizeTarget::Bytes).or(by_bits)
     }
 
-    /// Returns the types for the target size, if one is given.
+    /// Returns the option that chooses the types, if one does.
+    pub(crate) fn chosen_by(&self) -> Option<&'static str> {
+        self.target().map(option).or(self.like.is_some().then_some("--like"))
+    }
+
+    /// Returns the types for the target size or those of a file, if one is given. `requantize` is true to go through
+    /// floats where the integers of a checkpoint could be kept.
     ///
     /// # Errors
     /// Unknown types to choose from.
-    pub(crate) fn job_types(&self) -> anyhow::Result<Option<JobTypes>> {
+    pub(crate) fn job_types(&self, requantize: bool) -> anyhow::Result<Option<JobTypes>> {
+        if let Some(file) = &self.like {
+            return Ok(Some(JobTypes::Like { file: file.clone(), requantize }));
+        }
         let Some(target) = self.target() else { return Ok(None) };
         let candidates = self.types.iter().map(|name| parse_ggml_type(name.trim()).map_err(usage));
         Ok(Some(JobTypes::Size { target, candidates: candidates.collect::<anyhow::Result<_>>()? }))

@@ -7,11 +7,13 @@ use crate::convert::ConvertOptions;
 use crate::core::output::OutputKind;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{
-    FilePlan, Imatrix, LayoutOptions, PlannedFile, SplitSpec, VariantOutput, VariantReport, WriteError,
-    forget_notes, plan_files, write_variants,
+    FilePlan, Imatrix, LayoutOptions, PlannedFile, SplitSpec, VariantOutput, VariantReport, VariantSource,
+    WorkCost, WriteError, forget_notes, output_id, plan_files, write_variants,
 };
 use crate::job::default_name::Unnamed;
 use crate::job::input::OpenedInput;
+use crate::job::ladder::part::Records;
+use crate::job::ladder::shares::{Division, FileWork, divided};
 use crate::job::ladder::sums;
 use crate::job::ladder::{Ladder, LadderFile, LadderFilePlan, LadderPlan, LadderReport, Rung};
 use crate::job::run::JobRun;
@@ -25,6 +27,7 @@ pub(super) struct PreparedLadder<'a> {
     opened: &'a OpenedInput,
     /// Plans of all files, in the order of the rungs; also of those that are written alone, for their sizes.
     plans: JointPlans<'a>,
+    imatrix: Option<&'a Imatrix>,
     files: Vec<PreparedFile>,
 }
 
@@ -69,7 +72,7 @@ impl<'a> PreparedLadder<'a> {
             let is_alone = is_alone(ladder, opened, rung, plan)?;
             files.push(PreparedFile { rung: rung.clone(), target, split, planned, is_alone });
         }
-        let this = Self { ladder, run, opened, plans, files };
+        let this = Self { ladder, run, opened, plans, imatrix, files };
         this.remark();
         Ok(this)
     }
@@ -99,56 +102,107 @@ impl<'a> PreparedLadder<'a> {
     }
 
     /// Writes all files, those of the common reading first.
-    pub(super) fn write(mut self) -> Result<LadderReport, JobError> {
+    pub(super) fn write(mut self, records: &mut Records) -> Result<LadderReport, JobError> {
         if let Some(obstacle) = self.plans.take_obstacle() {
             return Err(obstacle.into());
         }
         fs_err::create_dir_all(&self.ladder.directory)?;
-        let joint: Vec<usize> = (0..self.files.len()).filter(|&at| !self.files[at].is_alone).collect();
-        let mut written: Vec<Option<VariantReport>> = vec![None; self.files.len()];
+        let mut written: Vec<Option<LadderFile>> = self.taken(records)?;
+        let missing = |written: &[Option<LadderFile>], is_alone: bool| -> Vec<usize> {
+            let files = self.files.iter().zip(written).enumerate();
+            let files = files.filter(|(_, (file, written))| written.is_none() && file.is_alone == is_alone);
+            files.map(|(at, _)| at).collect()
+        };
+        let joint = missing(&written, false);
         for (&at, report) in joint.iter().zip(self.write_joint(&joint)?) {
-            written[at] = Some(report);
+            written[at] = Some(self.finished(at, report.sha256, report.written.was_there, records)?);
         }
-        self.remark_after(&joint);
-        for at in (0..self.files.len()).filter(|&at| self.files[at].is_alone) {
+        for at in missing(&written, true) {
             let (rung, target) = (&self.files[at].rung, self.files[at].target.clone());
             self.ladder.alone(rung, target)?.run(self.run.events)?;
+            written[at] = Some(self.finished(at, Vec::new(), false, records)?);
         }
-        self.finish(written)
+        self.report(written.into_iter().flatten().collect())
+    }
+
+    /// Takes over the files that parts have written, and notes them.
+    fn taken(&self, records: &mut Records) -> Result<Vec<Option<LadderFile>>, JobError> {
+        let mut taken = vec![None; self.files.len()];
+        if records.is_empty() {
+            return Ok(taken);
+        }
+        for (at, file) in self.files.iter().enumerate() {
+            let id = self.id(at)?;
+            let paths = file.paths();
+            let sums = records.finished(&file.rung.name, &id, &paths, self.run.progress())?;
+            let Some(sha256) = sums else { continue };
+            let file = LadderFile { plan: self.described(at), sha256, was_there: true };
+            records.add(&id, &file)?;
+            taken[at] = Some(file);
+        }
+        let names = |is_there: bool| {
+            let files = self.files.iter().zip(&taken).filter(|(_, taken)| taken.is_some() == is_there);
+            files.map(|(file, _)| file.rung.name.clone()).collect::<Vec<_>>().join(", ")
+        };
+        let text = match (names(true).as_str(), names(false).as_str()) {
+            ("", _) => return Ok(taken),
+            (there, "") => format!("written by parts: {there}"),
+            (there, missing) => format!("written by parts: {there}; made now: {missing}"),
+        };
+        self.run.events.note(&text);
+        Ok(taken)
+    }
+
+    /// Identifies a file by its header, its sources and the options that decide its bytes.
+    fn id(&self, at: usize) -> Result<String, JobError> {
+        let options = self.run.job.write_options(self.opened);
+        Ok(output_id(&self.files[at].planned, &options)?)
     }
 
     fn write_joint(&self, joint: &[usize]) -> Result<Vec<VariantReport>, JobError> {
+        // Plans of other files would be made, too.
+        let types: Vec<RungTypes> = joint.iter().map(|&at| self.files[at].rung.types).collect();
+        let plans = JointPlans::draft(&self.opened.input(), &self.ladder.quantize, &types, self.imatrix)?;
         let outputs: Vec<VariantOutput<'_>> = joint
             .iter()
-            .map(|&at| VariantOutput {
+            .enumerate()
+            .map(|(number, &at)| VariantOutput {
                 target: &self.files[at].target,
-                metadata: self.plans.plans()[at].metadata(),
-                variants: self.plans.of_plan(at),
+                metadata: plans.plans()[number].metadata(),
+                variants: plans.of_plan(number),
                 split: self.files[at].split.as_ref(),
             })
             .collect();
         let options = self.run.job.write_options(self.opened);
-        Ok(write_variants(&outputs, &self.plans, &options, self.run.progress())?)
+        let written = write_variants(&outputs, &plans, &options, self.run.progress())?;
+        self.remark_after(&plans, joint);
+        Ok(written)
     }
 
-    /// Computes the checksums that are not known yet, and removes what only a resumed run needs.
-    fn finish(self, written: Vec<Option<VariantReport>>) -> Result<LadderReport, JobError> {
-        let paths = |file: &PreparedFile| -> Vec<PathBuf> {
-            file.planned.iter().map(|file| file.path.clone()).collect()
+    /// Describes a file that is complete, with its checksums, and records it.
+    fn finished(
+        &self,
+        at: usize,
+        sha256: Vec<String>,
+        was_there: bool,
+        records: &mut Records,
+    ) -> Result<LadderFile, JobError> {
+        let sha256 = match sha256.as_slice() {
+            [] => sums::of_files(&self.files[at].paths(), self.run.progress())?,
+            _ => sha256,
         };
-        let mut files = Vec::with_capacity(self.files.len());
-        for (at, (file, written)) in self.files.iter().zip(written).enumerate() {
-            let was_there = written.as_ref().is_some_and(|report| report.written.was_there);
-            let sha256 = match written {
-                Some(report) if !report.sha256.is_empty() => report.sha256,
-                _ => sums::of_files(&paths(file), self.run.progress())?,
-            };
-            files.push(LadderFile { plan: self.described(at), sha256, was_there });
-        }
+        let file = LadderFile { plan: self.described(at), sha256, was_there };
+        records.add(&self.id(at)?, &file)?;
+        Ok(file)
+    }
+
+    /// Describes what was written, and removes what only a resumed run needs.
+    fn report(self, files: Vec<LadderFile>) -> Result<LadderReport, JobError> {
         let report = LadderReport {
             file_bytes: files.iter().map(|file| file.plan.file_bytes).sum(),
             files,
             projector: None,
+            part: None,
             made_bytes: self.plans.made_bytes(),
             n_weights: self.plans.plans().first().map_or(0, |plan| n_weights(plan)),
             metadata: self.opened.metadata().clone(),
@@ -165,7 +219,7 @@ impl<'a> PreparedLadder<'a> {
         let tensor_bytes: u64 = plan.tensors().iter().filter_map(TensorMeta::n_bytes).sum();
         LadderFilePlan {
             name: file.rung.name.clone(),
-            paths: file.planned.iter().map(|file| file.path.clone()).collect(),
+            paths: file.paths(),
             file_bytes: file.planned.iter().map(|file| file.plan.file_bytes).sum(),
             bits_per_weight: tensor_bytes as f64 * 8.0 / n_weights(plan).max(1) as f64,
             n_fallbacks: plan.n_fallbacks(),
@@ -199,18 +253,46 @@ impl<'a> PreparedLadder<'a> {
     }
 
     /// Reports what was found while the files of the common reading were written.
-    fn remark_after(&self, joint: &[usize]) {
+    fn remark_after(&self, plans: &JointPlans<'_>, joint: &[usize]) {
         if self.opened.file().is_some() {
-            let zeros = self.plans.plans().iter().flat_map(QuantizePlan::all_zero);
+            let zeros = plans.plans().iter().flat_map(QuantizePlan::all_zero);
             let zeros: BTreeSet<&str> = zeros.map(|tensor| tensor.name.as_str()).collect();
             self.run.remark_zeros(zeros.into_iter());
         }
-        for &at in joint {
-            if let Some(text) = remark::of_small_rows(&self.plans.small_rows(at)) {
+        for (number, &at) in joint.iter().enumerate() {
+            if let Some(text) = remark::of_small_rows(&plans.small_rows(number)) {
                 self.run.progress().warn(&format!("{}: {text}", self.files[at].rung));
             }
         }
     }
+}
+
+impl PreparedFile {
+    /// Paths of the file or of its parts.
+    fn paths(&self) -> Vec<PathBuf> {
+        self.planned.iter().map(|file| file.path.clone()).collect()
+    }
+}
+
+/// Divides the files of a ladder among `count` machines. Returns the machine of each rung and the machine with the
+/// least work, both from 0.
+pub(super) fn division(
+    ladder: &Ladder,
+    opened: &OpenedInput,
+    imatrix: Option<&Imatrix>,
+    count: usize,
+) -> Result<(Vec<usize>, usize), JobError> {
+    let types: Vec<RungTypes> = ladder.rungs.iter().map(|rung| rung.types).collect();
+    let plans = JointPlans::draft(&opened.input(), &ladder.quantize, &types, imatrix)?;
+    let mut files = Vec::with_capacity(types.len());
+    for (at, (rung, plan)) in ladder.rungs.iter().zip(plans.plans()).enumerate() {
+        let is_alone = is_alone(ladder, opened, rung, plan)?;
+        files.push(FileWork { name: &rung.name, variants: plans.of_plan(at), is_alone });
+    }
+    let costs =
+        (0..plans.n_tensors()).map(|tensor| plans.variants(tensor).iter().map(WorkCost::of).collect());
+    let Division { machines, idlest } = divided(&files, &costs.collect::<Vec<_>>(), count);
+    Ok((machines, idlest))
 }
 
 fn n_weights(plan: &QuantizePlan<'_>) -> u64 {

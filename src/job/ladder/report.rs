@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::core::written::as_paths;
 use crate::gguf::Metadata;
+use crate::job::ladder::LadderPartRecord;
 
 /// Plan of a ladder.
 #[derive(Clone, Debug, Serialize)]
@@ -61,6 +62,9 @@ pub struct LadderReport {
     pub n_weights: u64,
     /// Duration of the run in seconds.
     pub seconds: f64,
+    /// Record of the part, if only a part was written.
+    #[serde(skip)]
+    pub part: Option<LadderPartRecord>,
     /// Metadata of the model.
     #[serde(skip)]
     pub metadata: Metadata,

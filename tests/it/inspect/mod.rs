@@ -7,6 +7,7 @@ mod foreign;
 mod get;
 mod json;
 mod look;
+mod memory;
 mod rules;
 mod screen;
 mod template;

@@ -304,3 +304,158 @@ fn a_folder_is_ready_to_be_published() {
     make(dir, &[&own[..2], &["new"], &own[3..]].concat()).says(1, "own.md");
     assert!(!dir.join("new").exists());
 }
+
+/// Content of every file of a folder.
+fn contents(dir: &Path, folder: &str) -> Vec<(String, Vec<u8>)> {
+    let names = files::names(dir.join(folder)).into_iter();
+    names.map(|name| (name.clone(), fs_err::read(dir.join(folder).join(name)).unwrap())).collect()
+}
+
+#[test]
+fn machines_share_a_ladder_and_one_command_puts_it_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    importance(dir);
+    let types = "q8_0,q6_k_l,q6_k,q5_k_m,q4_k_m,iq4_xs,q3_k_m,iq3_xxs,iq2_m";
+    let args = ["in.gguf", "--types", types, "--imatrix", "m.gguf", "--by", "me"];
+    make(dir, &[&args[..], &["-o", "whole"]].concat()).ok();
+    let n_files = files::names(dir.join("whole")).len();
+    for n_parts in [1, 2, 4, 11] {
+        let folder = format!("parts-{n_parts}");
+        let args = [&args[..], &["-o", &folder]].concat();
+        let mut n_made = 0;
+        for part in 1..=n_parts {
+            let part = format!("{part}/{n_parts}");
+            let part_args = [&args[..], &["--part", &part]].concat();
+            let planned = make(dir, &[&part_args[..], &["--dry-run", "--json"]].concat()).ok().json();
+            let record = make(dir, &[&part_args[..], &["--json"]].concat()).ok().json();
+            let names = |list: &serde_json::Value| -> Vec<String> {
+                let list = list["files"].as_array().unwrap().iter();
+                list.map(|file| file["type"].as_str().unwrap().to_owned()).collect()
+            };
+            assert_eq!(names(&planned), names(&record));
+            assert_eq!(record["part"], part.as_str());
+            n_made += names(&record).len();
+            // A restart finds that everything is there.
+            if part.starts_with("1/") {
+                let before = contents(dir, &folder);
+                let said = make(dir, &part_args).ok();
+                assert!(said.err.contains("written by parts: "), "{}", said.err);
+                assert_eq!(before.len(), contents(dir, &folder).len());
+                assert!(before == contents(dir, &folder));
+            }
+        }
+        assert_eq!(n_made, types.split(',').count(), "{n_parts}: every file is made once");
+        let names = files::names(dir.join(&folder));
+        assert_eq!(names.iter().filter(|name| name.starts_with("ladder-part-")).count(), n_parts);
+        assert!(
+            !names.iter().any(|name| name == "README.md" || name == "SHA256SUMS" || name == "ladder.json")
+        );
+        let said = make(dir, &[&args[..], &["--resume"]].concat()).ok();
+        assert!(
+            said.err.contains("written by parts: Q8_0") && !said.err.contains("made now"),
+            "{}",
+            said.err
+        );
+        assert_eq!(files::names(dir.join(&folder)).len(), n_files);
+        for (name, content) in contents(dir, "whole") {
+            let own = fs_err::read(dir.join(&folder).join(&name)).unwrap();
+            // The command in the page and the list is another.
+            let is_text = name == "README.md" || name == "ladder.json";
+            assert!(own == content || is_text, "{n_parts}: {name}");
+        }
+    }
+}
+
+#[test]
+fn files_of_parts_are_never_taken_for_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    importance(dir);
+    let args = ["in.gguf", "-o", "out", "--types", "q4_k_m,q3_k_m,iq4_xs", "--imatrix", "m.gguf"];
+    let all = |more: &[&str]| make(dir, &[&args[..], more].concat());
+    let parts = || {
+        for part in ["1/2", "2/2"] {
+            all(&["--part", part]).ok();
+        }
+    };
+    let model = |name: &str| dir.join("out").join(format!("in-{name}.gguf"));
+    parts();
+    let taken = fs_err::read(model("Q4_K_M")).unwrap();
+
+    // Other options: also those that no header shows.
+    let said = all(&["--resume", "--exclude-weights", "ffn_down"]).ok();
+    assert!(said.err.contains("was made of another source or with other options"), "{}", said.err);
+    assert!(!said.err.contains("written by parts"), "{}", said.err);
+    assert!(fs_err::read(model("Q4_K_M")).unwrap() != taken);
+    let single = ["in.gguf", "one.gguf", "--type", "q4_k_m", "--imatrix", "m.gguf", "--exclude-weights"];
+    run(dir, &[&single[..], &["ffn_down"]].concat()).ok();
+    assert!(fs_err::read(model("Q4_K_M")).unwrap() == fs_err::read(dir.join("one.gguf")).unwrap());
+
+    // A file that was changed, one that is gone, and one that was only copied.
+    fs_err::remove_dir_all(dir.join("out")).unwrap();
+    parts();
+    let mut changed = taken.clone();
+    *changed.last_mut().unwrap() ^= 1;
+    fs_err::write(model("Q4_K_M"), &changed).unwrap();
+    fs_err::remove_file(model("Q3_K_M")).unwrap();
+    let copied = fs_err::read(model("IQ4_XS")).unwrap();
+    fs_err::write(model("IQ4_XS"), &copied).unwrap();
+    let said = all(&["--resume"]).ok();
+    assert!(said.err.contains("written by parts: IQ4_XS; made now: Q4_K_M, Q3_K_M"), "{}", said.err);
+    assert!(said.err.contains("is not there any more, or was changed"), "{}", said.err);
+    assert!(fs_err::read(model("Q4_K_M")).unwrap() == taken);
+
+    // Another source of the same names and shapes: the first tensor is not the same.
+    fs_err::remove_dir_all(dir.join("out")).unwrap();
+    parts();
+    let mut source = fs_err::read(dir.join("in.gguf")).unwrap();
+    let n_bytes = source.len();
+    source[n_bytes / 16 * 8] ^= 1;
+    fs_err::write(dir.join("in.gguf"), &source).unwrap();
+    let said = all(&["--resume"]).ok();
+    assert!(said.err.contains("another source") && !said.err.contains("written by parts"), "{}", said.err);
+
+    // A broken record, and options that a part cannot have.
+    parts();
+    fs_err::write(dir.join("out/ladder-part-1-of-2.json"), "{}").unwrap();
+    all(&["--resume"]).says(0, "ladder-part-1-of-2.json: no record of a part of a ladder");
+    make(dir, &["in.gguf", "-o", "out", "--calibration", "text.txt", "--part", "1/2"])
+        .says(2, "cannot be used with");
+    all(&["--part", "3/2"]).says(2, "a share such as `2/8` expected");
+}
+
+#[test]
+fn parts_of_large_files_and_of_checkpoints_are_taken_over() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f32");
+    let share = |number: usize| Some(format!("{number}/2").parse().unwrap());
+    // Files in parts are not resumed, but taken if they are complete.
+    let parts = |share| Ladder { share, max_part_bytes: 1_000_000, ..ladder(dir, "parts", "q8_0,q4_0") };
+    let mut sums = Vec::new();
+    for number in 1..=2 {
+        sums.extend(parts(share(number)).run(&Silent).unwrap().files.into_iter().map(|file| file.sha256));
+    }
+    let whole = parts(None).run(&Silent).unwrap();
+    assert!(whole.files.iter().all(|file| file.was_there && file.sha256.len() > 1));
+    assert!(whole.files.iter().all(|file| sums.contains(&file.sha256)));
+
+    // Types that are written by runs of their own.
+    let input = JobInput::Checkpoint(fixture("native/nvfp4_llama_mixed/hf"));
+    let of = |folder: &str, share| {
+        let rungs = Rung::parse_list("q8_0,q4_0,q6_k,f16").unwrap();
+        let ladder = Ladder::new(input.clone(), rungs, dir.join(folder));
+        let convert = ConvertOptions { tokenizer: false, ..ConvertOptions::default() };
+        Ladder { convert, share, resume: true, sync: false, ..ladder }.run(&Silent).unwrap()
+    };
+    let made: usize = (1..=2).map(|number| of("own", share(number)).files.len()).sum();
+    let (own, whole) = (of("own", None), of("whole", None));
+    assert_eq!((made, own.files.len()), (4, 4));
+    for (own, whole) in own.files.iter().zip(&whole.files) {
+        assert!(own.was_there && !whole.was_there, "{}", own.plan.name);
+        assert_eq!(own.sha256, whole.sha256);
+    }
+}

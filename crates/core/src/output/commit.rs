@@ -256,7 +256,9 @@ mod tests {
         fs_err::create_dir(dir.path().join("sub")).unwrap();
         for n_existing in 0..=NAMES.len() {
             for point in 0..n_points(&NAMES) {
-                NAMES.iter().for_each(|name| drop(fs_err::remove_file(dir.path().join(name))));
+                for name in NAMES {
+                    drop(fs_err::remove_file(dir.path().join(name)));
+                }
                 write(dir.path(), &NAMES[..n_existing], "old").unwrap();
                 kill_at(point, NAMES.len(), &roundabout);
                 write(&roundabout, &NAMES, "third").unwrap();

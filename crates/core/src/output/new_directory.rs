@@ -94,6 +94,12 @@ impl NewDirectory {
         Ok(())
     }
 
+    /// Path of the directory, as it was given.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Announces about how many files it will hold, and whether they are synced at the end. Without this call, they are
     /// few.
     pub fn expect(&mut self, n_files: usize, sync: bool) {

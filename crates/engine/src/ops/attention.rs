@@ -14,6 +14,7 @@ use crate::exec::product::Product;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{LoadedNorm, Matrix, Norm, Vector};
 use crate::exec::workers::ROWS_PER_TASK;
+use crate::layers::kept::{Kept, Reach};
 use crate::ops::attention::heads::{AttentionHeads, HeadKv, Queries, ScoreParams};
 use crate::ops::attention::kv_cache::cache_step;
 use crate::ops::gated_q::{apply_gates, take_gates};
@@ -247,6 +248,15 @@ impl MixerOp for Attention {
 
     fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str> {
         kv_cache::remembered(&self.scores(), n_ctx)
+    }
+
+    fn kept(&self) -> Kept {
+        match self.kv {
+            KvSource::From(_) => Kept::default(),
+            KvSource::Own | KvSource::Kept => {
+                Kept::rows(self.n_kv_heads, self.dk, self.dv, Reach::of(self.mask))
+            }
+        }
     }
 
     fn thread_bytes(&self, chunk_len: usize) -> usize {

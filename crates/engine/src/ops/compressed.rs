@@ -18,6 +18,7 @@ use crate::exec::scalar;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm, Vector};
 use crate::exec::workers::{ROWS_PER_TASK, lend};
+use crate::layers::kept::{Kept, Reach};
 use crate::ops::compressed;
 use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::mla::Latent;
@@ -136,6 +137,14 @@ impl MixerOp for CompressedAttention {
 
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
         Err("its attention looks at compressed rows of earlier tokens")
+    }
+
+    fn kept(&self) -> Kept {
+        let window = Kept::rows(1, self.head_dim, 0, Reach::of(self.mask));
+        match &self.compressor {
+            Some(compressor) => window.and(Kept::rows(1, self.head_dim, 0, Reach::OnePer(compressor.ratio))),
+            None => window,
+        }
     }
 
     fn thread_bytes(&self, chunk_len: usize) -> usize {

@@ -13,6 +13,7 @@ use crate::exec::matmul::{MatrixTile, MatrixView};
 use crate::exec::product::Product;
 use crate::exec::scalar::{self, softplus};
 use crate::exec::weights::{Matrix, Norm, Vector};
+use crate::layers::kept::Kept;
 use crate::ops::columns::{DeltaRule, HeadState, TOKENS, column_view, state_floats, token_blocks};
 use crate::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::ops::mixer::{BranchEnd, MixerOp};
@@ -199,6 +200,10 @@ impl MixerOp for DeltaNet {
 
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
         Ok(self.conv.remembered(self.qkv.n_rows) + self.n_heads * state_floats(self.dk, self.dv))
+    }
+
+    fn kept(&self) -> Kept {
+        Kept::state(self.conv.remembered(self.qkv.n_rows) + self.n_heads * self.dk * self.dv)
     }
 
     fn thread_bytes(&self, _: usize) -> usize {

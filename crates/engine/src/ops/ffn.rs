@@ -56,6 +56,23 @@ impl Ffn {
         }
     }
 
+    /// Returns the number of values between up and down projections, of all experts that a token uses.
+    pub(crate) fn width(&self) -> usize {
+        let of_moe = |moe: &Moe| {
+            let routed = moe.experts.first().map_or(0, |expert| expert.up.n_rows);
+            let shared = moe.shared.as_ref().map_or(0, |shared| shared.up.n_rows);
+            routed.saturating_mul(moe.n_used).max(shared)
+        };
+        match self {
+            Self::None => 0,
+            Self::Dense(dense) => dense.up.n_rows,
+            Self::Switched(switched) => switched.dense.up.n_rows,
+            Self::Moe(moe) => of_moe(moe),
+            Self::ChannelMix(mix) => mix.key.n_rows,
+            Self::Both(both) => both.dense.up.n_rows.max(of_moe(&both.moe)),
+        }
+    }
+
     /// Returns true if it reads the residual stream before the layer.
     pub(crate) fn needs_entry(&self) -> bool {
         let reads_entry = self.moe().is_some_and(|moe| moe.router_source == RouterSource::Entry);

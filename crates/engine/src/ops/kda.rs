@@ -10,6 +10,7 @@ use crate::exec::product::Product;
 use crate::exec::rowwise::ValueFunction;
 use crate::exec::scalar::{self, softplus};
 use crate::exec::weights::{Matrix, Norm, Vector};
+use crate::layers::kept::Kept;
 use crate::ops::columns::{DeltaRule, HeadState, TOKENS, column_view, state_floats, token_blocks};
 use crate::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::ops::delta_net::of_length;
@@ -155,6 +156,11 @@ impl MixerOp for Kda {
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
         let convs: usize = self.convs.iter().map(|conv| conv.remembered(self.q.n_rows)).sum();
         Ok(convs + self.n_heads * state_floats(self.head_dim, self.head_dim))
+    }
+
+    fn kept(&self) -> Kept {
+        let convs: usize = self.convs.iter().map(|conv| conv.remembered(self.q.n_rows)).sum();
+        Kept::state(convs + self.n_heads * self.head_dim * self.head_dim)
     }
 
     fn thread_bytes(&self, _: usize) -> usize {

@@ -9,6 +9,7 @@ use crate::exec::product::Product;
 use crate::exec::rowwise::{ValueFunction, map};
 use crate::exec::weights::{Matrix, Norm};
 use crate::exec::{math, scalar};
+use crate::layers::kept::Kept;
 use crate::ops::attention::resolve::alibi_slopes;
 use crate::ops::columns::{HeadState, LinearRule, TOKENS, state_floats, token_blocks};
 use crate::ops::mixer::{BranchEnd, MixerOp};
@@ -85,6 +86,10 @@ impl MixerOp for Lightning {
 
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
         Ok(self.n_heads * state_floats(self.head_dim, self.head_dim))
+    }
+
+    fn kept(&self) -> Kept {
+        Kept::state(self.n_heads * self.head_dim * self.head_dim)
     }
 
     fn thread_bytes(&self, _: usize) -> usize {

@@ -5,6 +5,7 @@ use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
 use crate::exec::weights::Matrix;
+use crate::layers::kept::Kept;
 use crate::ops::mixer::{BranchEnd, MixerOp};
 
 impl MixerOp for Matrix {
@@ -25,6 +26,10 @@ impl MixerOp for Matrix {
 
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
         Ok(0)
+    }
+
+    fn kept(&self) -> Kept {
+        Kept::default()
     }
 
     fn thread_bytes(&self, _: usize) -> usize {

@@ -9,6 +9,7 @@ use crate::exec::product::Product;
 use crate::exec::rowwise::{ValueFunction, map};
 use crate::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::exec::{math, scalar};
+use crate::layers::kept::Kept;
 use crate::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::scan::{ScanPart, ScanShape, scan, transposed, zeroed};
@@ -160,6 +161,11 @@ impl MixerOp for Mamba {
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
         let n_parts = self.x.n_rows.div_ceil(CHANNELS);
         Ok(self.conv.remembered(self.x.n_rows) + n_parts * CHANNELS * self.n_states)
+    }
+
+    fn kept(&self) -> Kept {
+        let n_channels = self.x.n_rows;
+        Kept::state(self.conv.remembered(n_channels) + n_channels * self.n_states)
     }
 
     fn thread_bytes(&self, _: usize) -> usize {

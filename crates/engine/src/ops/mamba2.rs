@@ -10,6 +10,7 @@ use crate::exec::matmul::MatrixView;
 use crate::exec::product::Product;
 use crate::exec::scalar::{self, softplus};
 use crate::exec::weights::{Matrix, Norm, Vector};
+use crate::layers::kept::Kept;
 use crate::ops::columns::{HeadState, LinearRule, TOKENS, column_view, state_floats, token_blocks};
 use crate::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::ops::mamba::StateSizes;
@@ -125,6 +126,10 @@ impl MixerOp for Mamba2 {
 
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
         Ok(self.conv.remembered(self.xbc.n_rows) + self.n_heads * state_floats(self.n_states, self.head_dim))
+    }
+
+    fn kept(&self) -> Kept {
+        Kept::state(self.conv.remembered(self.xbc.n_rows) + self.n_heads * self.n_states * self.head_dim)
     }
 
     fn thread_bytes(&self, _: usize) -> usize {

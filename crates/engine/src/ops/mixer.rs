@@ -4,6 +4,7 @@ use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::weights::Matrix;
+use crate::layers::kept::Kept;
 
 /// Last matrix of a branch.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -43,6 +44,9 @@ pub(crate) trait MixerOp {
     /// # Errors
     /// If the mixer cannot generate token by token: the reason, as the end of a sentence about the model.
     fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str>;
+
+    /// Returns what a runtime keeps of a sequence.
+    fn kept(&self) -> Kept;
 
     /// Returns the bytes of a thread's buffers, in addition to those of products, for chunks of at most `chunk_len`
     /// tokens.

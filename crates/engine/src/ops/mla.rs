@@ -15,6 +15,7 @@ use crate::exec::product::Product;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::exec::workers::{ROWS_PER_TASK, lend};
+use crate::layers::kept::{Kept, Reach};
 use crate::ops::attention::heads::ScoreParams;
 use crate::ops::attention::{self, Projected, Temperature, mix};
 use crate::ops::mixer::{BranchEnd, MixerOp};
@@ -209,6 +210,15 @@ impl MixerOp for Mla {
 
     fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str> {
         attention::kv_cache::remembered(&self.scores(), n_ctx)
+    }
+
+    fn kept(&self) -> Kept {
+        let reach = Reach::of(self.mask);
+        match self.expansion {
+            // A file with one matrix for keys and values is run with the expanded heads.
+            Expansion::Joint(_) => Kept::rows(self.n_heads, self.dk, self.dv, reach),
+            Expansion::Split { .. } => Kept::rows(1, self.rank + self.n_shared, 0, reach),
+        }
     }
 
     fn thread_bytes(&self, chunk_len: usize) -> usize {

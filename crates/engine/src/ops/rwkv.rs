@@ -101,6 +101,11 @@ impl WkvHeads {
         n_embd + self.n * state_floats(self.dim, self.dim)
     }
 
+    /// Returns the number of values of a token's row and of all states, without the padding of [`Self::remembered`].
+    pub(crate) fn kept(self, n_embd: usize) -> usize {
+        n_embd + self.n * self.dim * self.dim
+    }
+
     /// Returns the bytes of a thread's state, and of `n` rows of a head for each token of a block.
     pub(crate) fn thread_bytes(self, n: usize) -> usize {
         4 * (state_floats(self.dim, self.dim) + TOKENS * n * self.dim)

@@ -11,6 +11,7 @@ use crate::exec::matmul::MatrixView;
 use crate::exec::product::Product;
 use crate::exec::rowwise::ValueFunction;
 use crate::exec::weights::{Matrix, Norm, Vector};
+use crate::layers::kept::Kept;
 use crate::ops::columns::{HeadState, LinearRule, ReadFirstRule, TOKENS, column_view, token_blocks};
 use crate::ops::low_rank::LowRank;
 use crate::ops::mixer::{BranchEnd, MixerOp};
@@ -98,6 +99,10 @@ impl MixerOp for Rwkv6 {
 
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
         Ok(self.heads.remembered(self.r.n_cols))
+    }
+
+    fn kept(&self) -> Kept {
+        Kept::state(self.heads.kept(self.r.n_cols))
     }
 
     fn thread_bytes(&self, _: usize) -> usize {

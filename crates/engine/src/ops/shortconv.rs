@@ -5,6 +5,7 @@ use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
 use crate::exec::weights::Matrix;
+use crate::layers::kept::Kept;
 use crate::ops::conv::{Conv, ConvEnd, LoadedConv};
 use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::resolve::resolver::Resolver;
@@ -62,6 +63,10 @@ impl MixerOp for ShortConv {
 
     fn remembered(&self, _: usize) -> Result<usize, &'static str> {
         Ok(self.conv.remembered(self.x.n_rows))
+    }
+
+    fn kept(&self) -> Kept {
+        Kept::state(self.conv.remembered(self.x.n_rows))
     }
 
     fn thread_bytes(&self, _: usize) -> usize {

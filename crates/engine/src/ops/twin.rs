@@ -3,6 +3,7 @@
 use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
+use crate::layers::kept::Kept;
 use crate::ops::Mixer;
 use crate::ops::mixer::{BranchEnd, MixerOp};
 
@@ -49,6 +50,10 @@ impl MixerOp for Twin {
 
     fn remembered(&self, n_ctx: usize) -> Result<usize, &'static str> {
         self.both().try_fold(0usize, |sum, mixer| Ok(sum.saturating_add(mixer.remembered(n_ctx)?)))
+    }
+
+    fn kept(&self) -> Kept {
+        self.both().fold(Kept::default(), |sum, mixer| sum.and(mixer.kept()))
     }
 
     fn thread_bytes(&self, chunk_len: usize) -> usize {

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::cli::memory::{ContextMemory, ModelMemory};
 use crate::cli::verify::page::{JudgedFile, JudgedModels};
 use crate::core::text::escape;
-use crate::gguf::{Metadata, Value};
+use crate::gguf::{GgufFile, Metadata, Value};
 use crate::job::ladder::{LadderFile, LadderReport};
 
 /// Tags of the hub that name what a model does.
@@ -99,6 +100,9 @@ pub(super) struct LadderEntry {
     pub(super) bits_per_weight: f64,
     /// Number of tensors whose type was replaced because of their columns.
     pub(super) fallbacks: usize,
+    /// Memory that the file takes when it runs, by length of context, with keys and values as F16; empty if that is not
+    /// known.
+    pub(super) memory: Vec<ContextMemory>,
     /// Figures of the verification; null without one.
     pub(super) figures: Option<JudgedFile>,
 }
@@ -159,7 +163,9 @@ impl LadderEntry {
     pub(super) fn all(report: &LadderReport, judged: Option<&JudgedModels>) -> Vec<Self> {
         let figures = |at: usize| judged.and_then(|judged| judged.files.get(at).cloned());
         let files = report.files.iter().enumerate();
-        files.map(|(at, file)| Self { figures: figures(at), ..Self::of(file) }).collect()
+        files
+            .map(|(at, file)| Self { figures: figures(at), memory: memory(file), ..Self::of(file) })
+            .collect()
     }
 
     /// Describes a file that was not verified.
@@ -173,9 +179,16 @@ impl LadderEntry {
             file_bytes: file.plan.file_bytes,
             bits_per_weight: file.plan.bits_per_weight,
             fallbacks: file.plan.n_fallbacks,
+            memory: Vec::new(),
             figures: None,
         }
     }
+}
+
+/// Returns the memory that a written file takes with contexts of the usual lengths.
+fn memory(file: &LadderFile) -> Vec<ContextMemory> {
+    let opened = file.plan.paths.first().and_then(|path| GgufFile::open(path).ok());
+    opened.and_then(|opened| ModelMemory::of_file(&opened).ok()).unwrap_or_default()
 }
 
 /// Name of a file without its folder.

@@ -131,15 +131,19 @@ fn sums(document: &LadderDocument) -> String {
     text
 }
 
-/// Returns the best file for each size of memory: of those that leave a fifth free, the one that diverges least, or the
+/// Returns the best file for each size of memory: of those that leave a tenth free with the shorter context, or a fifth
+/// if the memory of a context is not known, the one that diverges least, or the
 /// largest if nothing was measured. A size of memory that changes nothing is left out.
 fn choices(files: &[LadderEntry]) -> Vec<Choice<'_>> {
     let kld = |file: &LadderEntry| file.figures.as_ref().and_then(|figures| figures.mean_kld);
     let is_measured = files.iter().all(|file| kld(file).is_some());
     let mut found: Vec<Choice<'_>> = Vec::new();
     for gib in MEMORY {
-        let most = (gib << 30) / 5 * 4;
-        let fitting = files.iter().filter(|file| file.file_bytes <= most);
+        let fits = |file: &&LadderEntry| match file.memory.first() {
+            Some(at) => at.total_bytes <= (gib << 30) / 10 * 9,
+            None => file.file_bytes <= (gib << 30) / 5 * 4,
+        };
+        let fitting = files.iter().filter(fits);
         let best = if is_measured {
             fitting.min_by(|a, b| kld(a).unwrap_or(f64::MAX).total_cmp(&kld(b).unwrap_or(f64::MAX)))
         } else {

@@ -1,18 +1,16 @@
 //! Record of a run, so that others can repeat it.
 
-use crate::core::text::hex;
 use std::ffi::OsString;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use sha2::{Digest, Sha256};
 
 use super::public;
 use crate::cli::verify::engine_options;
 use crate::cli::{Session, version};
 use crate::core::progress::Progress;
+use crate::core::sha256::sha256_of_file;
 use crate::core::text::escape;
 
 const SECONDS_OF_A_DAY: u64 = 86_400;
@@ -103,19 +101,7 @@ fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyh
 /// # Errors
 /// A file that cannot be read, an interrupt by the user.
 pub(in crate::cli) fn digest(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
-    let mut file = crate::core::input::open(path)?;
-    let mut state = Sha256::new();
-    let mut buffer = vec![0; 1 << 20];
-    loop {
-        if progress.is_cancelled() {
-            anyhow::bail!("stopped while hashing {}", path.display());
-        }
-        let n_bytes = file.read(&mut buffer)?;
-        let Some(part) = buffer.get(..n_bytes).filter(|part| !part.is_empty()) else { break };
-        state.update(part);
-        progress.advance(n_bytes as u64);
-    }
-    Ok(hex(&state.finalize()))
+    Ok(sha256_of_file(path, progress)?)
 }
 
 /// Quotes a command line so that a shell reads these arguments. The program and files are named without directories.

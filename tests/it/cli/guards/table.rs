@@ -113,6 +113,7 @@ fn kinds(bench: &Workbench) -> Vec<(&'static str, Vec<u8>)> {
         ("a GGUF model", read("base.gguf")),
         ("an importance matrix", read("m.imatrix")),
         ("an importance matrix", read("m.dat")),
+        ("a recipe of a file", read("base.recipe")),
         ("a logit file", read("base.logits")),
         ("a part of a verification", read("whole.part")),
     ]
@@ -144,6 +145,7 @@ fn only_a_file_of_its_own_kind_is_replaced() {
             let own_kinds: &[&str] = match out.own {
                 ["tiny.gguf", ..] => &["a GGUF model"],
                 ["m.imatrix", ..] => &["an importance matrix"],
+                ["base.recipe"] => &["a recipe of a file"],
                 ["base.logits"] => &["a logit file"],
                 ["whole.part"] => &["a part of a verification"],
                 _ => &[],

@@ -29,6 +29,7 @@ const WORK_DIR: &[Out] = &[Out { name: "work_dir", option: "--work-dir", suffix:
 const DIR: &[Out] = &[Out { name: "output", option: "-o", suffix: "/", own: &[] }];
 const FILE: &[Out] = &[Out { name: "output", option: "-o", suffix: "", own: &[] }];
 const ARGUMENT: &[Out] = &[Out { name: "arguments", option: "", suffix: "", own: MODELS }];
+const RECIPE: &[Out] = &[Out { name: "output", option: "-o", suffix: "", own: &["base.recipe"] }];
 const SAVE_STATS: &[Out] = &[Out { name: "save_stats", option: "--save-stats", suffix: "/", own: &[] }];
 
 /// Arguments of a conversion, and those of a calibration with a text.
@@ -85,6 +86,12 @@ pub(super) const WAYS: &[Way] = &[
     way("gguf-convert msmodelslim2gguf", "msmodelslim2gguf ms --type q4_0 --part 1/1", &["dir"], INTO),
     way("gguf-convert flm2gguf", "flm2gguf flm/model.flm --type f16 --part 1/1", &["file"], INTO),
     way("gguf-quantize", "--type q4_0 --part 1/1 tiny.gguf", &["arguments"], INTO),
+    // Types of another file.
+    way("gguf-quantize", "--like s-00001-of-00002.gguf tiny.gguf", &["arguments"], ARGUMENT),
+    way("gguf-convert hf2gguf", "hf2gguf model --like s-00001-of-00002.gguf", &["dir"], MODEL),
+    way("gguf-convert msmodelslim2gguf", "msmodelslim2gguf ms --like tiny.gguf", &["dir"], MODEL),
+    way("gguf-convert flm2gguf", "flm2gguf flm/model.flm --like tiny.gguf", &["file"], MODEL),
+    way("gguf-convert merge-lora", "merge-lora model adapter --like tiny.gguf", &["base", "adapter"], MODEL),
     // Calibrated, directly from each kind of checkpoint.
     way(
         "gguf-convert hf2gguf",
@@ -227,6 +234,15 @@ pub(super) const WAYS: &[Way] = &[
         &["source"],
         DIR,
     ),
+    way("gguf-quantize recipe", "recipe base.gguf --source base.gguf --imatrix m.imatrix", &["file"], RECIPE),
+    way(
+        "gguf-quantize rebuild",
+        "rebuild base.recipe --source base.gguf --imatrix m.imatrix",
+        &["recipe"],
+        MODEL,
+    ),
+    way("gguf-quantize pack", "pack model --source base.gguf --imatrix m.imatrix", &["folder"], DIR),
+    way("gguf-quantize unpack", "unpack model", &["pack"], DIR),
     way(
         "gguf-quantize stats",
         "stats --calibrate long.txt --no-self-text --calibrate-tokens 1024 --check-text check.txt tiny.gguf",

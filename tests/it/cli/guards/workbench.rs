@@ -78,6 +78,7 @@ impl Workbench {
                 "tiny.gguf q.gguf --type q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024 --solver gptq \
                  --save-stats stats --no-sync",
             ),
+            ("gguf-quantize", "recipe base.gguf --source base.gguf -o base.recipe --no-sync"),
         ] {
             run(program, bench.dir(), &args.split(' ').collect::<Vec<_>>()).exits_with_one_of(&[0, 4]);
         }

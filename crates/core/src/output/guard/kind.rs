@@ -9,6 +9,8 @@ pub enum OutputKind {
     Model,
     /// An importance matrix of either format.
     Imatrix,
+    /// A recipe of a quantized file.
+    Recipe,
     /// Log-probabilities in the format of llama-perplexity.
     LogitFile,
     /// One part of a verification.
@@ -51,6 +53,7 @@ impl fmt::Display for OutputKind {
         f.write_str(match self {
             Self::Model => "a GGUF model",
             Self::Imatrix => "an importance matrix",
+            Self::Recipe => "a recipe of a file",
             Self::LogitFile => "a logit file",
             Self::VerificationPart => "a part of a verification",
             Self::Logits => "a table of logits",
@@ -112,7 +115,11 @@ impl FoundKind {
             return Self::Empty;
         }
         if head.starts_with(b"GGUF") {
-            let kind = if is_gguf_imatrix(head) { OutputKind::Imatrix } else { OutputKind::Model };
+            let kind = match () {
+                () if has_general_type(head, b"imatrix") => OutputKind::Imatrix,
+                () if has_general_type(head, b"recipe") => OutputKind::Recipe,
+                () => OutputKind::Model,
+            };
             return Self::Output(kind);
         }
         if head.starts_with(b"_logits_") {
@@ -158,14 +165,13 @@ impl FoundKind {
     }
 }
 
-/// Returns true if the key `general.type` has the value `imatrix`, in either byte order. It is the first key of such
-/// files.
-fn is_gguf_imatrix(head: &[u8]) -> bool {
-    let needles: [&[u8]; 2] = [
-        b"general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix",
-        b"general.type\0\0\0\x08\0\0\0\0\0\0\0\x07imatrix",
-    ];
-    needles.iter().any(|needle| head.windows(needle.len()).any(|window| window == *needle))
+/// Returns true if the key `general.type` has this value, in either byte order. It is the first key of importance
+/// matrices and recipes.
+fn has_general_type(head: &[u8], value: &[u8]) -> bool {
+    let (n, key) = (value.len() as u64, &b"general.type"[..]);
+    let little = [key, &8u32.to_le_bytes(), &n.to_le_bytes(), value].concat();
+    let big = [key, &8u32.to_be_bytes(), &n.to_be_bytes(), value].concat();
+    [little, big].iter().any(|needle| head.windows(needle.len()).any(|window| window == needle.as_slice()))
 }
 
 /// Returns true for the length of a header followed by the header.
@@ -273,12 +279,14 @@ mod tests {
         imatrix.extend([0; 16]);
         imatrix.extend(b"\x0c\0\0\0\0\0\0\0general.type\x08\0\0\0\x07\0\0\0\0\0\0\0imatrix");
         let model = [&imatrix[..imatrix.len() - 15], b"\x05\0\0\0\0\0\0\0model"].concat();
+        let recipe = [&imatrix[..imatrix.len() - 15], b"\x06\0\0\0\0\0\0\0recipe"].concat();
         let old = b"\x02\0\0\0\x03\0\0\0a.w\x01\0\0\0";
         for (head, expected) in [
             (&b""[..], Empty),
             (b"GGUF", Output(OutputKind::Model)),
             (&model, Output(OutputKind::Model)),
             (&imatrix, Output(OutputKind::Imatrix)),
+            (&recipe, Output(OutputKind::Recipe)),
             (old, Output(OutputKind::Imatrix)),
             (b"\0\0\0\0\x02\0\0\0\x01\0\0\0t", Output(OutputKind::Imatrix)),
             (b"\0\0\0\0\x02\0\0\0\x02\0\0\0t", Other),

@@ -1,0 +1,79 @@
+//! SHA-256 of files.
+
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+use crate::input;
+use crate::progress::Progress;
+use crate::text::hex;
+
+/// Bytes that are read at a time; between two reads an interrupt is noticed.
+const STEP_BYTES: usize = 1 << 20;
+
+/// Reasons why a file has no digest.
+#[derive(Debug, thiserror::Error)]
+pub enum DigestError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The run was cancelled.
+    #[error("stopped while hashing {}", path.display())]
+    Cancelled {
+        /// Path of the file.
+        path: PathBuf,
+    },
+}
+
+impl From<DigestError> for io::Error {
+    fn from(error: DigestError) -> Self {
+        match error {
+            DigestError::Io(error) => error,
+            DigestError::Cancelled { .. } => Self::new(io::ErrorKind::Interrupted, error.to_string()),
+        }
+    }
+}
+
+/// Returns the SHA-256 digest of a file in lower-case hexadecimal. Advances the progress by the bytes of the file.
+///
+/// # Errors
+/// See [`DigestError`].
+pub fn sha256_of_file(path: &Path, progress: &dyn Progress) -> Result<String, DigestError> {
+    let mut file = input::open(path)?;
+    let (mut state, mut buffer) = (Sha256::new(), vec![0; STEP_BYTES]);
+    loop {
+        if progress.is_cancelled() {
+            return Err(DigestError::Cancelled { path: path.to_owned() });
+        }
+        let n_bytes = file.read(&mut buffer)?;
+        let Some(part) = buffer.get(..n_bytes).filter(|part| !part.is_empty()) else { break };
+        state.update(part);
+        progress.advance(n_bytes as u64);
+    }
+    Ok(hex(&state.finalize()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::{CancelFlag, Silent};
+
+    #[test]
+    fn digests_of_files() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("file");
+        fs_err::write(&path, b"abc").unwrap();
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(sha256_of_file(&path, &Silent).unwrap(), abc);
+        fs_err::write(&path, vec![b'a'; 3_000_000]).unwrap();
+        assert_eq!(sha256_of_file(&path, &Silent).unwrap(), hex(&Sha256::digest(vec![b'a'; 3_000_000])));
+        let stop = CancelFlag::default();
+        stop.cancel();
+        let stopped = sha256_of_file(&path, &stop).unwrap_err();
+        assert!(matches!(&stopped, DigestError::Cancelled { path } if path.ends_with("file")));
+        assert_eq!(io::Error::from(stopped).kind(), io::ErrorKind::Interrupted);
+        assert!(sha256_of_file(&dir.path().join("none"), &Silent).is_err());
+        assert!(sha256_of_file(dir.path(), &Silent).is_err());
+    }
+}

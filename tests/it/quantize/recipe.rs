@@ -1,0 +1,453 @@
+//! `gguf-quantize recipe`, `rebuild`, `pack` and `unpack`: files of known origin, edits that are found and named, and
+//! files made again byte for byte.
+
+use std::path::Path;
+
+use gguf_foundry::convert::ConvertOptions;
+use gguf_foundry::core::TensorSource;
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::gguf::GgufFile;
+use gguf_foundry::job::JobInput;
+use gguf_foundry::job::recipe::{self, RecipeOutput, RecipeSource};
+use serde_json::Value as Json;
+
+use super::{convert, run};
+use crate::support::programs::Outcome;
+use crate::support::{files, fixture, programs};
+
+fn program(dir: &Path, command: &str, args: &[&str]) -> Outcome {
+    let args = [&[command], args, &["--no-sync"]].concat();
+    programs::run("gguf-quantize", dir, &args)
+}
+
+/// Importance matrix of the bundled model on a short text.
+fn importance(dir: &Path, name: &str, n_bytes: usize) {
+    let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
+    fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(n_bytes)]).unwrap();
+    let args = ["imatrix", "in.gguf", "-f", "text.txt", "--ctx", "64", "--no-ppl", "-o", name];
+    programs::run("gguf-verify", dir, &args).ok();
+}
+
+/// Runs `recipe` with `-o r.gguf` and returns the exit code and the report.
+fn examine(dir: &Path, file: &str, more: &[&str]) -> (i32, Json) {
+    let args = [&[file, "--source", "in.gguf", "-o", "r.gguf", "--json"][..], more].concat();
+    let done = program(dir, "recipe", &args).exits_with_one_of(&[0, 1]);
+    (done.code(), done.json())
+}
+
+/// Rebuilds `r.gguf` and compares the bytes with those of a file.
+fn rebuild(dir: &Path, file: &str, more: &[&str]) {
+    let args = [&["r.gguf", "--source", "in.gguf", "-o", "again.gguf"][..], more].concat();
+    program(dir, "rebuild", &args).ok();
+    let [old, new] = [file, "again.gguf"].map(|name| fs_err::read(dir.join(name)).unwrap());
+    assert!(old == new, "{file} is not what it was");
+    fs_err::remove_file(dir.join("again.gguf")).unwrap();
+}
+
+fn statuses(report: &Json) -> Vec<(String, String)> {
+    let text = |tensor: &Json, key: &str| tensor[key].as_str().unwrap().to_owned();
+    report["tensors"].as_array().unwrap().iter().map(|t| (text(t, "name"), text(t, "status"))).collect()
+}
+
+#[test]
+fn files_of_all_types_are_explained_and_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    importance(dir, "m.gguf", 6000);
+    let plain = ["f32", "bf16", "q8_0", "q4_0", "q5_1", "q6_k", "q4_k_m", "q2_k", "iq4_xs", "tq2_0", "copy"];
+    let weighted = ["q4_0", "q4_k_m", "q2_k", "iq4_nl", "iq3_xxs", "iq2_m", "iq1_s"];
+    let mut n_used = 0;
+    let all = plain.iter().map(|ty| (ty, false)).chain(weighted.iter().map(|ty| (ty, true)));
+    for (ty, is_weighted) in all {
+        let with: &[&str] = if is_weighted { &["--imatrix", "m.gguf"] } else { &[] };
+        run(dir, &[&["in.gguf", "q.gguf", "--type", ty], with].concat()).ok();
+        // A matrix that was not used does not matter.
+        let (code, report) = examine(dir, "q.gguf", &["--imatrix", "m.gguf"]);
+        assert_eq!((code, &report["explained"]), (0, &Json::Bool(true)), "{ty}: {report:#}");
+        assert_eq!(report["reproduced"], report["tensors"].as_array().unwrap().len(), "{ty}");
+        let used = report["importance"]["use"].as_str().unwrap();
+        let expected: &[&str] = if is_weighted { &["used"] } else { &["not_used", "unknown"] };
+        assert!(expected.contains(&used), "{ty}: {used}");
+        n_used += usize::from(used == "used");
+        assert!(report["recipe"]["imatrix_sha256"].is_null() != is_weighted, "{ty}");
+        let bytes = report["recipe"]["file_bytes"].as_u64().unwrap();
+        assert!(bytes < 6000, "{ty}: a recipe of {bytes} bytes");
+        rebuild(dir, "q.gguf", with);
+        if is_weighted {
+            let args = ["r.gguf", "--source", "in.gguf", "-o", "x.gguf"];
+            program(dir, "rebuild", &args).says(1, "made with an importance matrix");
+        }
+    }
+    assert_eq!(n_used, weighted.len());
+}
+
+#[test]
+fn mixtures_of_rules_and_claims_are_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "bf16");
+    let rule = "blk.0.attn_q.weight=q8_0";
+    run(dir, &["in.gguf", "q.gguf", "--type", "q4_k_m", "--tensor-type", rule]).ok();
+    let (code, report) = examine(dir, "q.gguf", &[]);
+    assert_eq!(code, 0, "{report:#}");
+    assert_eq!(report["rules"], serde_json::json!(["blk.0.attn_q.weight=Q8_0"]));
+    let text = program(dir, "recipe", &["q.gguf", "--source", "in.gguf"]).ok().out;
+    for part in ["Q4_K_M", "--tensor-type blk.0.attn_q.weight=Q8_0", "the source explains the file"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    // From the checkpoint itself, converted on the way.
+    let checkpoint = fixture("tiny-llama");
+    let source = ["--source", checkpoint.to_str().unwrap()];
+    run(dir, &[checkpoint.to_str().unwrap(), "-o", "c.gguf", "--type", "q5_k_m"]).ok();
+    program(dir, "recipe", &[&["c.gguf", "-o", "c.recipe"][..], &source].concat()).ok();
+    program(dir, "rebuild", &[&["c.recipe", "-o", "again.gguf"][..], &source].concat()).ok();
+    let [old, new] = ["c.gguf", "again.gguf"].map(|name| fs_err::read(dir.join(name)).unwrap());
+    assert!(old == new);
+    // A recipe is a GGUF file.
+    programs::run("gguf-inspect", dir, &["c.recipe"]).prints(0, "recipe");
+}
+
+/// File with the places that edits need.
+struct Edited {
+    bytes: Vec<u8>,
+    file: GgufFile,
+}
+
+impl Edited {
+    fn of(dir: &Path, name: &str) -> Self {
+        let path = dir.join(name);
+        Self { bytes: fs_err::read(&path).unwrap(), file: GgufFile::open(&path).unwrap() }
+    }
+
+    /// Quantized tensor with this part of a name: index, offset, bytes, bytes of a block.
+    fn tensor(&self, part: &str) -> (usize, usize, usize, usize) {
+        let at = self.file.tensors().iter().position(|tensor| tensor.name.contains(part)).unwrap();
+        let place = self.file.place(at);
+        let block = self.file.tensors()[at].ty.block_bytes();
+        (at, place.offset as usize, place.n_bytes as usize, block)
+    }
+
+    fn name(&self, tensor: usize) -> &str {
+        &self.file.tensors()[tensor].name
+    }
+}
+
+#[test]
+fn planted_edits_are_found_named_and_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    importance(dir, "m.gguf", 6000);
+    let mut n_edits = 0;
+    for (ty, is_weighted) in [
+        ("q8_0", false),
+        ("q4_0", false),
+        ("q4_k_m", false),
+        ("iq4_xs", true),
+        ("iq2_m", true),
+        ("q6_k", false),
+        ("q3_k_s", true),
+    ] {
+        let with: &[&str] = if is_weighted { &["--imatrix", "m.gguf"] } else { &[] };
+        run(dir, &[&["in.gguf", "q.gguf", "--type", ty], with].concat()).ok();
+        let original = Edited::of(dir, "q.gguf");
+        let mut check = |what: &str, bytes: &[u8], found: &dyn Fn(&Json) -> bool| {
+            fs_err::write(dir.join("edited.gguf"), bytes).unwrap();
+            let (code, report) = examine(dir, "edited.gguf", with);
+            assert_eq!(code, 1, "{ty}: {what} was not found");
+            assert!(found(&report), "{ty}: {what}: {report:#}");
+            rebuild(dir, "edited.gguf", with);
+            n_edits += 1;
+        };
+        let is_near = |report: &Json, tensor: &str, first: usize, n: u64| {
+            report["near"] == 1
+                && report["tensors"].as_array().unwrap().iter().any(|found| {
+                    found["name"] == tensor
+                        && found["status"] == "near"
+                        && found["differing"]["first"] == first
+                        && found["differing"]["differing"] == n
+                })
+        };
+        // One code, one scale, several blocks.
+        for (part, block, byte) in
+            [("blk.0.attn_v", 3, usize::MAX), ("blk.1.ffn_up", 17, 0), ("token_embd", 5, 1)]
+        {
+            let (tensor, offset, _, block_bytes) = original.tensor(part);
+            let mut bytes = original.bytes.clone();
+            bytes[offset + block * block_bytes + byte.min(block_bytes - 1)] ^= 1;
+            let name = original.name(tensor);
+            check(&format!("byte {byte} of {part}"), &bytes, &|report| is_near(report, name, block, 1));
+            bytes[offset + (block + 2) * block_bytes + 1] ^= 0x10;
+            check(&format!("two blocks of {part}"), &bytes, &|report| is_near(report, name, block, 2));
+        }
+        // A norm is an F32 vector, in which every value is a block.
+        let (tensor, offset, ..) = original.tensor("blk.0.attn_norm");
+        let mut bytes = original.bytes.clone();
+        bytes[offset + 4 * 7 + 2] ^= 4;
+        let name = original.name(tensor);
+        check("a value of a norm", &bytes, &|report| is_near(report, name, 7, 1));
+        // Two tensors of one shape and type, swapped.
+        let (first, a, n_bytes, _) = original.tensor("blk.0.attn_q.");
+        let (second, b, other_bytes, _) = original.tensor("blk.1.attn_q.");
+        assert_eq!(n_bytes, other_bytes, "{ty}");
+        let mut bytes = original.bytes.clone();
+        let (one, two) = (bytes[a..a + n_bytes].to_vec(), bytes[b..b + n_bytes].to_vec());
+        bytes[a..a + n_bytes].copy_from_slice(&two);
+        bytes[b..b + n_bytes].copy_from_slice(&one);
+        let (first, second) = (original.name(first), original.name(second));
+        check("two swapped tensors", &bytes, &|report| {
+            let from = |tensor: &str, origin: &str| {
+                report["tensors"].as_array().unwrap().iter().any(|found| {
+                    found["name"] == tensor && found["status"] == "not_from_source" && found["from"] == origin
+                })
+            };
+            report["not_from_source"] == 2 && from(first, second) && from(second, first)
+        });
+        // Other data altogether.
+        let (tensor, offset, n_bytes, _) = original.tensor("blk.1.ffn_gate");
+        let mut bytes = original.bytes.clone();
+        bytes[offset..offset + n_bytes].reverse();
+        let name = original.name(tensor);
+        check("other data", &bytes, &|report| {
+            statuses(report).contains(&(name.to_owned(), "not_from_source".to_owned()))
+        });
+        // Bytes that belong to no tensor.
+        let mut bytes = original.bytes.clone();
+        bytes.extend([0; 7]);
+        check("trailing zeros", &bytes, &|report| report["trailing_bytes"] == 7);
+        let n_bytes = bytes.len();
+        bytes[n_bytes - 3] = 9;
+        check("a trailing byte", &bytes, &|report| report["trailing_bytes"] == 7);
+        let header = original.file.parts()[0].header();
+        if header.header_bytes < header.data_offset {
+            let mut bytes = original.bytes.clone();
+            let offset = header.data_offset - 1;
+            bytes[offset as usize] = 1;
+            check("padding of the header", &bytes, &|report| {
+                report["padding"][0]["after"] == "header" && report["padding"][0]["offset"] == offset
+            });
+        }
+        // Keys.
+        let mut check_keys = |what: &str, edit: &[&str], key: &str, expected: Json, found: Json| {
+            fs_err::copy(dir.join("q.gguf"), dir.join("edited.gguf")).unwrap();
+            let args = [edit, &["--quiet"]].concat();
+            programs::run("gguf-inspect", dir, &args).ok();
+            check(what, &fs_err::read(dir.join("edited.gguf")).unwrap(), &|report| {
+                let keys = report["keys"].as_array().unwrap();
+                keys.len() == 1
+                    && keys[0]["key"] == key
+                    && keys[0]["expected"] == expected
+                    && keys[0]["found"] == found
+            });
+        };
+        let set = |text| ["set", "edited.gguf", text, "--force"];
+        check_keys(
+            "a changed key",
+            &set("llama.rope.freq_base=f32:123.0"),
+            "llama.rope.freq_base",
+            original
+                .file
+                .metadata()
+                .get("llama.rope.freq_base")
+                .map_or(Json::Null, |value| format!("{:?}", value.as_f64().unwrap() as f32).into()),
+            "123.0".into(),
+        );
+        check_keys("an added key", &set("own.key=str:x"), "own.key", Json::Null, "x".into());
+        check_keys(
+            "a removed key",
+            &["remove", "edited.gguf", "llama.context_length", "--force"],
+            "llama.context_length",
+            original
+                .file
+                .metadata()
+                .get("llama.context_length")
+                .unwrap()
+                .as_u64()
+                .unwrap()
+                .to_string()
+                .into(),
+            Json::Null,
+        );
+        // A file that is cut is refused, and nothing is written.
+        let cut = &original.bytes[..original.bytes.len() / 2];
+        fs_err::write(dir.join("edited.gguf"), cut).unwrap();
+        fs_err::remove_file(dir.join("r.gguf")).unwrap();
+        let args = ["edited.gguf", "--source", "in.gguf", "-o", "r.gguf"];
+        assert_ne!(program(dir, "recipe", &args).code(), 0, "{ty}");
+        assert!(!dir.join("r.gguf").exists());
+        n_edits += 1;
+    }
+    assert!(n_edits >= 100, "{n_edits} edits");
+    println!("{n_edits} edits found");
+}
+
+#[test]
+fn a_damaged_recipe_never_gives_a_wrong_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    run(dir, &["in.gguf", "q.gguf", "--type", "q4_k_m"]).ok();
+    let original = Edited::of(dir, "q.gguf");
+    let (_, offset, n_bytes, _) = original.tensor("blk.1.ffn_gate");
+    let (_, other, _, block_bytes) = original.tensor("blk.0.attn_q.");
+    let mut bytes = original.bytes.clone();
+    bytes[offset..offset + n_bytes].reverse();
+    bytes[other + block_bytes] ^= 5;
+    bytes.extend(b"tail");
+    fs_err::write(dir.join("edited.gguf"), &bytes).unwrap();
+    examine(dir, "edited.gguf", &[]);
+    rebuild(dir, "edited.gguf", &[]);
+    let input = JobInput::Gguf(dir.join("in.gguf"));
+    let source = RecipeSource::open(input, ConvertOptions::default(), None, &Silent).unwrap();
+    let whole = fs_err::read(dir.join("r.gguf")).unwrap();
+    let options = RecipeOutput { sync: false, ..RecipeOutput::default() };
+    let (mut n_refused, mut n_harmless) = (0, 0);
+    let mut try_one = |damaged: &[u8], what: &str| {
+        fs_err::write(dir.join("d.gguf"), damaged).unwrap();
+        match recipe::rebuild(&dir.join("d.gguf"), &source, &dir.join("again.gguf"), &options, &Silent) {
+            // Only names and padding of the recipe decide nothing.
+            Ok(_) => {
+                assert!(fs_err::read(dir.join("again.gguf")).unwrap() == bytes, "{what}");
+                fs_err::remove_file(dir.join("again.gguf")).unwrap();
+                n_harmless += 1;
+            }
+            Err(_) => n_refused += 1,
+        }
+        assert!(!dir.join("again.gguf").exists(), "{what}");
+    };
+    // All of the keys, and bytes all over the rest.
+    let ends = (0..whole.len()).filter(|at| *at < 900 || at % 97 == 0);
+    for at in ends {
+        let mut damaged = whole.clone();
+        damaged[at] ^= 1 << (at % 8);
+        try_one(&damaged, &format!("bit at {at}"));
+        if at % 5 == 0 {
+            try_one(&whole[..at], &format!("cut at {at}"));
+        }
+    }
+    assert!(
+        n_refused > 10 * n_harmless && n_refused > 600,
+        "{n_refused} refused, {n_harmless} without effect"
+    );
+}
+
+#[test]
+fn other_sources_matrices_and_outputs_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    importance(dir, "m.gguf", 6000);
+    importance(dir, "other.gguf", 3000);
+    run(dir, &["in.gguf", "q.gguf", "--type", "q4_k_m", "--imatrix", "m.gguf"]).ok();
+    examine(dir, "q.gguf", &["--imatrix", "m.gguf"]);
+    let says = |args: &[&str], code: i32, words: &str| program(dir, args[0], &args[1..]).says(code, words);
+    let made = ["rebuild", "r.gguf", "--source"];
+    let with = |source: &'static str, matrix: &'static str| {
+        [&made[..], &[source, "--imatrix", matrix, "-o", "x.gguf"]].concat()
+    };
+    says(&with("in.gguf", "other.gguf"), 1, "made with another importance matrix");
+    let mut other = fs_err::read(dir.join("in.gguf")).unwrap();
+    let n_bytes = other.len();
+    other[n_bytes - 40] ^= 1;
+    fs_err::write(dir.join("changed.gguf"), &other).unwrap();
+    let error = says(&with("changed.gguf", "m.gguf"), 1, "made of another source").err;
+    assert_eq!(error.split_whitespace().filter(|word| word.trim_end_matches(',').len() == 64).count(), 2);
+    // The same tensors with other keys, and under another name.
+    fs_err::copy(dir.join("in.gguf"), dir.join("keys.gguf")).unwrap();
+    programs::run("gguf-inspect", dir, &["set", "keys.gguf", "own.key=str:x", "--force", "--quiet"]).ok();
+    says(&with("keys.gguf", "m.gguf"), 1, "the keys of the source are not those of the recipe");
+    fs_err::copy(dir.join("in.gguf"), dir.join("renamed.gguf")).unwrap();
+    program(dir, "rebuild", &with("renamed.gguf", "m.gguf")[1..]).ok();
+    fs_err::remove_file(dir.join("x.gguf")).unwrap();
+    for output in ["in.gguf", "m.gguf", "r.gguf"] {
+        let args = [&made[..], &["in.gguf", "--imatrix", "m.gguf", "-o", output]].concat();
+        says(&args, 2, "same file as input");
+    }
+    for output in ["q.gguf", "in.gguf", "m.gguf"] {
+        let args = ["recipe", "q.gguf", "--source", "in.gguf", "--imatrix", "m.gguf", "-o", output];
+        says(&args, 2, "same file as input");
+    }
+    says(&["recipe", "q.gguf", "--source", "in.gguf", "-o", "changed.gguf"], 1, "does not replace");
+    says(&["recipe", "r.gguf", "--source", "in.gguf"], 1, "this is a recipe");
+    says(&["rebuild", "q.gguf", "--source", "in.gguf", "-o", "x.gguf"], 1, "not a recipe");
+    says(&["recipe", "none.gguf", "--source", "in.gguf"], 1, "none.gguf");
+    assert!(!dir.join("x.gguf").exists());
+}
+
+#[test]
+fn a_folder_is_packed_and_unpacked() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    importance(dir, "m.gguf", 6000);
+    let args = ["in.gguf", "-o", "out", "--preset", "full", "--imatrix", "m.gguf"];
+    program(dir, "ladder", &args).ok();
+    fs_err::copy(dir.join("m.gguf"), dir.join("out/imatrix.gguf")).unwrap();
+    fs_err::copy(dir.join("in.gguf"), dir.join("out/model-F16.gguf")).unwrap();
+    fs_err::create_dir_all(dir.join("out/more")).unwrap();
+    fs_err::write(dir.join("out/more/note.txt"), "text").unwrap();
+    // A file with an edit, one of another model, and one that is no model.
+    let mut edited = fs_err::read(dir.join("out/in-Q4_K_M.gguf")).unwrap();
+    let n_bytes = edited.len();
+    edited[n_bytes - 1000] ^= 1;
+    fs_err::write(dir.join("out/more/edited.gguf"), &edited).unwrap();
+    fs_err::write(dir.join("out/broken.gguf"), &edited[..n_bytes / 2]).unwrap();
+
+    let packed = program(dir, "pack", &["out", "--source", "out/model-F16.gguf", "-o", "pack", "--json"]);
+    let report = packed.ok().json();
+    let of = |key: &str| report[key].as_u64().unwrap();
+    let own: u64 = of("source_bytes");
+    // The matrix and the texts are as large as they are; of everything else little is left.
+    let kept: u64 = ["imatrix.gguf", "broken.gguf", "README.md", "ladder.json", "SHA256SUMS"]
+        .iter()
+        .map(|name| fs_err::metadata(dir.join("out").join(name)).unwrap().len())
+        .sum();
+    assert!(of("pack_bytes") - kept < own + own * 6 / 100, "{} of {own}, {kept} kept", of("pack_bytes"));
+    assert!(files::names(dir.join("pack")).contains(&"in-Q4_K_M.recipe.gguf".to_owned()));
+    program(dir, "unpack", &["pack", "-o", "again"]).prints(0, "every file has the SHA-256 of its original");
+    for folder in ["", "more"] {
+        let [old, new] = ["out", "again"].map(|base| dir.join(base).join(folder));
+        assert_eq!(files::names(&old), files::names(&new));
+        for name in files::names(&old).iter().filter(|name| old.join(name).is_file()) {
+            let [old, new] = [&old, &new].map(|folder| fs_err::read(folder.join(name)).unwrap());
+            assert!(old == new, "{name} is not what it was");
+        }
+    }
+    // Nothing of a pack that is damaged.
+    let path = dir.join("pack/in-Q4_K_M.recipe.gguf");
+    let mut recipe = fs_err::read(&path).unwrap();
+    let n_bytes = recipe.len();
+    recipe[n_bytes - 200] ^= 0x40;
+    fs_err::write(&path, recipe).unwrap();
+    assert_eq!(program(dir, "unpack", &["pack", "-o", "third"]).code(), 1);
+    assert!(!dir.join("third").exists());
+    program(dir, "unpack", &["out", "-o", "third"]).says(1, "no list of a pack");
+    program(dir, "pack", &["pack", "--source", "in.gguf", "-o", "third"]).says(1, "this is a pack already");
+    let source = fixture("tiny-llama");
+    let args = ["out", "--source", source.to_str().unwrap(), "-o", "third"];
+    let refused = program(dir, "pack", &args).says(1, "must be a GGUF file");
+    assert!(refused.err.contains("convert it first"), "{}", refused.err);
+    assert!(!dir.join("third").exists());
+}
+
+#[test]
+fn a_part_of_a_split_model_is_a_file_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(dir, "f16");
+    run(dir, &["in.gguf", "q.gguf", "--type", "q5_k_s"]).ok();
+    programs::run(
+        "gguf-inspect",
+        dir,
+        &["split", "q.gguf", "-o", "p", "--split-max-tensors", "8", "--no-sync"],
+    )
+    .ok();
+    let parts: Vec<String> = files::names(dir).into_iter().filter(|name| name.starts_with("p-0")).collect();
+    assert!(parts.len() > 1, "{parts:?}");
+    for part in parts {
+        let (code, report) = examine(dir, &part, &[]);
+        assert_eq!(code, 0, "{part}: {report:#}");
+        rebuild(dir, &part, &[]);
+    }
+}
