@@ -123,7 +123,8 @@ impl Ladder {
         let mut records = Records::open(self, run.progress())?;
         let report = prepared.write(&mut records)?;
         run.remark_converted_zeros(&opened);
-        let id = output_id(&[], &job.write_options(&opened)).map_err(WriteError::Io)?;
+        let options = job.write_options(&opened);
+        let id = output_id(&[], &options.inputs, &options.identity).map_err(WriteError::Io)?;
         let projector = has_projector.then(|| self.projector(events, &id, &mut records)).transpose()?;
         let part = records.finish()?;
         Ok(LadderReport { projector, part, ..report })

@@ -7,7 +7,7 @@ mod ends;
 pub(super) mod forward;
 pub(super) mod graph;
 mod hyper;
-pub(super) mod kept;
+mod kept;
 pub(super) mod layer;
 mod layer_run;
 mod plain;

@@ -22,6 +22,7 @@ pub(super) mod ffn;
 mod gated_q;
 pub(super) mod hyper;
 mod kda;
+pub(super) mod kept;
 mod latent;
 pub(super) mod laurel;
 pub(super) mod layer_embedding;

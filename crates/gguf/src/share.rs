@@ -4,13 +4,13 @@
 use std::fmt;
 use std::io;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 
 use crate::plan::PlannedFile;
 use crate::split_id::set_id;
-use crate::writer::WriteOptions;
 use gguf_core::ranged::Bytes;
 use gguf_core::weight_file::WeightFile;
 use gguf_core::{GgmlType, TensorMeta};
@@ -115,14 +115,14 @@ pub fn listed(numbers: &[usize], count: usize) -> String {
 }
 
 /// Computes the id of an output that several runs write, from all headers, from samples of the inputs, which every run
-/// can read, and from the identity of the options. Shares of another plan, or of a model that was trained further in the
+/// can read, and from `identity`, the options that no header shows. Shares of another plan, or of a model that was trained further in the
 /// meantime, get another id.
 ///
 /// # Errors
 /// An input cannot be read.
-pub fn output_id(files: &[PlannedFile], options: &WriteOptions) -> io::Result<String> {
+pub fn output_id(files: &[PlannedFile], inputs: &[PathBuf], identity: &str) -> io::Result<String> {
     let mut files_read = Vec::new();
-    for path in &options.inputs {
+    for path in inputs {
         match fs_err::metadata(path) {
             Ok(found) if found.is_file() => files_read.push(path),
             Ok(_) => {}
@@ -145,7 +145,7 @@ pub fn output_id(files: &[PlannedFile], options: &WriteOptions) -> io::Result<St
             hash.update(file.get(offset, SAMPLE_BYTES.min(n_bytes - offset))?.unwrap_or_default());
         }
     }
-    Ok(set_id(files, [hash.finalize().as_slice(), options.identity.as_bytes()]))
+    Ok(set_id(files, [hash.finalize().as_slice(), identity.as_bytes()]))
 }
 
 impl FromStr for Share {

@@ -227,7 +227,7 @@ pub fn write_gguf(
         let output = PlannedOutput { target, files, kind, id: None };
         return write_files(output, source, options, progress);
     }
-    let id = share::output_id(&files, options)?;
+    let id = share::output_id(&files, &options.inputs, &options.identity)?;
     if let Some(share) = share {
         files = share.of(files);
     }

@@ -156,7 +156,7 @@ impl<'a> PreparedLadder<'a> {
     /// Identifies a file by its header, its sources and the options that decide its bytes.
     fn id(&self, at: usize) -> Result<String, JobError> {
         let options = self.run.job.write_options(self.opened);
-        Ok(output_id(&self.files[at].planned, &options)?)
+        Ok(output_id(&self.files[at].planned, &options.inputs, &options.identity)?)
     }
 
     fn write_joint(&self, joint: &[usize]) -> Result<Vec<VariantReport>, JobError> {

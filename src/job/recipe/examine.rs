@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use crate::core::TensorSource;
 use crate::core::progress::Progress;
-use crate::core::{GgmlType, TensorSource};
 use crate::gguf::{GgufFile, WriteError};
 use crate::job::JobError;
 use crate::job::recipe::keys::FoundKeys;
@@ -297,9 +297,4 @@ impl Examined<'_> {
     pub(super) fn is_of_source(&self) -> bool {
         self.tensors.iter().any(|tensor| tensor.origin.is_some())
     }
-}
-
-/// Returns the types of all tensors of a file.
-pub(super) fn types(file: &GgufFile) -> impl Iterator<Item = GgmlType> {
-    file.tensors().iter().map(|tensor| tensor.ty)
 }

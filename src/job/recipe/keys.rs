@@ -1,10 +1,9 @@
 //! Keys of a file and the types of its tensors, compared with those that a run of our own would write.
 
-use crate::core::{TensorMeta, TensorSource};
+use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::inspect::{diff_keys, value_text};
 use crate::job::recipe::RecipeSource;
-use crate::job::recipe::examine::types;
 use crate::job::recipe::report::{ImportanceKey, KeyFinding};
 use crate::quantize::{
     FileType, ModelFacts, QuantizeOptions, Recipe, choose_types, is_quantizable, written_metadata,
@@ -116,6 +115,11 @@ fn rules(metadata: &Metadata, tensors: &[TensorMeta], file_type: Option<FileType
         Some(others.map(|(tensor, _)| format!("{}={}", tensor.name, tensor.ty)).collect::<Vec<_>>())
     });
     ways.into_iter().flatten().min_by_key(Vec::len).unwrap_or_default()
+}
+
+/// Returns the types of all tensors of a file.
+fn types(file: &GgufFile) -> impl Iterator<Item = GgmlType> {
+    file.tensors().iter().map(|tensor| tensor.ty)
 }
 
 #[cfg(test)]

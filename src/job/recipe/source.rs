@@ -12,11 +12,11 @@ use crate::core::progress::Progress;
 use crate::core::sha256::sha256_of_file;
 use crate::core::simd::SimdLevel;
 use crate::core::text::hex;
-use crate::core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource};
+use crate::core::{GgmlType, ImatrixNeed, TensorMeta, TensorSource};
 use crate::gguf::{Imatrix, Metadata, WriteError};
 use crate::job::input::OpenedInput;
 use crate::job::recipe::of_digest;
-use crate::job::recipe::trial::Way;
+use crate::job::recipe::trial::{Way, too_large};
 use crate::job::run::JobRun;
 use crate::job::{Events, Guard, Job, JobError, JobInput, JobOutput, JobTypes, OutputPath};
 use crate::quantize::{FileType, MadeTensor, column_importance};
@@ -187,10 +187,4 @@ impl RecipeSource {
         }
         Ok(state.finalize().to_vec())
     }
-}
-
-/// Error of rows that no memory of this machine can hold.
-pub(super) fn too_large(tensor: &TensorMeta) -> SourceError {
-    let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
-    SourceError { tensor: tensor.name.clone(), source: Box::new(source) }
 }

@@ -4,11 +4,10 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::core::TensorMeta;
 use crate::core::bytes::Endian;
 use crate::core::progress::Progress;
+use crate::core::{SourceError, TensorMeta};
 use crate::gguf::{GgufFile, WriteError, swap_blocks};
-use crate::job::recipe::source::too_large;
 use crate::quantize::MadeTensor;
 
 /// Bytes of a file that are compared at a time.
@@ -23,6 +22,12 @@ pub(super) enum Way {
     Plain,
     /// Quantized with importance.
     Importance,
+}
+
+/// Error of rows that no memory of this machine can hold.
+pub(super) fn too_large(tensor: &TensorMeta) -> SourceError {
+    let source = std::io::Error::from(std::io::ErrorKind::OutOfMemory);
+    SourceError { tensor: tensor.name.clone(), source: Box::new(source) }
 }
 
 /// Blocks that differ.

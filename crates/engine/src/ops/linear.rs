@@ -5,7 +5,7 @@ use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
 use crate::exec::weights::Matrix;
-use crate::layers::kept::Kept;
+use crate::ops::kept::Kept;
 use crate::ops::mixer::{BranchEnd, MixerOp};
 
 impl MixerOp for Matrix {

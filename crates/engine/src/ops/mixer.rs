@@ -4,7 +4,7 @@ use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::weights::Matrix;
-use crate::layers::kept::Kept;
+use crate::ops::kept::Kept;
 
 /// Last matrix of a branch.
 #[derive(Clone, Copy, Debug, PartialEq)]

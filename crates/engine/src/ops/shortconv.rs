@@ -5,8 +5,8 @@ use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
 use crate::exec::weights::Matrix;
-use crate::layers::kept::Kept;
 use crate::ops::conv::{Conv, ConvEnd, LoadedConv};
+use crate::ops::kept::Kept;
 use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::resolve::resolver::Resolver;
 

@@ -3,8 +3,8 @@
 use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
-use crate::layers::kept::Kept;
 use crate::ops::Mixer;
+use crate::ops::kept::Kept;
 use crate::ops::mixer::{BranchEnd, MixerOp};
 
 /// Two mixers that read the same input and whose outputs are added.

@@ -140,7 +140,7 @@ fn begin_output(
     let mut resumable = None;
     match planned.as_slice() {
         [file] if options.resume => {
-            let id = share::output_id(&planned, options)?;
+            let id = share::output_id(&planned, &options.inputs, &options.identity)?;
             let mut shared = SharedOutput::of(&file.path, &id, 1, 1)?.with_note();
             let (start, is_finished) = match shared.begin(file.plan.file_bytes)? {
                 Begun::Finished => (file.plan.file_bytes, true),
