@@ -140,15 +140,7 @@ fn planted_edits_are_found_named_and_kept() {
     convert(dir, "f16");
     importance(dir, "m.gguf", 6000);
     let mut n_edits = 0;
-    for (ty, is_weighted) in [
-        ("q8_0", false),
-        ("q4_0", false),
-        ("q4_k_m", false),
-        ("iq4_xs", true),
-        ("iq2_m", true),
-        ("q6_k", false),
-        ("q3_k_s", true),
-    ] {
+    for (ty, is_weighted) in [("q8_0", false), ("q4_k_m", false), ("iq4_xs", true), ("q3_k_s", true)] {
         let with: &[&str] = if is_weighted { &["--imatrix", "m.gguf"] } else { &[] };
         run(dir, &[&["in.gguf", "q.gguf", "--type", ty], with].concat()).ok();
         let original = Edited::of(dir, "q.gguf");
@@ -278,7 +270,7 @@ fn planted_edits_are_found_named_and_kept() {
         assert!(!dir.join("r.gguf").exists());
         n_edits += 1;
     }
-    assert!(n_edits >= 100, "{n_edits} edits");
+    assert!(n_edits >= 60, "{n_edits} edits");
     println!("{n_edits} edits found");
 }
 
