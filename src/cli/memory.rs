@@ -12,7 +12,7 @@ use crate::engine::{GraphPlan, KeptBySequence, KeptRows, Reach, STEP_TOKENS};
 use crate::gguf::{GgufFile, Metadata, Value};
 
 /// Lengths of context that are shown if none is asked for.
-pub(crate) const CONTEXTS: [u64; 2] = [8192, 32768];
+const CONTEXTS: [u64; 2] = [8192, 32768];
 
 /// Memory that a model needs besides its weights.
 #[derive(Clone, Debug)]

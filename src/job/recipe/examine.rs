@@ -85,6 +85,10 @@ impl Examiner<'_> {
     fn tensor(&self, tensor: usize) -> Result<ExaminedTensor, WriteError> {
         let meta = &self.file.tensors()[tensor];
         let same_name = self.source.index_of(&meta.name);
+        let status_of_others = match same_name {
+            Some(_) => TensorStatus::NotFromSource,
+            None => TensorStatus::NoSuchTensor,
+        };
         let namesake = same_name.filter(|&at| self.source.tensors()[at].shape == meta.shape);
         let trial = namesake.map(|at| self.best(tensor, at)).transpose()?.flatten();
         if let Some(trial) = trial.as_ref().filter(|trial| trial.compared.is_exact()) {
@@ -93,18 +97,10 @@ impl Examiner<'_> {
         if trial.as_ref().is_none_or(|trial| trial.compared.is_mostly_different())
             && let Some(found) = self.elsewhere(tensor, same_name)?
         {
-            let status = match same_name {
-                Some(_) => TensorStatus::NotFromSource,
-                None => TensorStatus::NoSuchTensor,
-            };
-            return Ok(self.examined(tensor, status, Some(&found)));
+            return Ok(self.examined(tensor, status_of_others, Some(&found)));
         }
         let Some(origin) = namesake else {
-            let status = match same_name {
-                Some(_) => TensorStatus::NotFromSource,
-                None => TensorStatus::NoSuchTensor,
-            };
-            return Ok(self.examined(tensor, status, None));
+            return Ok(self.examined(tensor, status_of_others, None));
         };
         let way = trial.as_ref().map(|trial| trial.origin.way);
         let made = way.and_then(|way| self.source.made(origin, meta.ty, way));
