@@ -19,6 +19,8 @@ mod gguf;
 mod kept;
 #[path = "entries/model.rs"]
 mod model;
+#[path = "entries/recipe.rs"]
+mod recipe;
 #[path = "entries/texts.rs"]
 mod texts;
 #[path = "entries/vocabulary.rs"]
@@ -26,6 +28,8 @@ mod vocabulary;
 
 #[allow(unused_imports, reason = "for who makes seeds")]
 pub use bundle::join;
+#[allow(unused_imports, reason = "for who makes seeds")]
+pub use recipe::recipe_source;
 
 /// Function that runs one input; returns true if it was accepted, so that the code after the parser was reached.
 pub type Entry = fn(&[u8]) -> bool;
@@ -63,6 +67,8 @@ pub const ENTRIES: &[(&str, Entry)] = &[
     ("prompts", texts::prompts),
     ("quantize", blocks::quantize),
     ("quanto", codes::quanto),
+    ("rebuild", recipe::rebuilt),
+    ("recipe", recipe::recipe),
     ("rewrite", gguf::rewrite),
     ("safetensors", checkpoint::safetensors),
     ("sentencepiece", vocabulary::sentencepiece),

@@ -11,6 +11,7 @@
 //! | `convert` `stored` | types that the converter writes; storage of a quantized checkpoint |
 //! | `quantize` `importance` `overrides` `size` | quantization, of a file or of a conversion in one pass |
 //! | `like` | types that another file has |
+//! | `diffusion` | types of image and video models |
 //! | `ladder` | many types of one model from one reading |
 //! | `recipe` | how a quantized file was made, and making it again |
 //! | `calibration` | rounding based on the model's own activations, as a step of the quantization |
@@ -19,6 +20,7 @@
 pub(crate) mod calibration;
 mod convert;
 mod default_name;
+mod diffusion;
 mod error;
 mod events;
 mod guard;
@@ -129,6 +131,8 @@ impl Job {
     pub fn plan(&self, events: &dyn Events) -> Result<JobPlan, JobError> {
         let converted = like::converted(self)?;
         let job = converted.as_ref().unwrap_or(self);
+        let settled = diffusion::settled(job)?;
+        let job = settled.as_ref().unwrap_or(job);
         let run = JobRun::new(job, events, true);
         let mut opened = run.open()?;
         if job.types.is_quantized() {
@@ -146,6 +150,8 @@ impl Job {
     pub fn run(&self, events: &dyn Events) -> Result<JobReport, JobError> {
         let converted = like::converted(self)?;
         let job = converted.as_ref().unwrap_or(self);
+        let settled = diffusion::settled(job)?;
+        let job = settled.as_ref().unwrap_or(job);
         let run = JobRun::new(job, events, false);
         let mut opened = run.open()?;
         let report = if job.types.is_quantized() {

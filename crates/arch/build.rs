@@ -9,7 +9,8 @@ fn main() -> io::Result<()> {
     let root = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").unwrap_or_default()).join("../..");
     let out = PathBuf::from(env::var_os("OUT_DIR").unwrap_or_default());
     list(&root.join("converters"), &out.join("cards.rs"))?;
-    list(&root.join("converters/mmproj"), &out.join("mmproj.rs"))
+    list(&root.join("converters/mmproj"), &out.join("mmproj.rs"))?;
+    list(&root.join("converters/diffusion"), &out.join("diffusion.rs"))
 }
 
 /// Writes a table of the cards in a folder.

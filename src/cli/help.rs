@@ -163,6 +163,7 @@ const PAGES: &[Page] = &[
             ("preset", "small, standard or full [default: standard]"),
             IMATRIX,
             ("calibration", "Measure the matrix on this text first"),
+            CALIBRATE,
             ("verify", "Compare every file with the model on a text"),
             ("part", "Write the files of one of N machines: I/N"),
             ("resume", "Keep what a stopped run has written"),

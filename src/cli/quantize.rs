@@ -232,7 +232,7 @@ impl Quantize {
     /// Returns the job: a GGUF file is quantized, and the folder of a checkpoint is converted in one pass, as with
     /// `gguf-convert hf2gguf` and the same type.
     fn job(&self, found: &Arguments) -> anyhow::Result<Job> {
-        let is_checkpoint = found.input.is_dir();
+        let is_checkpoint = found.input.is_dir() || is_weight_file(&found.input);
         if is_checkpoint && self.keep_split {
             let text =
                 "--keep-split goes with GGUF files: `gguf-convert hf2gguf --split-max-size` writes parts";
@@ -260,6 +260,12 @@ impl Quantize {
         job.convert.allow_nonfinite = job.quantize.allow_nonfinite;
         Ok(job)
     }
+}
+
+/// Returns true for a file of weights, which is the checkpoint of an image or video model.
+fn is_weight_file(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+    ["safetensors", "ckpt", "pt", "pth"].iter().any(|own| extension.eq_ignore_ascii_case(own))
 }
 
 impl Tool for Quantize {

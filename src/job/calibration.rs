@@ -15,7 +15,7 @@ use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::{EngineError, EngineOptions};
 use crate::job::{Contradiction, Guard, JobError};
-use crate::verify::{Model, PromptForm};
+use crate::verify::{Fingerprint, Model, PromptForm};
 
 pub use facts::{CalibrationPlan, CalibrationReport, HeldOutFacts, KindFacts, TextFacts};
 
@@ -99,6 +99,34 @@ impl Calibration {
         guard.read_all("the calibration text", files(&self.texts))?;
         guard.read_all("the text of the check", files(&self.held_out_texts))?;
         guard.read_all("the statistics", self.statistics.iter().map(|given| &given.path))
+    }
+
+    /// Identifies what decides the result besides the model and the types.
+    ///
+    /// # Errors
+    /// As [`read_texts`](Self::read_texts).
+    pub(super) fn identity(&self) -> Result<String, JobError> {
+        let CalibrationSources { given, held_out } = self.read_texts()?;
+        let mut digest = Fingerprint::default();
+        let own_text = match self.own_text {
+            OwnText::Added => 0,
+            OwnText::Asked => 1,
+            OwnText::Omitted => 2,
+        };
+        digest.number(own_text);
+        digest.number(self.n_tokens as u64);
+        digest.value(&self.engine.arithmetic)?;
+        digest.bytes(self.solver.name().as_bytes());
+        for text in given.iter().chain(&held_out) {
+            digest.bytes(text.name.as_bytes());
+            digest.value(&text.prompts)?;
+        }
+        digest.number(given.len() as u64);
+        if let Some(GivenStatistics { path, kinds }) = &self.statistics {
+            digest.bytes(path.as_os_str().as_encoded_bytes());
+            digest.value(kinds)?;
+        }
+        Ok(digest.hex())
     }
 
     /// Returns the resources with what the program holds by now.

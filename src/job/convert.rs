@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use crate::convert::Conversion;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{PlannedFile, WriteError, WriteOptions, plan_files, write_gguf};
 use crate::job::input::OpenedInput;
@@ -83,7 +82,7 @@ impl<'a> CheckedConversion<'a> {
         let source = opened.source();
         let written = write_gguf(target, opened.metadata(), source, write, run.progress())?;
         run.job.output.note_rest(run.events, &written);
-        let small = opened.conversion().map(Conversion::small_rows).unwrap_or_default();
+        let small = opened.small_rows();
         if let Some(text) = remark::of_small_rows(&small) {
             run.progress().warn(&text);
         }

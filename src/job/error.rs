@@ -100,6 +100,14 @@ pub enum Contradiction {
         "a GGUF file is quantized to a mixture or for a size: the types of a conversion go with checkpoints"
     )]
     NotConverted,
+    /// Integers of a language model's checkpoint, of an image or video model.
+    #[error(
+        "`native` keeps the integers of language models: an image or video model has the types of `auto`"
+    )]
+    NativeImageModel,
+    /// Calibration of an image or video model, which is not run.
+    #[error("--calibrate runs language models: an image or video model is quantized without")]
+    CalibratedImageModel,
     /// Calibration for a type that leaves nothing to solve.
     #[error("--calibrate: {file_type} is no quantized type: there is nothing to solve")]
     NothingToSolve {

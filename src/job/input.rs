@@ -4,11 +4,13 @@ use std::path::{Path, PathBuf};
 
 use crate::arch::OutType;
 use crate::convert::{
-    AdapterConversion, AdapterOptions, Conversion, ConvertError, ConvertOptions, FlmOptions, ModelSource,
+    AdapterConversion, AdapterOptions, Conversion, ConvertError, ConvertOptions, DiffusionConversion,
+    FlmOptions, ModelSource,
 };
-use crate::core::{GgmlType, TensorSource};
+use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::gguf::{GgufFile, Metadata};
 use crate::job::{Guard, JobError};
+use crate::quant::SmallRows;
 use crate::quantize::Input;
 
 /// Model that a job reads. A model on a server is given by the directory that `remote::RemoteCheckpoint` has made for
@@ -17,7 +19,7 @@ use crate::quantize::Input;
 pub enum JobInput {
     /// GGUF file; any part of a split model.
     Gguf(PathBuf),
-    /// Directory of a Hugging Face checkpoint, or a file in one.
+    /// Directory of a Hugging Face checkpoint, or a file in one; file or folder of an image or video model.
     Checkpoint(PathBuf),
     /// Directory of a checkpoint quantized by Ascend's msModelSlim.
     MsModelSlim(PathBuf),
@@ -78,7 +80,10 @@ impl JobInput {
         let converted = |source: ModelSource| conversion(source, options);
         match self {
             Self::Gguf(path) => Ok(OpenedInput::File(Box::new(GgufFile::open(path)?))),
-            Self::Checkpoint(path) => converted(ModelSource::open(path, options)?),
+            Self::Checkpoint(path) => match DiffusionConversion::find(path, options)? {
+                Some(conversion) => Ok(OpenedInput::Diffusion(Box::new(conversion))),
+                None => converted(ModelSource::open(path, options)?),
+            },
             Self::MsModelSlim(path) => converted(ModelSource::open_msmodelslim(path, options)?),
             Self::Flm { path, options: flm } => converted(ModelSource::open_flm(path, flm, options)?),
             Self::Merged { base, adapter } => {
@@ -131,6 +136,7 @@ pub(super) enum OpenedInput {
     File(Box<GgufFile>),
     Conversion(Box<Conversion>),
     Adapter(Box<AdapterConversion>),
+    Diffusion(Box<DiffusionConversion>),
 }
 
 impl OpenedInput {
@@ -139,6 +145,7 @@ impl OpenedInput {
             Self::File(file) => &**file,
             Self::Conversion(conversion) => &**conversion,
             Self::Adapter(adapter) => &**adapter,
+            Self::Diffusion(conversion) => &**conversion,
         }
     }
 
@@ -148,6 +155,7 @@ impl OpenedInput {
             Self::File(file) => file.metadata(),
             Self::Conversion(conversion) => conversion.metadata(),
             Self::Adapter(adapter) => adapter.metadata(),
+            Self::Diffusion(conversion) => conversion.metadata(),
         }
     }
 
@@ -156,6 +164,10 @@ impl OpenedInput {
         match self {
             Self::File(file) => Input::file(file),
             Self::Conversion(_) | Self::Adapter(_) => Input::new(self.source(), self.metadata()),
+            Self::Diffusion(conversion) => Input {
+                diffusion: Some(conversion.rules().clone()),
+                ..Input::new(self.source(), self.metadata())
+            },
         }
     }
 
@@ -165,20 +177,21 @@ impl OpenedInput {
             Self::File(file) => file.paths(),
             Self::Conversion(conversion) => conversion.input_paths(),
             Self::Adapter(adapter) => adapter.input_paths().to_vec(),
+            Self::Diffusion(conversion) => conversion.input_paths().to_vec(),
         }
     }
 
     pub(super) fn file(&self) -> Option<&GgufFile> {
         match self {
             Self::File(file) => Some(file),
-            Self::Conversion(_) | Self::Adapter(_) => None,
+            Self::Conversion(_) | Self::Adapter(_) | Self::Diffusion(_) => None,
         }
     }
 
     pub(super) fn conversion(&self) -> Option<&Conversion> {
         match self {
             Self::Conversion(conversion) => Some(conversion),
-            Self::File(_) | Self::Adapter(_) => None,
+            Self::File(_) | Self::Adapter(_) | Self::Diffusion(_) => None,
         }
     }
 
@@ -188,6 +201,7 @@ impl OpenedInput {
             Self::File(_) => Vec::new(),
             Self::Conversion(conversion) => conversion.sources(tensor).map(ToOwned::to_owned).collect(),
             Self::Adapter(adapter) => adapter.sources(tensor).map(ToOwned::to_owned).collect(),
+            Self::Diffusion(conversion) => conversion.sources(tensor).map(ToOwned::to_owned).collect(),
         }
     }
 
@@ -197,6 +211,16 @@ impl OpenedInput {
             Self::File(_) => String::new(),
             Self::Conversion(conversion) => conversion.encoding(),
             Self::Adapter(adapter) => adapter.encoding(),
+            Self::Diffusion(conversion) => conversion.encoding(),
+        }
+    }
+
+    /// Tensors of a conversion with rows that were too small for their type; complete once all of it was read.
+    pub(super) fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
+        match self {
+            Self::Conversion(conversion) => conversion.small_rows(),
+            Self::Diffusion(conversion) => conversion.small_rows(),
+            Self::File(_) | Self::Adapter(_) => Vec::new(),
         }
     }
 
@@ -204,7 +228,7 @@ impl OpenedInput {
     pub(super) fn keep(&mut self, ty: GgmlType, wanted: impl Fn(&str) -> bool) -> Result<(), ConvertError> {
         match self {
             Self::Conversion(conversion) => conversion.keep(ty, wanted),
-            Self::File(_) | Self::Adapter(_) => Ok(()),
+            Self::File(_) | Self::Adapter(_) | Self::Diffusion(_) => Ok(()),
         }
     }
 }

@@ -1,17 +1,19 @@
 //! Ladder: many quantizations of one model, written from one reading of it.
 //!
 //! Every file has the bytes of its own single run. A tensor that several files hold in the same type is quantized once.
-//! Types that a checkpoint's integers can keep, or that the converter writes differently, are written by runs of their
-//! own after the others.
+//! Types that a checkpoint's integers can keep, that the converter writes differently, or whose rounding is calibrated, are
+//! written by runs of their own after the others.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `rung` | names and presets of types |
 //! | `shares` `part` | division among machines, and the record of what each has written |
 //! | `prepared` | files of the ladder, checked and planned before a weight is read |
+//! | `beside` | towers and draft heads, in files of their own |
 //! | `sums` | checksums of the files |
 //! | `report` | data for the caller |
 
+mod beside;
 mod part;
 mod prepared;
 mod report;
@@ -21,15 +23,14 @@ mod sums;
 
 use std::path::PathBuf;
 
-use crate::arch::{CardKind, OutType};
-use crate::convert::{Codes, Conversion, ConvertOptions};
-use crate::core::progress::Progress;
+use crate::convert::ConvertOptions;
+use crate::core::GgmlType;
 use crate::gguf::{Imatrix, Share, WriteError, output_id};
 use crate::job::input::OpenedInput;
 use crate::job::run::JobRun;
 use crate::job::{
-    Contradiction, Events, Importance, Job, JobError, JobInput, JobOutput, JobPlan, JobReport, JobTypes,
-    OutputFiles, OutputPath, Remark,
+    Calibration, Events, Importance, Job, JobError, JobInput, JobOutput, JobTypes, OutputFiles,
+    OutputPath,
 };
 use crate::quantize::{FileType, QuantizeOptions};
 
@@ -37,6 +38,7 @@ pub use part::{LadderPartRecord, RecordedFile, RecordedPart, record_path};
 pub use report::{LadderFile, LadderFilePlan, LadderPlan, LadderReport};
 pub use rung::{Preset, Rung, UnknownRung};
 
+use beside::Companion;
 use part::Records;
 use prepared::PreparedLadder;
 
@@ -58,6 +60,9 @@ pub struct Ladder {
     pub quantize: QuantizeOptions,
     /// Importance matrix of all quantizations.
     pub importance: Importance,
+    /// Calibration of the rounding, for types that are quantized to. The folder that keeps the work has one folder for each
+    /// type.
+    pub calibration: Option<Calibration>,
     /// Files that rules of types were read from; no output may replace them.
     pub rule_files: Vec<PathBuf>,
     /// Largest file in bytes; a larger one is written in parts.
@@ -84,6 +89,7 @@ impl Ladder {
             convert: ConvertOptions::default(),
             quantize: QuantizeOptions::new(FileType::Q4KM),
             importance: Importance::default(),
+            calibration: None,
             rule_files: Vec::new(),
             max_part_bytes: MAX_PART_BYTES,
             resume: false,
@@ -115,7 +121,7 @@ impl Ladder {
         let run = JobRun::new(&job, events, false);
         let opened = run.open()?;
         let imatrix = self.importance.open(run.progress())?;
-        let (own, has_projector) = self.own(&opened, imatrix.as_ref())?;
+        let (own, companions) = self.own(&opened, imatrix.as_ref())?;
         let prepared = PreparedLadder::new(&own, &run, &opened, imatrix.as_ref())?;
         if self.share.is_some() {
             events.note(&own.described());
@@ -125,9 +131,13 @@ impl Ladder {
         run.remark_converted_zeros(&opened);
         let options = job.write_options(&opened);
         let id = output_id(&[], &options.inputs, &options.identity).map_err(WriteError::Io)?;
-        let projector = has_projector.then(|| self.projector(events, &id, &mut records)).transpose()?;
-        let part = records.finish()?;
-        Ok(LadderReport { projector, part, ..report })
+        let mut beside = |companion: Companion| {
+            let is_own = companions.contains(&companion);
+            is_own.then(|| companion.write(self, events, &id, &mut records)).transpose()
+        };
+        let (projector, draft_heads) = (beside(Companion::Towers)?, beside(Companion::DraftHeads)?);
+        let part = records.finish()?.filter(|_| self.share.is_some());
+        Ok(LadderReport { projector, draft_heads, part, ..report })
     }
 
     /// Removes the records of all parts, once nothing needs them any more.
@@ -138,15 +148,20 @@ impl Ladder {
         Ok(part::forget(&self.directory)?)
     }
 
-    /// Returns the ladder with the files of the share, and whether the share has the towers of the model.
-    fn own(&self, opened: &OpenedInput, imatrix: Option<&Imatrix>) -> Result<(Self, bool), JobError> {
-        let has_towers = opened.conversion().is_some_and(Conversion::has_towers);
-        let Some(share) = self.share else { return Ok((self.clone(), has_towers)) };
+    /// Returns the ladder with the files of the share, and the companions that the share has.
+    fn own(
+        &self,
+        opened: &OpenedInput,
+        imatrix: Option<&Imatrix>,
+    ) -> Result<(Self, Vec<Companion>), JobError> {
+        let companions = Companion::of(opened);
+        let Some(share) = self.share else { return Ok((self.clone(), companions)) };
         let (machines, idlest) = prepared::division(self, opened, imatrix, share.count())?;
         let number = share.number() - 1;
         let rungs = self.rungs.iter().zip(machines).filter(|(_, machine)| *machine == number);
         let rungs = rungs.map(|(rung, _)| rung.clone()).collect();
-        Ok((Self { rungs, ..self.clone() }, has_towers && idlest == number))
+        let companions = if idlest == number { companions } else { Vec::new() };
+        Ok((Self { rungs, ..self.clone() }, companions))
     }
 
     /// Describes the files of a part.
@@ -159,65 +174,6 @@ impl Ladder {
         }
     }
 
-    /// Writes the towers of the model.
-    fn projector(
-        &self,
-        events: &dyn Events,
-        id: &str,
-        records: &mut Records,
-    ) -> Result<LadderFile, JobError> {
-        let common = self.common();
-        let convert = ConvertOptions { kind: CardKind::Mmproj, ..common.convert.clone() };
-        let types = JobTypes::Plain { file_type: Some(OutType::F16), codes: Codes::Card };
-        let job = Job { types, convert, ..common };
-        if let Some(file) = Self::recorded_projector(&job, events, id, records)? {
-            records.add(id, &file)?;
-            return Ok(file);
-        }
-        let JobReport::Convert(report) = job.run(events)? else {
-            return Err(Contradiction::NotConverted.into());
-        };
-        let sha256 = sums::of_files(&report.files, events.progress())?;
-        let plan = LadderFilePlan {
-            name: report.encoding,
-            paths: report.files,
-            file_bytes: report.file_bytes,
-            bits_per_weight: report.bits_per_weight,
-            n_fallbacks: 0,
-            is_alone: true,
-        };
-        let file = LadderFile { plan, sha256, was_there: false };
-        records.add(id, &file)?;
-        Ok(file)
-    }
-
-    /// Returns the towers of the model if a part has written them.
-    fn recorded_projector(
-        job: &Job,
-        events: &dyn Events,
-        id: &str,
-        records: &Records,
-    ) -> Result<Option<LadderFile>, JobError> {
-        if records.is_empty() {
-            return Ok(None);
-        }
-        let JobPlan::Convert(planned) = job.plan(&Quiet(events.progress()))? else { return Ok(None) };
-        let Some(sha256) = records.finished(&planned.encoding, id, &planned.files, events.progress())? else {
-            return Ok(None);
-        };
-        let n_elems: u64 = planned.tensors.iter().map(|tensor| tensor.shape.n_elems()).sum();
-        let n_bytes: u64 = planned.tensors.iter().filter_map(|tensor| tensor.n_bytes).sum();
-        let plan = LadderFilePlan {
-            name: planned.encoding.clone(),
-            paths: planned.files.clone(),
-            file_bytes: planned.file_bytes,
-            bits_per_weight: n_bytes as f64 * 8.0 / n_elems.max(1) as f64,
-            n_fallbacks: 0,
-            is_alone: true,
-        };
-        Ok(Some(LadderFile { plan, sha256, was_there: true }))
-    }
-
     /// Job that reads the same model with the same options, for a file of its own.
     fn alone(&self, rung: &Rung, target: PathBuf) -> Result<Job, JobError> {
         let types = match self.input {
@@ -226,7 +182,18 @@ impl Ladder {
         };
         let common = self.common();
         let output = JobOutput { path: OutputPath::File(target), ..common.output.clone() };
-        Ok(Job { types, output, quantize: rung.types.options(&self.quantize), ..common })
+        let calibration = self.calibration.as_ref().filter(|_| self.is_calibrated(rung)).map(|calibration| {
+            let work_dir = calibration.work_dir.as_ref().map(|folder| folder.join(&rung.name));
+            Calibration { work_dir, ..calibration.clone() }
+        });
+        Ok(Job { types, output, calibration, quantize: rung.types.options(&self.quantize), ..common })
+    }
+
+    /// Returns true if the rounding of a type is calibrated: that of types that only quantization gives.
+    fn is_calibrated(&self, rung: &Rung) -> bool {
+        let file_type = rung.types.file_type;
+        let is_mixture = || file_type.name().parse().is_ok_and(|types: JobTypes| types.is_quantized());
+        self.calibration.is_some() && file_type.base().is_some_and(GgmlType::is_quantized) && is_mixture()
     }
 
     /// Job with what all files have in common; its types are those of any rung.
@@ -247,17 +214,4 @@ impl Ladder {
             )
         }
     }
-}
-
-/// Receiver of a plan that was reported before: only its progress counts.
-struct Quiet<'a>(&'a dyn Progress);
-
-impl Events for Quiet<'_> {
-    fn progress(&self) -> &dyn Progress {
-        self.0
-    }
-
-    fn oddity(&self, _: &str) {}
-
-    fn remark(&self, _: &Remark) {}
 }

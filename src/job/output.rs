@@ -103,6 +103,9 @@ impl JobOutput {
             (OutputPath::Directory(dir), OpenedInput::Adapter(adapter)) => {
                 dir.join(adapter.default_file_name(encoding))
             }
+            (OutputPath::Directory(dir), OpenedInput::Diffusion(conversion)) => {
+                dir.join(conversion.default_file_name(encoding))
+            }
             (OutputPath::File(path), OpenedInput::File(_)) => path.clone(),
             (OutputPath::File(path), _) if matches!(self.files, OutputFiles::Into { .. }) => path.clone(),
             (OutputPath::File(path), _) => filled(path, encoding),

@@ -78,8 +78,14 @@ pub(super) fn of_plan(
     asked: Option<FileType>,
     policy: CoveragePolicy,
 ) -> Vec<Remark> {
-    let mut remarks: Vec<Remark> = fallbacks(plan, asked).into_iter().collect();
-    remarks.extend(plan.warnings().iter().map(|text| Remark { text: text.clone(), ..Remark::default() }));
+    fallbacks(plan, asked).into_iter().chain(of_choices(plan, policy)).collect()
+}
+
+/// Returns the remarks about unexpected decisions of a plan, without those about fallback types.
+pub(super) fn of_choices(plan: &QuantizePlan<'_>, policy: CoveragePolicy) -> Vec<Remark> {
+    let warnings = plan.warnings().iter();
+    let mut remarks: Vec<Remark> =
+        warnings.map(|text| Remark { text: text.clone(), ..Remark::default() }).collect();
     let idle = plan.idle_options();
     if !idle.is_empty() {
         let names = idle.iter().map(|idle| format!("`{}` ({})", idle.option, idle.why)).collect();
@@ -92,20 +98,52 @@ pub(super) fn of_plan(
     remarks
 }
 
+/// Tensors whose type was replaced.
+#[derive(Default)]
+struct Fallbacks {
+    /// Row widths that are not a multiple of the wanted block size, by block size.
+    widths: BTreeMap<usize, BTreeSet<u64>>,
+    /// Names, with both types.
+    names: Vec<String>,
+}
+
+impl Fallbacks {
+    fn of(plan: &QuantizePlan<'_>) -> Self {
+        let mut found = Self::default();
+        for (step, tensor) in plan.steps().iter().zip(plan.tensors()) {
+            if let Reason::Fallback { wanted } = step.choice.reason {
+                found.widths.entry(wanted.block_elems()).or_default().insert(tensor.shape.n_cols());
+                found.names.push(format!("`{}` {wanted} -> {}", escape(&tensor.name), tensor.ty));
+            }
+        }
+        found
+    }
+}
+
+/// Returns one remark about the fallback types of several files, with the names of the first that has any.
+pub(super) fn of_fallbacks(files: &[(&str, &QuantizePlan<'_>)]) -> Option<Remark> {
+    let found = files.iter().map(|(name, plan)| (*name, Fallbacks::of(plan)));
+    let found: Vec<(&str, Fallbacks)> = found.filter(|(_, own)| !own.names.is_empty()).collect();
+    let ((first, own), most) = found.first().zip(found.iter().map(|(_, own)| own.names.len()).max())?;
+    let mut widths = BTreeMap::<usize, BTreeSet<u64>>::new();
+    for (block, row_widths) in found.iter().flat_map(|(_, own)| &own.widths) {
+        widths.entry(*block).or_default().extend(row_widths);
+    }
+    let most = tensors(most);
+    let which = match found.as_slice() {
+        [_] => format!("{most} of {first} in another type"),
+        several => format!(
+            "{} of {} files with up to {most} in another type; of {first}",
+            several.len(),
+            files.len()
+        ),
+    };
+    Some(Remark::new(format!("{}, {which}", unfit_rows(&widths)), own.names.clone()))
+}
+
 /// Returns the remark about fallback types.
 fn fallbacks(plan: &QuantizePlan<'_>, asked: Option<FileType>) -> Option<Remark> {
-    let fallback = |step: &crate::quantize::TensorPlan<'_>| match step.choice.reason {
-        Reason::Fallback { wanted } => Some(wanted),
-        Reason::Kept | Reason::Option | Reason::Like | Reason::Mixture => None,
-    };
-    let mut widths: BTreeMap<usize, BTreeSet<u64>> = BTreeMap::new();
-    let mut names = Vec::new();
-    for (step, tensor) in plan.steps().iter().zip(plan.tensors()) {
-        if let Some(wanted) = fallback(step) {
-            widths.entry(wanted.block_elems()).or_default().insert(tensor.shape.n_cols());
-            names.push(format!("`{}` {wanted} -> {}", escape(&tensor.name), tensor.ty));
-        }
-    }
+    let Fallbacks { widths, names } = Fallbacks::of(plan);
     let asked = asked.map_or_else(String::new, |asked| format!("{asked} asked, "));
     let text = format!(
         "{asked}{:.2} bits per weight come out: {}, {} of another type",

@@ -38,14 +38,19 @@ impl<'a> JobRun<'a> {
         let mut options = self.job.convert.clone();
         options.file_type = types.converted();
         options.codes = types.codes();
+        options.then_quantized = types.is_quantized();
         let opened = input.open(&options)?;
         let warnings = match &opened {
             OpenedInput::File(_) => &[],
             OpenedInput::Conversion(conversion) => conversion.warnings(),
             OpenedInput::Adapter(adapter) => adapter.warnings(),
+            OpenedInput::Diffusion(conversion) => conversion.warnings(),
         };
         for warning in warnings {
             self.events.oddity(&escape(warning));
+        }
+        if let OpenedInput::Diffusion(conversion) = &opened {
+            conversion.notes().iter().for_each(|note| self.events.note(note));
         }
         let Some(conversion) = opened.conversion() else { return Ok(opened) };
         for (name, why) in template_faults(conversion.metadata()) {
@@ -116,8 +121,10 @@ impl<'a> JobRun<'a> {
 
     /// Reports tensors of a conversion that contain only zeros; known once all of it was read.
     pub(super) fn remark_converted_zeros(&self, opened: &OpenedInput) {
-        if let Some(conversion) = opened.conversion() {
-            self.remark_zeros(conversion.zero_tensors());
+        match opened {
+            OpenedInput::Conversion(conversion) => self.remark_zeros(conversion.zero_tensors()),
+            OpenedInput::Diffusion(conversion) => self.remark_zeros(conversion.zero_tensors()),
+            OpenedInput::File(_) | OpenedInput::Adapter(_) => {}
         }
     }
 }

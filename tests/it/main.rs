@@ -12,6 +12,7 @@ mod checkpoint;
 mod cli;
 mod convert;
 mod dequant;
+mod diffusion;
 mod engine;
 #[cfg(target_os = "linux")]
 mod faults;

@@ -82,6 +82,17 @@ fn is_of_head(name: &str, first_block: u64) -> bool {
         || block_of(name).is_some_and(|block| block >= first_block)
 }
 
+/// Returns true if a checkpoint stores draft heads that can be written to a file of their own. `config` is that of the
+/// checkpoint, and `tensors` are all names of its tensors.
+pub fn exports_heads(
+    card: &Card,
+    config: &Map<String, Json>,
+    tensors: &mut dyn Iterator<Item = &str>,
+) -> bool {
+    let text = config.get("text_config").and_then(Json::as_object).unwrap_or(config);
+    card.mtp_export && counted(text).is_some() && is_stored(text, tensors)
+}
+
 /// Removes the count of heads from the configuration if the file is to have none, and returns a warning if the user did
 /// not ask for that. `tensors` are all names of the checkpoint; it is empty if only the configuration is known.
 pub(super) fn settle(

@@ -30,6 +30,7 @@
 //! | `facts` | keys and tensors that a card reads and writes |
 //! | `kinds` `similar` `similarity` | cards that resemble a checkpoint without a card |
 //! | `graph` | facts about the architecture for the reference engine |
+//! | `diffusion` | cards of image and video models, which are lists of names |
 
 mod absent;
 mod assign;
@@ -88,6 +89,7 @@ mod values;
 mod visit;
 mod warning;
 
+pub mod diffusion;
 #[expect(missing_docs, reason = "fields and variants are words of cards; docs/cards.md describes each")]
 pub mod graph;
 
@@ -103,7 +105,7 @@ pub use facts::{
 };
 pub use fusion::{Fuse, Fusion};
 pub use graph::GraphFeatures;
-pub use heads::DraftHeads;
+pub use heads::{DraftHeads, exports_heads};
 pub use inputs::{Inputs, Pooling};
 pub use invert::{Inverse, invert};
 pub use load::{ClassRow, Registry};

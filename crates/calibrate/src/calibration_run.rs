@@ -281,8 +281,9 @@ fn needs_of(
     wants: Wanted<'_>,
 ) -> Needs {
     let longest = text.longest();
-    let activations = engine.run_bytes(n_tokens, batch_tokens(engine.plan()).max(longest), longest);
-    let unspilled = engine.unspilled_bytes(n_tokens, longest);
+    let batch = batch_tokens(engine.plan()).max(longest);
+    let activations = engine.run_bytes(n_tokens, batch, longest);
+    let unspilled = engine.unspilled_bytes(n_tokens, batch, longest);
     let moments = moment_bytes(engine.plan(), model.source, wants).saturating_mul(text.kinds.len() as u64);
     Needs {
         all_bytes: moments.saturating_add(activations),

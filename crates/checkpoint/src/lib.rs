@@ -23,6 +23,7 @@ pub mod safetensors_writer;
 pub mod torch;
 
 mod adapter;
+mod bare;
 mod error;
 mod files;
 mod probe;
@@ -37,6 +38,7 @@ use gguf_core::{SourceError, WeightMeta, WeightSource};
 use wrappers::Owner;
 
 pub use adapter::{AdapterDir, MLX_WAY_OUT};
+pub use bare::{BarePath, BareWeights};
 pub use config::{ModelDir, parse_object};
 pub use error::{CheckpointError, hub_id};
 pub use selected::SelectedWeights;

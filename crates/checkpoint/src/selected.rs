@@ -20,6 +20,15 @@ impl SelectedWeights {
         Self { base, metas, places }
     }
 
+    /// Selects the weights for which `name` returns a name, under that name.
+    pub fn mapped(base: Arc<dyn WeightSource + Send>, name: impl Fn(&str) -> Option<String>) -> Self {
+        let all = base.weights().iter().enumerate();
+        let named =
+            all.filter_map(|(at, meta)| Some((at, WeightMeta { name: name(&meta.name)?, ..meta.clone() })));
+        let (places, metas) = named.unzip();
+        Self { base, metas, places }
+    }
+
     /// Selects all weights, renamed by `name`.
     pub fn renamed(base: Arc<dyn WeightSource + Send>, name: impl Fn(&str) -> String) -> Self {
         let rename = |meta: &WeightMeta| WeightMeta { name: name(&meta.name), ..meta.clone() };

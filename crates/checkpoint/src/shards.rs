@@ -96,12 +96,16 @@ impl SafetensorsShards {
     /// # Errors
     /// As [`SafetensorsShards::single`].
     pub(super) fn in_data_order(dir: &ModelDir, name: &str) -> Result<Self, CheckpointError> {
-        let mut set = Self::single(dir, name)?;
-        let mut all: Vec<_> = std::mem::take(&mut set.ranges).into_iter().zip(set.weights).collect();
+        Ok(Self::single(dir, name)?.sorted_by_data())
+    }
+
+    /// Returns the set with its tensors in the order of their data, file by file.
+    pub(super) fn sorted_by_data(mut self) -> Self {
+        let mut all: Vec<_> = std::mem::take(&mut self.ranges).into_iter().zip(self.weights).collect();
         // Empty tensors share an offset with others; they come first and stay sorted by name.
-        all.sort_by_key(|(range, _)| (range.offset, range.n_bytes > 0));
-        (set.ranges, set.weights) = all.into_iter().unzip();
-        Ok(set)
+        all.sort_by_key(|(range, _)| (range.shard, range.offset, range.n_bytes > 0));
+        (self.ranges, self.weights) = all.into_iter().unzip();
+        self
     }
 
     fn empty(dir: ModelDir, naming: Naming) -> Self {

@@ -16,7 +16,7 @@ use crate::{
     ConvertError, ConvertOptions, ModelSource, SizesError, model_vocabulary, plain_names, short_tower,
     token_rows,
 };
-use gguf_arch::{CardKind, DraftHeads, DropReason, Dropped, Mapping, OutType};
+use gguf_arch::{CardKind, DraftHeads, DropReason, Dropped, Mapping, OutType, exports_heads};
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use gguf_format::{Array, Metadata, Value, id_of_blocks};
@@ -219,6 +219,14 @@ impl Conversion {
     #[must_use]
     pub fn has_towers(&self) -> bool {
         self.has_towers
+    }
+
+    /// Returns true if the checkpoint has draft heads that a conversion of their own ([`DraftHeads::Alone`]) writes.
+    #[must_use]
+    pub fn has_draft_heads(&self) -> bool {
+        let mut names = self.source.metas().iter().map(|meta| meta.name.as_str());
+        self.options.heads == DraftHeads::Kept
+            && exports_heads(&self.mapping.card, self.source.dir.config(), &mut names)
     }
 
     /// Result of applying the card to the checkpoint.

@@ -1,6 +1,6 @@
 //! Errors of converting a checkpoint.
 
-use crate::{AdapterError, SizesError};
+use crate::{AdapterError, DiffusionError, SizesError};
 use gguf_arch::ArchError;
 use gguf_checkpoint::CheckpointError;
 use gguf_checkpoint::pickle::PickleError;
@@ -79,9 +79,18 @@ pub enum ConvertError {
         /// Name of the architecture, from the file or from `--arch`.
         arch: String,
     },
+    /// The file is no image or video model that is converted.
+    #[error(transparent)]
+    Diffusion(Box<DiffusionError>),
     /// A file given as an option cannot be read.
     #[error(transparent)]
     Io(#[from] std::io::Error),
+}
+
+impl From<DiffusionError> for ConvertError {
+    fn from(error: DiffusionError) -> Self {
+        Self::Diffusion(Box::new(error))
+    }
 }
 
 impl From<LoraError> for ConvertError {
@@ -130,6 +139,7 @@ impl ConvertError {
                     | TokenizerError::NothingFits { .. }
             ),
             Self::Dequant(error) => error.is_unsupported(),
+            Self::Diffusion(error) => error.is_unsupported(),
             Self::Adapters { .. } | Self::UnknownArch { .. } | Self::NoTarget { .. } => true,
             Self::Source(_)
             | Self::Recipe(_)
@@ -151,6 +161,7 @@ impl Hint for ConvertError {
             Self::Tokenizer(error) => error.hints(),
             Self::Dequant(error) => error.hints(),
             Self::Peft(error) => error.hints(),
+            Self::Diffusion(error) => error.hints(),
             Self::Sizes(error) => error.hints(),
             Self::Adapters { .. } => {
                 vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]

@@ -23,6 +23,7 @@ mod codes;
 mod companions;
 mod computable;
 mod conversion;
+mod diffusion;
 mod draft;
 mod drops;
 mod error;
@@ -50,6 +51,7 @@ mod unread_biases;
 
 pub use codes::{Codes, FloatReason, FloatRole, KeptRole};
 pub use conversion::Conversion;
+pub use diffusion::{DiffusionConversion, DiffusionError};
 pub use draft::draft;
 pub use error::ConvertError;
 pub use fastllm::FlmOptions;

@@ -81,7 +81,7 @@ pub fn registry(options: &ConvertOptions) -> Result<Registry, ConvertError> {
 }
 
 /// Returns file stem and text of the cards in a directory, sorted by name.
-fn card_texts(directory: &Path) -> Result<Vec<(String, String)>, ConvertError> {
+pub(super) fn card_texts(directory: &Path) -> Result<Vec<(String, String)>, ConvertError> {
     let mut texts = Vec::new();
     for entry in fs_err::read_dir(directory)? {
         let path = entry?.path();

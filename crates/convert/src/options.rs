@@ -16,6 +16,9 @@ use gguf_format::Value;
 pub struct ConvertOptions {
     /// Type of the file; `None` selects the one that suits the checkpoint.
     pub file_type: Option<OutType>,
+    /// True if the conversion is quantized afterwards. Of an image or video model, the types that suit the checkpoint are
+    /// then used in place of [`file_type`](Self::file_type).
+    pub then_quantized: bool,
     /// Treatment of weights that are stored as integer codes.
     pub codes: Codes,
     /// Sign convention of the offsets of an msModelSlim checkpoint.
@@ -69,6 +72,7 @@ impl Default for ConvertOptions {
     fn default() -> Self {
         Self {
             file_type: None,
+            then_quantized: false,
             codes: Codes::Card,
             offset_sign: OffsetSign::Auto,
             kind: CardKind::Text,

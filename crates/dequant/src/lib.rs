@@ -28,6 +28,7 @@
 //! | `linear_shape` | shapes that a file does not declare |
 //! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
 //! | `fp8` | FP8 with scales per block, row or tensor |
+//! | `comfy` | FP8 weights of image and video models, with ComfyUI's scales |
 //! | `msmodelslim` | Ascend's msModelSlim, with its own description file |
 //! | `flm` | FastLLM, with value ranges in place of scales |
 //! | `adapter` `lora` `replaced_rows` | adapters merged while weights are read: pairs of matrices, rows that replace others |
@@ -67,6 +68,7 @@ mod bitnet;
 mod bits;
 mod bitsandbytes;
 mod coded;
+mod comfy;
 mod compressed;
 mod encoding;
 mod error;
@@ -100,6 +102,7 @@ use gguf_core::simd::SimdLevel;
 use gguf_core::{WeightMeta, WeightSource};
 
 pub use adapter::{Replaced, with_adapter};
+pub use comfy::ImageWeights;
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
 pub use lora::{LoraError, LoraPair};

@@ -12,6 +12,7 @@ pub(super) mod decode;
 pub(super) mod gram;
 pub(super) mod gram_sum;
 pub(super) mod hidden;
+pub(super) mod integers;
 mod kept;
 pub(super) mod mask;
 pub(super) mod math;

@@ -1,4 +1,5 @@
-//! The reference inference engine: exact f32 activations, weights streamed layer by layer over the whole prompt set.
+//! The reference inference engine: f32 activations, weights streamed layer by layer over the whole prompt set. Products
+//! with block-quantized weights run in F32 or in exact integers ([`Arithmetic`]).
 //!
 //! [`GraphPlan::new`] resolves a graph from a card's features, a file's metadata and its tensors; [`Engine`] runs it
 //! over [`TokenChunk`]s of tokens: [`Engine::forward`] yields hidden states, [`Engine::scores`] and
@@ -42,6 +43,7 @@ pub use exec::cross_products::add_cross;
 pub use exec::gram::Gram;
 pub use exec::gram_sum::GramSum;
 pub use exec::hidden::Hidden;
+pub use exec::integers::{Arithmetic, ArithmeticChoice, UnknownArithmetic};
 pub use exec::mask::Mask;
 pub use exec::math::add_squares;
 pub use exec::observer::Observer;

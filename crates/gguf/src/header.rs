@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use crate::error::{HeaderError, HeaderItem};
 use crate::foreign::{DeclaredTensor, foreign_type};
+use crate::tensor_limits::TensorLimits;
 use crate::{Array, Metadata, Value, ValueType};
 use gguf_core::bytes::{Cursor, Endian, Truncated};
 use gguf_core::limits::Limits;
@@ -13,10 +14,6 @@ use gguf_core::{GgmlType, Shape, TensorMeta};
 pub const ALIGNMENT_KEY: &str = "general.alignment";
 /// Alignment of tensor data if the file declares none.
 pub const DEFAULT_ALIGNMENT: u64 = 32;
-/// Maximum length of a tensor name in bytes: llama.cpp stores 64 with a terminating zero.
-pub const MAX_NAME_BYTES: u64 = 63;
-/// Maximum number of dimensions of a tensor.
-pub const MAX_DIMS: u32 = 4;
 /// Maximum number of dimensions of a tensor of another program.
 const MAX_FOREIGN_DIMS: u32 = 8;
 
@@ -90,7 +87,8 @@ pub fn parse_head(
     strictness: Strictness,
 ) -> Result<Header, HeaderError> {
     let cursor = Cursor::new(bytes, Endian::Little);
-    HeaderParser { cursor, beyond, limits, strictness, tolerated: Vec::new() }.header()
+    let tensor_limits = TensorLimits::LLAMA_CPP;
+    HeaderParser { cursor, beyond, limits, tensor_limits, strictness, tolerated: Vec::new() }.header()
 }
 
 struct HeaderParser<'a> {
@@ -98,6 +96,8 @@ struct HeaderParser<'a> {
     /// Number of bytes of the file after those of the cursor.
     beyond: u64,
     limits: &'a Limits,
+    /// Limits on tensors, which follow from the keys.
+    tensor_limits: TensorLimits,
     strictness: Strictness,
     tolerated: Vec<HeaderError>,
 }
@@ -137,6 +137,9 @@ impl<'a> HeaderParser<'a> {
                 alignment = check_alignment(&value, at)?;
             }
             metadata.set(key, value);
+        }
+        if self.strictness != Strictness::Format {
+            self.tensor_limits = TensorLimits::of(&metadata);
         }
 
         let mut tensors: Vec<TensorMeta> = Vec::new();
@@ -387,7 +390,7 @@ impl<'a> HeaderParser<'a> {
         alignment: u64,
     ) -> Result<ParsedTensor, HeaderError> {
         let name = self.tensor_name(index, names)?;
-        let is_long = name.len() as u64 > MAX_NAME_BYTES;
+        let is_long = name.len() as u64 > self.tensor_limits.name_bytes;
         let dims = self.dims(&name)?;
         let tensor = || name.clone();
         let item = || HeaderItem::Tensor(name.clone());
@@ -405,7 +408,7 @@ impl<'a> HeaderParser<'a> {
         let rank_offset = offset.saturating_sub(8 * dims.len() as u64 + 4);
         let outermost_first: Vec<u64> = dims.iter().rev().copied().collect();
         let is_foreign = self.strictness == Strictness::Foreign
-            && (known.is_err() || is_long || dims.len() > MAX_DIMS as usize);
+            && (known.is_err() || is_long || dims.len() > self.tensor_limits.dims as usize);
         if is_foreign {
             let found = self.rel_offset(&name, alignment)?;
             return Ok(ParsedTensor::Foreign(
@@ -457,8 +460,9 @@ impl<'a> HeaderParser<'a> {
         let offset = self.cursor.offset();
         let bytes = self.string(|| HeaderItem::TensorName(index))?;
         let found = bytes.len() as u64;
-        if found > MAX_NAME_BYTES && self.strictness != Strictness::Foreign {
-            return Err(HeaderError::TensorNameLength { offset, index, found, most: MAX_NAME_BYTES });
+        let most = self.tensor_limits.name_bytes;
+        if found > most && self.strictness != Strictness::Foreign {
+            return Err(HeaderError::TensorNameLength { offset, index, found, most });
         }
         let name = String::from_utf8(bytes.to_vec()).map_err(|error| HeaderError::TensorNameNotUtf8 {
             offset,
@@ -480,7 +484,8 @@ impl<'a> HeaderParser<'a> {
         let item = || HeaderItem::Tensor(name.to_owned());
         let rank_offset = self.cursor.offset();
         let rank = self.cursor.u32().with_item(item)?;
-        let most = if self.strictness == Strictness::Foreign { MAX_FOREIGN_DIMS } else { MAX_DIMS };
+        let most =
+            if self.strictness == Strictness::Foreign { MAX_FOREIGN_DIMS } else { self.tensor_limits.dims };
         if rank > most {
             return Err(HeaderError::Rank { offset: rank_offset, tensor: tensor(), found: rank, most });
         }

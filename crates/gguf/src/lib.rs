@@ -43,6 +43,7 @@ mod share;
 pub mod split;
 mod split_id;
 pub mod split_keys;
+mod tensor_limits;
 mod value;
 mod vocabulary;
 mod writer;
@@ -52,9 +53,7 @@ pub use endian::{swap_blocks, to_order};
 pub use error::{GgufError, HeaderError, HeaderItem};
 pub use file_type::{FileType, id_of_blocks};
 pub use foreign::DeclaredTensor;
-pub use header::{
-    ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, MAX_DIMS, MAX_NAME_BYTES, Strictness, parse_head, parse_header,
-};
+pub use header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, Strictness, parse_head, parse_header};
 pub use imatrix::{
     ColumnSums, CombinedImatrix, Imatrix, ImatrixEntry, ImatrixError, ImatrixFormat, ImatrixPart,
     ImatrixSums, StoredImatrix, UnfinishedRun, combine_imatrix_parts, merge_imatrices,
@@ -68,6 +67,7 @@ pub use plan::{
 pub use reader::{GgufFile, TensorPlace};
 pub use share::{PartsGap, Share, ShareError, WorkCost, each_once, listed, output_id};
 pub use split::{SplitSpec, SplitStyle, merged_metadata};
+pub use tensor_limits::{MAX_DIMS, MAX_NAME_BYTES, TensorLimits, has_no_model_keys};
 pub use value::{Array, Metadata, Value, ValueType};
 pub use vocabulary::{
     FILE_ROLES, Mode, ModeRequest, OtherFiles, RankCode, SpecialToken, Template, TokenizerRequest,

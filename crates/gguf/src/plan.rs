@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::path::PathBuf;
 
-use crate::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, MAX_DIMS, MAX_NAME_BYTES};
+use crate::header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT};
+use crate::tensor_limits::TensorLimits;
 use crate::{Array, Metadata, Value};
 use gguf_core::bytes::Endian;
 use gguf_core::text::escape;
@@ -129,8 +130,9 @@ impl FilePlan {
         tensors: &[TensorMeta],
         options: &LayoutOptions,
     ) -> Result<Self, PlanError> {
+        let limits = TensorLimits::of(metadata);
         let entry = |tensor: &TensorMeta| {
-            let n_bytes = check_tensor(tensor)?;
+            let n_bytes = check_tensor(tensor, limits)?;
             let dims = tensor.shape.dims().to_vec();
             Ok(TensorDescriptor { name: tensor.name.clone(), dims, type_id: tensor.ty.id(), n_bytes })
         };
@@ -222,15 +224,15 @@ fn alignment(metadata: &Metadata) -> Result<u64, PlanError> {
 }
 
 /// Returns the size in bytes of a tensor that the format can hold.
-fn check_tensor(tensor: &TensorMeta) -> Result<u64, PlanError> {
+fn check_tensor(tensor: &TensorMeta, limits: TensorLimits) -> Result<u64, PlanError> {
     let name = || tensor.name.clone();
     let found = tensor.name.len();
-    if found == 0 || found as u64 > MAX_NAME_BYTES {
-        return Err(PlanError::NameLength { tensor: name(), found, most: MAX_NAME_BYTES });
+    if found == 0 || found as u64 > limits.name_bytes {
+        return Err(PlanError::NameLength { tensor: name(), found, most: limits.name_bytes });
     }
     let shape = || tensor.shape.clone();
-    if tensor.shape.rank() > MAX_DIMS as usize {
-        return Err(PlanError::Rank { tensor: name(), shape: shape(), most: MAX_DIMS });
+    if tensor.shape.rank() > limits.dims as usize {
+        return Err(PlanError::Rank { tensor: name(), shape: shape(), most: limits.dims });
     }
     tensor.n_bytes().ok_or_else(|| PlanError::Size { tensor: name(), shape: shape(), ty: tensor.ty })
 }

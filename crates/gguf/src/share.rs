@@ -38,6 +38,9 @@ pub struct ShareError {
 }
 
 impl Share {
+    /// All of it, as the only share.
+    pub const WHOLE: Self = Self { number: 1, count: 1 };
+
     /// Number of the share, from 1.
     #[must_use]
     pub fn number(self) -> usize {

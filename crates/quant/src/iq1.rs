@@ -6,20 +6,22 @@
 //! IQ1_M, 56 bytes, 16 parts of 16: low 8 bits of 32 grid indices 0..32, a nibble per group 32..48 of 3 high bits and
 //! shift down, four 16-bit numbers 48..56: four 3-bit scales each, and 4 bits of the F16 scale on top.
 
-use super::codebook;
 use super::codec::{Codec, decode_blocks, f16_flaw, u16_at, validate_f16, validate_with};
 use super::iq1_lanes::{QuantizeIq1M, QuantizeIq1S};
 use super::iq1_search::{DELTA, M_BYTES, S_BYTES};
+use super::grids;
+use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::quantize_with;
 use super::superblock::{SUPER, field};
 use gguf_core::numeric::f16_to_f32;
-use gguf_core::{GgmlType, simd::SimdLevel};
+use gguf_core::{GgmlType, IntegerForm, simd::SimdLevel};
 
 pub(super) static IQ1_S: Codec = Codec {
     ty: GgmlType::Iq1S,
     quantize: Some(quantize_with::<QuantizeIq1S>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
+    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, LARGEST), decode: integers_s }),
 };
 
 pub(super) static IQ1_M: Codec = Codec {
@@ -27,6 +29,7 @@ pub(super) static IQ1_M: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeIq1M>),
     dequantize: dequantize_m,
     validate: |bytes| validate_with(bytes, |block: &[u8; M_BYTES]| f16_flaw(scale_bits_m(block))),
+    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, LARGEST), decode: integers_m }),
 };
 
 /// Decodes 8 elements.
@@ -40,16 +43,51 @@ fn load_group(scale: f32, point: u16, down: bool, out: &mut [f32; 8]) {
 }
 
 fn dequantize_s(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    let points = codebook::iq1().points;
     decode_blocks(src, dst, |block: &[u8; S_BYTES], out: &mut [f32; SUPER]| {
         let d = f16_to_f32(u16_at(block, 0));
         for (k, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            let high = u16_at(block, 34 + k / 4 * 2);
-            let scale = d * (2 * (high >> 12 & 7) + 1) as f32;
-            let index = u16::from(block[2 + k]) | (high >> (3 * (k % 4)) & 7) << 8;
-            load_group(scale, points[usize::from(index)], high & 0x8000 != 0, out);
+            let (multiple, point, down) = group_s(block, k);
+            load_group(d * f32::from(multiple), point, down, out);
         }
     });
+}
+
+/// Returns the odd multiple of the scale, the point and the shift of group `k`.
+#[inline(always)]
+fn group_s(block: &[u8; S_BYTES], k: usize) -> (i16, u16, bool) {
+    let high = u16_at(block, 34 + k / 4 * 2);
+    let index = u16::from(block[2 + k]) | (high >> (3 * (k % 4)) & 7) << 8;
+    ((2 * (high >> 12 & 7) + 1) as i16, grids::IQ1[usize::from(index)], high & 0x8000 != 0)
+}
+
+/// Levels and shifts in eighths, up to 9, times odd numbers up to 15.
+const LARGEST: u16 = 9 * 15;
+
+integer_decoder!(integers_s = load_integers_s);
+integer_decoder!(integers_m = load_integers_m);
+
+#[inline(always)]
+fn load_integers_s(block: &[u8; S_BYTES], out: IntegerBlock<'_, SUPER>) {
+    out.scales[0] = f16_to_f32(u16_at(block, 0)) * DELTA;
+    for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        load_group_integers(group_s(block, k), values);
+    }
+}
+
+#[inline(always)]
+fn load_integers_m(block: &[u8; M_BYTES], out: IntegerBlock<'_, SUPER>) {
+    out.scales[0] = f16_to_f32(scale_bits_m(block)) * DELTA;
+    for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        load_group_integers(group_m(block, k), values);
+    }
+}
+
+#[inline(always)]
+fn load_group_integers((multiple, point, down): (i16, u16, bool), out: &mut [i16; 8]) {
+    let shift = if down { -9 } else { -7 };
+    for i in 0..8 {
+        out[i] = multiple * (8 * (u32::from(point) >> (2 * i) & 3) as i16 + shift);
+    }
 }
 
 /// Returns the F16 scale that the four numbers hold in their top nibbles.
@@ -59,16 +97,22 @@ fn scale_bits_m(block: &[u8; M_BYTES]) -> u16 {
 }
 
 fn dequantize_m(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    let points = codebook::iq1().points;
     decode_blocks(src, dst, |block: &[u8; M_BYTES], out: &mut [f32; SUPER]| {
         let d = f16_to_f32(scale_bits_m(block));
-        let (low, high) = (field::<0, 32, _>(block), field::<32, 16, _>(block));
         for (k, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            let part = k / 2;
-            let level = u16_at(block, 48 + part / 4 * 2) >> (3 * (part % 4)) & 7;
-            let nibble = high[part] >> (4 * (k % 2)) & 15;
-            let index = u16::from(low[k]) | u16::from(nibble & 7) << 8;
-            load_group(d * (2 * level + 1) as f32, points[usize::from(index)], nibble & 8 != 0, out);
+            let (multiple, point, down) = group_m(block, k);
+            load_group(d * f32::from(multiple), point, down, out);
         }
     });
+}
+
+/// Returns the odd multiple of the scale, the point and the shift of group `k`.
+#[inline(always)]
+fn group_m(block: &[u8; M_BYTES], k: usize) -> (i16, u16, bool) {
+    let (low, high) = (field::<0, 32, _>(block), field::<32, 16, _>(block));
+    let part = k / 2;
+    let level = u16_at(block, 48 + part / 4 * 2) >> (3 * (part % 4)) & 7;
+    let nibble = high[part] >> (4 * (k % 2)) & 15;
+    let index = u16::from(low[k]) | u16::from(nibble & 7) << 8;
+    ((2 * level + 1) as i16, grids::IQ1[usize::from(index)], nibble & 8 != 0)
 }

@@ -15,11 +15,13 @@ use super::grid_search::{
     GridFit, GridSearch, OffGrid, PartMagnitudes, PartSearch, Refit, Search, largest, mean_square,
     scale_level, split_even_signs, split_signs, weights,
 };
+use super::grids;
+use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::quantize_with;
 use super::search::GROUP_MAX_EPS;
 use super::superblock::{SUPER, field, field_mut};
 use gguf_core::numeric::{c_max, f16_to_f32, f32_to_f16};
-use gguf_core::{GgmlType, simd::SimdLevel};
+use gguf_core::{GgmlType, IntegerForm, simd::SimdLevel};
 
 const XXS_BYTES: usize = 66;
 const XS_BYTES: usize = 74;
@@ -39,6 +41,7 @@ pub(super) static IQ2_XXS: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeGrid<Iq2XxsGrid, XXS_BYTES>>),
     dequantize: dequantize_xxs,
     validate: validate_f16::<XXS_BYTES, 0>,
+    integers: Some(IntegerCodec { form: FORM, decode: integers_xxs }),
 };
 
 pub(super) static IQ2_XS: Codec = Codec {
@@ -46,6 +49,7 @@ pub(super) static IQ2_XS: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeGrid<Iq2XsGrid, XS_BYTES>>),
     dequantize: dequantize_xs,
     validate: validate_f16::<XS_BYTES, 0>,
+    integers: Some(IntegerCodec { form: FORM, decode: integers_xs }),
 };
 
 pub(super) static IQ2_S: Codec = Codec {
@@ -53,6 +57,7 @@ pub(super) static IQ2_S: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeGrid<Iq2SGrid, S_BYTES>>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
+    integers: Some(IntegerCodec { form: FORM, decode: integers_s }),
 };
 
 type GroupsOf8<const G: usize> = [[f32; 8]; G];
@@ -268,42 +273,82 @@ fn part_scale(d: f32, level: u8) -> f32 {
 }
 
 fn dequantize_xxs(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    let points = codebook::iq2_xxs().points;
-    decode_blocks(src, dst, |block: &[u8; XXS_BYTES], out: &mut [f32; SUPER]| {
-        let d = f16_to_f32(u16_at(block, 0));
-        for (j, out) in out.as_chunks_mut::<8>().0.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            let at = 2 + 8 * j;
-            let high = u32::from(u16_at(block, at + 4)) | u32::from(u16_at(block, at + 6)) << 16;
-            let scale = part_scale(d, (high >> 28) as u8);
-            for (k, out) in out.iter_mut().enumerate() {
-                let signs = even_signs((high >> (7 * k)) as u8);
-                load_group(scale, points[usize::from(block[at + k])], signs, out);
-            }
-        }
-    });
+    decode_blocks(src, dst, |block, out| load_blocks(block, group_xxs, out));
+}
+
+/// Returns the level of the scale, the point and the signs of group `k`.
+#[inline(always)]
+fn group_xxs(block: &[u8; XXS_BYTES], k: usize) -> (u8, u16, u8) {
+    let at = 2 + k / 4 * 8;
+    let high = u32::from(u16_at(block, at + 4)) | u32::from(u16_at(block, at + 6)) << 16;
+    let signs = even_signs((high >> (7 * (k % 4))) as u8);
+    ((high >> 28) as u8, grids::IQ2_XXS[usize::from(block[at + k % 4])], signs)
 }
 
 fn dequantize_xs(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    let points = codebook::iq2_xs().points;
-    decode_blocks(src, dst, |block: &[u8; XS_BYTES], out: &mut [f32; SUPER]| {
-        let d = f16_to_f32(u16_at(block, 0));
-        for (k, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            let code = u16_at(block, 2 + 2 * k);
-            let scale = part_scale(d, block[66 + k / 4] >> (k / 2 % 2 * 4) & 15);
-            load_group(scale, points[usize::from(code & 511)], even_signs((code >> 9) as u8), out);
-        }
-    });
+    decode_blocks(src, dst, |block, out| load_blocks(block, group_xs, out));
+}
+
+/// Returns the level of the scale, the point and the signs of group `k`.
+#[inline(always)]
+fn group_xs(block: &[u8; XS_BYTES], k: usize) -> (u8, u16, u8) {
+    let code = u16_at(block, 2 + 2 * k);
+    let level = block[66 + k / 4] >> (k / 2 % 2 * 4) & 15;
+    (level, grids::IQ2_XS[usize::from(code & 511)], even_signs((code >> 9) as u8))
 }
 
 fn dequantize_s(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    let points = codebook::iq2_s().points;
-    decode_blocks(src, dst, |block: &[u8; S_BYTES], out: &mut [f32; SUPER]| {
-        let d = f16_to_f32(u16_at(block, 0));
-        let (low, signs) = (field::<2, 32, _>(block), field::<34, 32, _>(block));
-        for (k, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            let scale = part_scale(d, block[74 + k / 4] >> (k / 2 % 2 * 4) & 15);
-            let index = usize::from(low[k]) | usize::from(block[66 + k / 4] >> (2 * (k % 4)) & 3) << 8;
-            load_group(scale, points[index], signs[k], out);
+    decode_blocks(src, dst, |block, out| load_blocks(block, group_s, out));
+}
+
+/// Returns the level of the scale, the point and the signs of group `k`.
+#[inline(always)]
+fn group_s(block: &[u8; S_BYTES], k: usize) -> (u8, u16, u8) {
+    let (low, signs) = (field::<2, 32, _>(block), field::<34, 32, _>(block));
+    let level = block[74 + k / 4] >> (k / 2 % 2 * 4) & 15;
+    let index = usize::from(low[k]) | usize::from(block[66 + k / 4] >> (2 * (k % 4)) & 3) << 8;
+    (level, grids::IQ2_S[index], signs[k])
+}
+
+/// Decodes one block from the level of the scale, the point and the signs of each group of 8.
+#[inline(always)]
+fn load_blocks<const B: usize>(
+    block: &[u8; B],
+    group: impl Fn(&[u8; B], usize) -> (u8, u16, u8),
+    out: &mut [f32; SUPER],
+) {
+    let d = f16_to_f32(u16_at(block, 0));
+    for (k, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let (level, point, signs) = group(block, k);
+        load_group(part_scale(d, level), point, signs, out);
+    }
+}
+
+/// Magnitudes up to 43 times odd numbers up to 31.
+const FORM: IntegerForm = IntegerForm::plain(SUPER, 43 * 31);
+
+integer_decoder!(integers_xxs = |block: &[u8; XXS_BYTES], out| load_integers(block, group_xxs, out));
+integer_decoder!(integers_xs = |block: &[u8; XS_BYTES], out| load_integers(block, group_xs, out));
+integer_decoder!(integers_s = |block: &[u8; S_BYTES], out| load_integers(block, group_s, out));
+
+/// Splits one block into integers and its scale, an eighth of what the format stores.
+#[inline(always)]
+fn load_integers<const B: usize>(
+    block: &[u8; B],
+    group: impl Fn(&[u8; B], usize) -> (u8, u16, u8),
+    out: IntegerBlock<'_, SUPER>,
+) {
+    out.scales[0] = f16_to_f32(u16_at(block, 0)) * 0.125;
+    for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        let (level, point, signs) = group(block, k);
+        let scale = 2 * i16::from(level) + 1;
+        for i in 0..8 {
+            let magnitude = match u32::from(point) >> (2 * i) & 3 {
+                0 => i16::from(MAGNITUDES[0]),
+                1 => i16::from(MAGNITUDES[1]),
+                _ => i16::from(MAGNITUDES[2]),
+            };
+            values[i] = scale * if signs >> i & 1 == 0 { magnitude } else { -magnitude };
         }
-    });
+    }
 }

@@ -15,11 +15,13 @@ use super::grid_search::{
     GridFit, GridSearch, OffGrid, PartMagnitudes, PartSearch, Refit, Search, SignedFit, largest, scale_level,
     split_even_signs, split_signs, weights,
 };
+use super::grids;
+use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::quantize_with;
 use super::search::sum_squares;
 use super::superblock::{SUPER, field};
 use gguf_core::numeric::{c_max, f16_to_f32, f32_to_f16};
-use gguf_core::{GgmlType, simd::SimdLevel};
+use gguf_core::{GgmlType, IntegerForm, simd::SimdLevel};
 
 const XXS_BYTES: usize = 98;
 const S_BYTES: usize = 110;
@@ -39,6 +41,7 @@ pub(super) static IQ3_XXS: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeGrid<Iq3XxsGrid, XXS_BYTES>>),
     dequantize: dequantize_xxs,
     validate: validate_f16::<XXS_BYTES, 0>,
+    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, 31 * 31), decode: integers_xxs }),
 };
 
 pub(super) static IQ3_S: Codec = Codec {
@@ -46,6 +49,7 @@ pub(super) static IQ3_S: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeGrid<Iq3SGrid, S_BYTES>>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
+    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, 15 * 31), decode: integers_s }),
 };
 
 /// Splits off the signs of one part; `EVEN` keeps their number even in each 8 elements.
@@ -190,40 +194,92 @@ fn sign(signs: u8, i: usize) -> f32 {
 }
 
 fn dequantize_xxs(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    let points = codebook::iq3_xxs().points;
     decode_blocks(src, dst, |block: &[u8; XXS_BYTES], out: &mut [f32; SUPER]| {
         let d = f16_to_f32(u16_at(block, 0));
-        let indices = field::<2, 64, _>(block);
         for (k, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            let at = 66 + k / 4 * 4;
-            let high = u32::from(u16_at(block, at)) | u32::from(u16_at(block, at + 2)) << 16;
-            let scale = d * (0.5 + (high >> 28) as f32) * 0.5;
-            let signs = even_signs((high >> (7 * (k % 4))) as u8);
+            let (level, points, signs) = group_xxs(block, k);
+            let scale = d * (0.5 + f32::from(level)) * 0.5;
             for i in 0..8 {
-                let point = points[usize::from(indices[2 * k + i / 4])];
-                let magnitude = MAGNITUDES[usize::from(point >> (3 * (i % 4)) & 7)];
+                let magnitude = MAGNITUDES[(points >> (3 * i) & 7) as usize];
                 out[i] = scale * f32::from(magnitude) * sign(signs, i);
             }
         }
     });
 }
 
+/// Joins two points of 4 elements: three bits for each of 8.
+#[inline(always)]
+fn join(points: [u16; 2]) -> u32 {
+    u32::from(points[0]) | u32::from(points[1]) << 12
+}
+
+/// Returns the level of the scale, the points and the signs of 8 elements.
+#[inline(always)]
+fn group_xxs(block: &[u8; XXS_BYTES], k: usize) -> (u8, u32, u8) {
+    let indices = field::<2, 64, _>(block);
+    let at = 66 + k / 4 * 4;
+    let high = u32::from(u16_at(block, at)) | u32::from(u16_at(block, at + 2)) << 16;
+    let points = [0, 1].map(|half| grids::IQ3_XXS[usize::from(indices[2 * k + half])]);
+    ((high >> 28) as u8, join(points), even_signs((high >> (7 * (k % 4))) as u8))
+}
+
 fn dequantize_s(_level: SimdLevel, src: &[u8], dst: &mut [f32]) {
-    let points = codebook::iq3_s().points;
     decode_blocks(src, dst, |block: &[u8; S_BYTES], out: &mut [f32; SUPER]| {
         let d = f16_to_f32(u16_at(block, 0));
-        let (low, signs) = (field::<2, 64, _>(block), field::<74, 32, _>(block));
         for (k, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-            let part = k / 4;
-            let level = block[106 + part / 2] >> (part % 2 * 4) & 15;
+            let (level, points, signs) = group_s(block, k);
             let scale = d * (1 + 2 * i32::from(level)) as f32;
             for i in 0..8 {
-                let group = 2 * k + i / 4;
-                let high = usize::from(block[66 + part] >> (group % 8) & 1);
-                let point = points[usize::from(low[group]) | high << 8];
-                let level = point >> (3 * (i % 4)) & 7;
-                out[i] = scale * f32::from(2 * level + 1) * sign(signs[k], i);
+                let level = (points >> (3 * i) & 7) as u8;
+                out[i] = scale * f32::from(2 * level + 1) * sign(signs, i);
             }
         }
     });
+}
+
+/// Returns the level of the scale, the points and the signs of 8 elements.
+#[inline(always)]
+fn group_s(block: &[u8; S_BYTES], k: usize) -> (u8, u32, u8) {
+    let (low, signs) = (field::<2, 64, _>(block), field::<74, 32, _>(block));
+    let part = k / 4;
+    let points = [0, 1].map(|half| {
+        let group = 2 * k + half;
+        let high = usize::from(block[66 + part] >> (group % 8) & 1);
+        grids::IQ3_S[usize::from(low[group]) | high << 8]
+    });
+    (block[106 + part / 2] >> (part % 2 * 4) & 15, join(points), signs[k])
+}
+
+integer_decoder!(integers_xxs = load_integers_xxs);
+integer_decoder!(integers_s = load_integers_s);
+
+/// Splits one block into integers, with half of the magnitudes, and half of the scale that the format stores.
+#[inline(always)]
+fn load_integers_xxs(block: &[u8; XXS_BYTES], out: IntegerBlock<'_, SUPER>) {
+    out.scales[0] = f16_to_f32(u16_at(block, 0)) * 0.5;
+    for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        // Magnitudes are 4 apart, from 4 on, but for the last.
+        load_group_integers(group_xxs(block, k), |code| 4 * code + 2 + i16::from(code == 7), values);
+    }
+}
+
+#[inline(always)]
+fn load_integers_s(block: &[u8; S_BYTES], out: IntegerBlock<'_, SUPER>) {
+    out.scales[0] = f16_to_f32(u16_at(block, 0));
+    for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+        load_group_integers(group_s(block, k), |code| 2 * code + 1, values);
+    }
+}
+
+#[inline(always)]
+fn load_group_integers(
+    (level, points, signs): (u8, u32, u8),
+    magnitude: impl Fn(i16) -> i16,
+    out: &mut [i16; 8],
+) {
+    let scale = 2 * i16::from(level) + 1;
+    for i in 0..8 {
+        let magnitude = magnitude((points >> (3 * i) & 7) as i16);
+        out[i] = scale * if signs >> i & 1 == 0 { magnitude } else { -magnitude };
+    }
 }

@@ -13,6 +13,7 @@
 
 use super::batch::{BATCH, BlockBatch, sums_of_squares};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair};
+use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::{Lanes, Twice};
 use super::search::{
@@ -23,7 +24,7 @@ use super::search_lanes::{
     with_min as with_min_lanes,
 };
 use super::superblock::each_byte;
-use gguf_core::GgmlType;
+use gguf_core::{GgmlType, IntegerForm, IntegerMinima};
 use gguf_core::numeric::{c_trunc_i8, c_trunc_u8, f16_to_f32, f32_to_f16};
 
 /// Elements per block of all four types.
@@ -34,6 +35,7 @@ pub(super) static Q4_0: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeLegacy<18, 4, false>>),
     dequantize: q4_0_dequantize,
     validate: validate_f16::<18, 0>,
+    integers: Some(IntegerCodec { form: IntegerForm::plain(BLOCK, 8), decode: q4_0_integers }),
 };
 
 pub(super) static Q4_1: Codec = Codec {
@@ -41,6 +43,7 @@ pub(super) static Q4_1: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeLegacy<20, 4, true>>),
     dequantize: q4_1_dequantize,
     validate: validate_f16_pair::<20, 0>,
+    integers: Some(IntegerCodec { form: with_minimum(15), decode: q4_1_integers }),
 };
 
 pub(super) static Q5_0: Codec = Codec {
@@ -48,6 +51,7 @@ pub(super) static Q5_0: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeLegacy<22, 5, false>>),
     dequantize: q5_0_dequantize,
     validate: validate_f16::<22, 0>,
+    integers: Some(IntegerCodec { form: IntegerForm::plain(BLOCK, 16), decode: q5_0_integers }),
 };
 
 pub(super) static Q5_1: Codec = Codec {
@@ -55,6 +59,7 @@ pub(super) static Q5_1: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeLegacy<24, 5, true>>),
     dequantize: q5_1_dequantize,
     validate: validate_f16_pair::<24, 0>,
+    integers: Some(IntegerCodec { form: with_minimum(31), decode: q5_1_integers }),
 };
 
 /// Returns the search parameters of the types with a minimum, when importance weights are given.
@@ -333,21 +338,61 @@ decoder!(q4_1_dequantize = load::<20, 4, true>);
 decoder!(q5_0_dequantize = load::<22, 5, false>);
 decoder!(q5_1_dequantize = load::<24, 5, true>);
 
-/// Decodes one block.
+/// Returns the form of a type whose block has one minimum, stored as what is added.
+const fn with_minimum(largest: u16) -> IntegerForm {
+    IntegerForm::with_minima(BLOCK, largest, IntegerMinima { shared: BLOCK, largest: 1 })
+}
+
+integer_decoder!(q4_0_integers = load_integers::<18, 4, false>);
+integer_decoder!(q4_1_integers = load_integers::<20, 4, true>);
+integer_decoder!(q5_0_integers = load_integers::<22, 5, false>);
+integer_decoder!(q5_1_integers = load_integers::<24, 5, true>);
+
+/// Returns the stored levels of elements `j` and `j + 16`.
 #[inline(always)]
-fn load<const B: usize, const BITS: u32, const MIN: bool>(block: &[u8; B], out: &mut [f32; BLOCK]) {
-    let d = f16_to_f32(u16_at(block, 0));
-    let min = if MIN { f16_to_f32(u16_at(block, 2)) } else { 0.0 };
+fn levels<const B: usize, const BITS: u32>(block: &[u8; B]) -> impl Fn(usize) -> (i32, i32) {
     let high =
         if BITS == 5 { u32::from(u16_at(block, B - 20)) | u32::from(u16_at(block, B - 18)) << 16 } else { 0 };
     let nibbles = &block[B - 16..];
-    for j in 0..16 {
+    move |j| {
         let mut low = i32::from(nibbles[j] & 15);
         let mut top = i32::from(nibbles[j] >> 4);
         if BITS == 5 {
             low |= (high >> j << 4 & 16) as i32;
             top |= (high >> (j + 16) << 4 & 16) as i32;
         }
+        (low, top)
+    }
+}
+
+/// Splits one block into integers and scales.
+#[inline(always)]
+fn load_integers<const B: usize, const BITS: u32, const MIN: bool>(
+    block: &[u8; B],
+    out: IntegerBlock<'_, BLOCK>,
+) {
+    out.scales[0] = f16_to_f32(u16_at(block, 0));
+    if MIN {
+        out.minima[0] = 1;
+        out.min_scales[0] = -f16_to_f32(u16_at(block, 2));
+    }
+    let levels = levels::<B, BITS>(block);
+    let middle = if MIN { 0 } else { 1 << (BITS - 1) };
+    for j in 0..16 {
+        let (low, top) = levels(j);
+        out.values[j] = (low - middle) as i16;
+        out.values[j + 16] = (top - middle) as i16;
+    }
+}
+
+/// Decodes one block.
+#[inline(always)]
+fn load<const B: usize, const BITS: u32, const MIN: bool>(block: &[u8; B], out: &mut [f32; BLOCK]) {
+    let d = f16_to_f32(u16_at(block, 0));
+    let min = if MIN { f16_to_f32(u16_at(block, 2)) } else { 0.0 };
+    let levels = levels::<B, BITS>(block);
+    for j in 0..16 {
+        let (low, top) = levels(j);
         if MIN {
             out[j] = low as f32 * d + min;
             out[j + 16] = top as f32 * d + min;

@@ -8,6 +8,7 @@
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
+use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::{Lanes, MAX_WIDTH, Twice};
 use super::refine_lanes::{FirstFitBuffers, RefineBuffers, first_fit, refine};
@@ -19,7 +20,7 @@ use super::search_lanes::{
 };
 use super::superblock::{SUPER, each_byte, field, field_mut, pack_bits, pack_pairs, relevel_signed};
 use super::superblock_lanes::{BATCH_SUPERS, relevel_signed as relevel_signed_lanes};
-use gguf_core::GgmlType;
+use gguf_core::{GgmlType, IntegerForm};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
 
 const BLOCK_BYTES: usize = 110;
@@ -31,6 +32,7 @@ pub(super) static Q3_K: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeQ3K>),
     dequantize,
     validate: validate_f16::<BLOCK_BYTES, 108>,
+    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, 4 * 32), decode: integers }),
 };
 
 /// Scale of the scales as a float, and the stored scales `0..64`, which mean `-32..32`.
@@ -332,18 +334,45 @@ decoder!(dequantize = load);
 #[inline(always)]
 fn load(block: &[u8; BLOCK_BYTES], out: &mut [f32; SUPER]) {
     let d = f16_to_f32(u16_at(block, 108));
-    let high = field::<0, 32, _>(block);
-    let pairs = field::<32, 64, _>(block);
-    let packed = field::<96, 12, _>(block);
     for (j, out) in out.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
-        let code = packed[j % 8] >> (j / 8 * 4) & 15 | (packed[8 + j % 4] >> (j / 4 * 2) & 3) << 4;
-        let scale = d * f32::from(code as i8 - 32);
-        let pairs = &pairs[j / 8 * 32 + j % 2 * 16..][..PART];
-        let high = &high[j % 2 * 16..][..PART];
-        let (shift, bit) = (j / 2 % 4 * 2, j / 2);
+        let scale = d * f32::from(part_scale(block, j));
+        let level = levels(block, j);
         for i in 0..PART {
-            let level = pairs[i] >> shift & 3 | (high[i] >> bit & 1) << 2;
-            out[i] = scale * f32::from(level as i8 - 4);
+            out[i] = scale * f32::from(level(i));
+        }
+    }
+}
+
+/// Returns the scale of part `j`, `-32..32`.
+#[inline(always)]
+fn part_scale(block: &[u8; BLOCK_BYTES], j: usize) -> i8 {
+    let packed = field::<96, 12, _>(block);
+    let code = packed[j % 8] >> (j / 8 * 4) & 15 | (packed[8 + j % 4] >> (j / 4 * 2) & 3) << 4;
+    code as i8 - 32
+}
+
+/// Returns the level of each element of part `j`, `-4..4`.
+#[inline(always)]
+fn levels(block: &[u8; BLOCK_BYTES], j: usize) -> impl Fn(usize) -> i8 {
+    let pairs = &field::<32, 64, _>(block)[j / 8 * 32 + j % 2 * 16..][..PART];
+    let high = &field::<0, 32, _>(block)[j % 2 * 16..][..PART];
+    let (shift, bit) = (j / 2 % 4 * 2, j / 2);
+    move |i| {
+        let level = pairs[i] >> shift & 3 | (high[i] >> bit & 1) << 2;
+        level as i8 - 4
+    }
+}
+
+integer_decoder!(integers = load_integers);
+
+#[inline(always)]
+fn load_integers(block: &[u8; BLOCK_BYTES], out: IntegerBlock<'_, SUPER>) {
+    out.scales[0] = f16_to_f32(u16_at(block, 108));
+    for (j, values) in out.values.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
+        let scale = i16::from(part_scale(block, j));
+        let level = levels(block, j);
+        for i in 0..PART {
+            values[i] = scale * i16::from(level(i));
         }
     }
 }

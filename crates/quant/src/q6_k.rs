@@ -6,13 +6,14 @@
 //! elements `l + 32` and `l + 96`; pair byte `32 k + l` holds elements `32 n + l` in bits `2 n`.
 
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
+use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, signed, signed_max};
 use super::search_lanes::{signed as signed_lanes, signed_levels};
 use super::superblock::{SUPER, each_byte, field, field_mut, put_words, relevel_signed, words};
 use super::superblock_lanes::relevel_signed as relevel_signed_lanes;
-use gguf_core::GgmlType;
+use gguf_core::{GgmlType, IntegerForm};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
 
 const BLOCK_BYTES: usize = 210;
@@ -24,6 +25,7 @@ pub(super) static Q6_K: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeQ6K>),
     dequantize,
     validate: validate_f16::<BLOCK_BYTES, 208>,
+    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, 32 * 128), decode: integers }),
 };
 
 /// Writes scale of scales and scales; returns the step of each part's levels, or `None` if the block is all zeros.
@@ -131,17 +133,38 @@ decoder!(dequantize = load);
 #[inline(always)]
 fn load(block: &[u8; BLOCK_BYTES], out: &mut [f32; SUPER]) {
     let d = f16_to_f32(u16_at(block, 208));
-    let low = field::<0, 128, _>(block);
-    let high = field::<128, 64, _>(block);
     for (j, out) in out.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
         let scale = d * f32::from(block[192 + j] as i8);
-        // Index of the quarter of 32 elements, within its half, that contains this part.
-        let (half, quarter, odd) = (j / 8, j / 2 % 4, j % 2);
-        let low = &low[64 * half + 32 * (quarter % 2) + 16 * odd..][..PART];
-        let high = &high[32 * half + 16 * odd..][..PART];
+        let level = levels(block, j);
         for i in 0..PART {
-            let level = low[i] >> (quarter / 2 * 4) & 15 | (high[i] >> (2 * quarter) & 3) << 4;
-            out[i] = scale * f32::from(level as i8 - 32);
+            out[i] = scale * f32::from(level(i));
+        }
+    }
+}
+
+/// Returns the level of each element of part `j`, `-32..32`.
+#[inline(always)]
+fn levels(block: &[u8; BLOCK_BYTES], j: usize) -> impl Fn(usize) -> i8 {
+    // Index of the quarter of 32 elements, within its half, that contains this part.
+    let (half, quarter, odd) = (j / 8, j / 2 % 4, j % 2);
+    let low = &field::<0, 128, _>(block)[64 * half + 32 * (quarter % 2) + 16 * odd..][..PART];
+    let high = &field::<128, 64, _>(block)[32 * half + 16 * odd..][..PART];
+    move |i| {
+        let level = low[i] >> (quarter / 2 * 4) & 15 | (high[i] >> (2 * quarter) & 3) << 4;
+        level as i8 - 32
+    }
+}
+
+integer_decoder!(integers = load_integers);
+
+#[inline(always)]
+fn load_integers(block: &[u8; BLOCK_BYTES], out: IntegerBlock<'_, SUPER>) {
+    out.scales[0] = f16_to_f32(u16_at(block, 208));
+    for (j, values) in out.values.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
+        let scale = i16::from(block[192 + j] as i8);
+        let level = levels(block, j);
+        for i in 0..PART {
+            values[i] = scale * i16::from(level(i));
         }
     }
 }

@@ -9,10 +9,11 @@ use std::marker::PhantomData;
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
+use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::abs_max;
-use gguf_core::GgmlType;
+use gguf_core::{GgmlType, IntegerForm};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, lroundf};
 
 pub(super) static TQ1_0: Codec = Codec {
@@ -20,6 +21,7 @@ pub(super) static TQ1_0: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeTernary<54, Tq1>>),
     dequantize: tq1_0_dequantize,
     validate: validate_f16::<54, 52>,
+    integers: Some(IntegerCodec { form: IntegerForm::plain(256, 1), decode: tq1_0_integers }),
 };
 
 pub(super) static TQ2_0: Codec = Codec {
@@ -27,6 +29,7 @@ pub(super) static TQ2_0: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeTernary<66, Tq2>>),
     dequantize: tq2_0_dequantize,
     validate: validate_f16::<66, 64>,
+    integers: Some(IntegerCodec { form: IntegerForm::plain(256, 2), decode: tq2_0_integers }),
 };
 
 /// Runs of TQ1_0: first byte, number of bytes (the stride of the elements), first element, digits per byte.
@@ -48,15 +51,28 @@ decoder!(tq1_0_dequantize = tq1_0_load);
 #[inline(always)]
 fn tq1_0_load(block: &[u8; 54], out: &mut [f32; 256]) {
     let d = f16_to_f32(u16_at(block, 52));
+    each_digit(block, |element, digit| out[element] = f32::from(digit - 1) * d);
+}
+
+/// Calls `f` with every element's index and digit.
+#[inline(always)]
+fn each_digit(block: &[u8; 54], mut f: impl FnMut(usize, i16)) {
     for (at, n_bytes, first, n_digits) in RUNS {
         for (n, power) in [1u8, 3, 9, 27, 81].into_iter().enumerate().take(n_digits) {
             for m in 0..n_bytes {
                 let fraction = block[at + m].wrapping_mul(power);
-                let digit = ((u16::from(fraction) * 3) >> 8) as i8;
-                out[first + n * n_bytes + m] = f32::from(digit - 1) * d;
+                f(first + n * n_bytes + m, ((u16::from(fraction) * 3) >> 8) as i16);
             }
         }
     }
+}
+
+integer_decoder!(tq1_0_integers = tq1_0_load_integers);
+
+#[inline(always)]
+fn tq1_0_load_integers(block: &[u8; 54], out: IntegerBlock<'_, 256>) {
+    out.scales[0] = f16_to_f32(u16_at(block, 52));
+    each_digit(block, |element, digit| out.values[element] = digit - 1);
 }
 
 decoder!(tq2_0_dequantize = tq2_0_load);
@@ -68,6 +84,20 @@ fn tq2_0_load(block: &[u8; 66], out: &mut [f32; 256]) {
         for (n, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             for m in 0..32 {
                 out[m] = f32::from((block[32 * k + m] >> (2 * n) & 3) as i8 - 1) * d;
+            }
+        }
+    }
+}
+
+integer_decoder!(tq2_0_integers = tq2_0_load_integers);
+
+#[inline(always)]
+fn tq2_0_load_integers(block: &[u8; 66], out: IntegerBlock<'_, 256>) {
+    out.scales[0] = f16_to_f32(u16_at(block, 64));
+    for (k, out) in out.values.as_chunks_mut::<128>().0.iter_mut().enumerate() {
+        for (n, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+            for m in 0..32 {
+                out[m] = i16::from(block[32 * k + m] >> (2 * n) & 3) - 1;
             }
         }
     }

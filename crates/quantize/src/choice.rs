@@ -1,8 +1,9 @@
 //! Type of every tensor: options that name it, then the mixture, then the fit to its columns.
 
-use crate::class::{PER_LAYER_TOKEN_EMBD, is_quantizable};
+use crate::class::PER_LAYER_TOKEN_EMBD;
 use crate::mixture::Mixture;
 use crate::{FileType, ModelFacts, QuantizeOptions, TensorClass};
+use gguf_arch::diffusion::{DiffusionMixture, DiffusionRules};
 use gguf_core::{GgmlType, Hint, ImatrixNeed, TensorMeta, text::escape};
 
 /// Reason for the type of a tensor.
@@ -53,6 +54,9 @@ pub fn choose_types(
     options: &QuantizeOptions,
     has_imatrix: bool,
 ) -> Result<Vec<TypeChoice>, ChoiceError> {
+    if let Some(rules) = &facts.diffusion {
+        return diffusion_types(rules, tensors, options);
+    }
     let names = tensors.iter().map(|tensor| tensor.name.as_str());
     let mut mixture = options.file_type.base().map(|base| {
         let mixture = Mixture::new(base, facts, options, has_imatrix, names);
@@ -64,7 +68,7 @@ pub fn choose_types(
         let class = TensorClass::of(&tensor.name);
         let is_bound = has_factor && tensor.ty == GgmlType::Nvfp4;
         let is_left = (options.leave_output_tensor || is_bound) && class == TensorClass::Output;
-        let is_matrix = is_quantizable(&facts.architecture, tensor);
+        let is_matrix = facts.is_quantized(tensor);
         let given = options.given.types.get(&tensor.name).filter(|&&ty| ty != tensor.ty);
         let (ty, reason) = match (&mut mixture, given) {
             (Some((base, mixture)), _) if is_matrix && !is_left => {
@@ -78,6 +82,76 @@ pub fn choose_types(
         Ok(TypeChoice { class, ty, reason, needs_imatrix })
     };
     tensors.iter().map(choose).collect()
+}
+
+/// Chooses the type of every tensor of an image or video model. Options for the embeddings and the output of language
+/// models have no effect.
+///
+/// # Exactness
+/// Equals the patched llama-quantize of ComfyUI-GGUF for the file types that it has, except for rows that are no whole
+/// blocks of 32: they stay F16, where the reference stops or writes broken blocks.
+fn diffusion_types(
+    rules: &DiffusionRules,
+    tensors: &[TensorMeta],
+    options: &QuantizeOptions,
+) -> Result<Vec<TypeChoice>, ChoiceError> {
+    let base = options.file_type.base();
+    let mut mixture = match base {
+        None => None,
+        Some(_) => Some(rules.mixture(options.file_type).ok_or_else(|| ChoiceError::NotOfImages {
+            file_type: options.file_type,
+            known: rules.common().type_names().map(ToOwned::to_owned).collect(),
+        })?),
+    };
+    let choose = |tensor: &TensorMeta| {
+        let given = options.given.types.get(&tensor.name).filter(|&&ty| ty != tensor.ty);
+        let (ty, reason) = match (&mut mixture, given) {
+            (Some(mixture), given) if rules.is_quantized(tensor) => {
+                diffusion_type(mixture, tensor, given.copied(), options)?
+            }
+            (_, Some(&ty)) => fitted_to_f16(tensor, ty, Reason::Like, options)?,
+            _ => (tensor.ty, Reason::Kept),
+        };
+        let class = TensorClass::of(&tensor.name);
+        let needs_imatrix = ty != tensor.ty && ty.info().imatrix == ImatrixNeed::Required;
+        Ok(TypeChoice { class, ty, reason, needs_imatrix })
+    };
+    tensors.iter().map(choose).collect()
+}
+
+fn diffusion_type(
+    mixture: &mut DiffusionMixture<'_>,
+    tensor: &TensorMeta,
+    given: Option<GgmlType>,
+    options: &QuantizeOptions,
+) -> Result<(GgmlType, Reason), ChoiceError> {
+    let rule = options.tensor_types.iter().find(|rule| rule.matches(&tensor.name)).map(|rule| rule.ty);
+    let (wanted, reason) = match (rule, given) {
+        (Some(ty), _) => (ty, Reason::Option),
+        (None, Some(ty)) => (ty, Reason::Like),
+        (None, None) if options.pure => (options.file_type.base().unwrap_or(tensor.ty), Reason::Mixture),
+        (None, None) => (mixture.choose(&tensor.name), Reason::Mixture),
+    };
+    fitted_to_f16(tensor, wanted, reason, options)
+}
+
+/// Fits a wanted type to the columns of a tensor; the only replacement is F16.
+fn fitted_to_f16(
+    tensor: &TensorMeta,
+    wanted: GgmlType,
+    reason: Reason,
+    options: &QuantizeOptions,
+) -> Result<(GgmlType, Reason), ChoiceError> {
+    let n_cols = tensor.shape.n_cols();
+    if wanted.row_bytes(n_cols).is_some() {
+        return Ok((wanted, reason));
+    }
+    let instead = GgmlType::F16;
+    if options.no_fallback {
+        let tensor = tensor.name.clone();
+        return Err(ChoiceError::FallbackRefused { tensor, n_cols, wanted, instead });
+    }
+    Ok((instead, Reason::Fallback { wanted }))
 }
 
 fn choose_type(
@@ -205,6 +279,14 @@ pub enum ChoiceError {
         /// Type without a replacement.
         wanted: GgmlType,
     },
+    /// The file type is not written for image and video models.
+    #[error("{file_type} is no type of image and video models")]
+    NotOfImages {
+        /// Type that was asked for.
+        file_type: FileType,
+        /// Types that are written, in lower case.
+        known: Vec<String>,
+    },
     /// A fallback is needed, but not allowed.
     #[error(
         "tensor `{}`: {n_cols} columns are not a multiple of {} as {wanted} needs, and falling back to {instead} \
@@ -230,6 +312,7 @@ impl Hint for ChoiceError {
             Self::NoFallback { tensor, .. } => {
                 vec![format!("name a type for it: `--tensor-type {}=q4_0`", escape(tensor))]
             }
+            Self::NotOfImages { known, .. } => vec![format!("their types are {}", known.join(", "))],
             Self::FallbackRefused { tensor, instead, .. } => vec![
                 format!(
                     "name it yourself: `--tensor-type {}={}`",

@@ -1,7 +1,7 @@
 //! Several quantizations of one model from one reading: rows are read and decoded once, and a tensor that several files
 //! hold in the same type is quantized once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::execute::quantize_for;
 use crate::{Input, QuantizeError, QuantizeOptions, QuantizePlan};
@@ -62,7 +62,12 @@ impl<'a> JointPlans<'a> {
         imatrix: Option<&'a Imatrix>,
     ) -> Result<Self, QuantizeError> {
         let plan = |types: &RungTypes| QuantizePlan::draft(input, &types.options(base), imatrix);
-        let plans = rungs.iter().map(plan).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self::of(rungs.iter().map(plan).collect::<Result<Vec<_>, _>>()?))
+    }
+
+    /// Joins plans of one input with the same options, except for the types.
+    #[must_use]
+    pub fn of(plans: Vec<QuantizePlan<'a>>) -> Self {
         let n_tensors = plans.first().map_or(0, |plan| plan.tensors.len());
         let mut of_plan = vec![Vec::with_capacity(n_tensors); plans.len()];
         let mut variants = Vec::with_capacity(n_tensors);
@@ -80,7 +85,7 @@ impl<'a> JointPlans<'a> {
             }
             variants.push(found);
         }
-        Ok(Self { plans, variants, of_plan })
+        Self { plans, variants, of_plan }
     }
 
     /// Plans of the single outputs, in the order of their types.
@@ -100,11 +105,20 @@ impl<'a> JointPlans<'a> {
         &self.of_plan[plan]
     }
 
-    /// Bytes of tensors that are made: a tensor that several outputs hold in one type counts once.
+    /// Bytes of tensors that are made: a tensor that several outputs hold in one type counts once, unless one of them
+    /// is made alone. `is_alone` has an entry for each plan.
     #[must_use]
-    pub fn made_bytes(&self) -> u64 {
-        let made = self.variants.iter().flat_map(|tensor| &tensor.metas);
-        made.filter_map(TensorMeta::n_bytes).sum()
+    pub fn made_bytes(&self, is_alone: &[bool]) -> u64 {
+        let of_tensor = |(tensor, found): (usize, &TensorVariants)| -> u64 {
+            let bytes = |variant: usize| found.metas.get(variant).and_then(TensorMeta::n_bytes).unwrap_or(0);
+            let of_plans = self.of_plan.iter().map(|variants| variants[tensor]);
+            let (alone, shared): (Vec<_>, Vec<_>) =
+                of_plans.zip(is_alone).partition(|(_, is_alone)| **is_alone);
+            let alone: u64 = alone.iter().map(|(variant, _)| bytes(*variant)).sum();
+            let shared: BTreeSet<usize> = shared.iter().map(|(variant, _)| *variant).collect();
+            alone + shared.into_iter().map(bytes).sum::<u64>()
+        };
+        self.variants.iter().enumerate().map(of_tensor).sum()
     }
 
     /// Rows that are too small for their type, of the tensors of one output, as [`QuantizePlan::small_rows`].

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::class::{is_integer, is_quantizable};
+use crate::class::is_integer;
 use crate::metadata::declared_file_type;
 use crate::prune::{Pruned, split_at_layer};
-use crate::{FileType, Input, QuantizeOptions, Recipe, TensorClass, file_order};
+use crate::{FileType, Input, ModelFacts, QuantizeOptions, Recipe, TensorClass};
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_format::{Metadata, Value};
 
@@ -143,8 +143,8 @@ impl LikeTypes {
         input: &Input<'_>,
         options: &QuantizeOptions,
     ) -> Option<Self> {
-        let sorted: Vec<TensorMeta> =
-            file_order(reference).into_iter().map(|at| reference[at].clone()).collect();
+        let order = ModelFacts::new(metadata, &[], reference).file_order(reference);
+        let sorted: Vec<TensorMeta> = order.into_iter().map(|at| reference[at].clone()).collect();
         let recipe = Recipe::of(metadata, &sorted);
         let file_type_id = declared_file_type(metadata);
         let claimed = file_type_id.and_then(FileType::from_id);
@@ -154,16 +154,15 @@ impl LikeTypes {
         let classes = most_by_class(metadata, &sorted);
 
         let tensors = input.source.tensors();
+        let facts = input.facts(&options.overrides);
         let mut pruned = Pruned::new(&options.prune_layers);
-        let renamed = file_order(tensors).into_iter().filter_map(|at| {
+        let renamed = facts.file_order(tensors).into_iter().filter_map(|at| {
             let tensor = tensors.get(at)?;
             Some(TensorMeta { name: pruned.rename(&tensor.name)?, ..tensor.clone() })
         });
         let tensors: Vec<TensorMeta> = renamed.collect();
         let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let stacks = Stack::all(input.metadata, &names);
-        let architecture =
-            input.metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
 
         let reference = Reference::of(metadata, &sorted);
         let mut this = Self {
@@ -176,7 +175,7 @@ impl LikeTypes {
             layers: None,
         };
         for tensor in tensors.iter().filter(|tensor| !is_integer(tensor.ty)) {
-            let is_matrix = is_quantizable(architecture, tensor);
+            let is_matrix = facts.is_quantized(tensor);
             let by_name = reference.by_name(&tensor.name, &stacks);
             let by_role = || reference.by_role(&tensor.name, &stacks);
             let found = by_name.or_else(by_role);
@@ -207,9 +206,9 @@ const MOST_ID: u32 = 1023;
 
 /// Type of most values of each class of matrices.
 fn most_by_class(metadata: &Metadata, tensors: &[TensorMeta]) -> BTreeMap<TensorClass, GgmlType> {
-    let architecture = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+    let facts = ModelFacts::new(metadata, &[], tensors);
     let mut counts: BTreeMap<(TensorClass, &str), (u128, GgmlType)> = BTreeMap::new();
-    for tensor in tensors.iter().filter(|tensor| is_quantizable(architecture, tensor)) {
+    for tensor in tensors.iter().filter(|tensor| facts.is_quantized(tensor)) {
         let key = (TensorClass::of(&tensor.name), tensor.ty.name());
         counts.entry(key).or_insert((0, tensor.ty)).0 += u128::from(tensor.shape.n_elems());
     }

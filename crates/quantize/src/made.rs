@@ -6,6 +6,7 @@ use crate::class::n_matrices;
 use crate::importance::{Lookup, lookup};
 use crate::metadata::{Changes, output_metadata};
 use crate::{QuantizePlan, Reason, RowError, TensorClass, TensorPlan, TypeChoice};
+use gguf_arch::diffusion::DiffusionRules;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource};
 use gguf_format::{Imatrix, Metadata};
@@ -94,7 +95,9 @@ pub fn column_importance<'a>(imatrix: &'a Imatrix, tensor: &TensorMeta) -> Optio
 /// an importance matrix. `file_type` is the value of `general.file_type`.
 #[must_use]
 pub fn written_metadata(source: &Metadata, file_type: u32) -> Metadata {
-    let changes = Changes { file_type, overrides: &[], imatrix: None, pruned: None, n_layers: None };
+    let keeps_order = DiffusionRules::of_file(source, &[]).is_ok_and(|rules| rules.is_some());
+    let changes =
+        Changes { file_type, keeps_order, overrides: &[], imatrix: None, pruned: None, n_layers: None };
     // Only keys that are set can be refused.
     output_metadata(source, &changes).unwrap_or_default()
 }

@@ -18,6 +18,8 @@ const FILE_TYPE: &str = "general.file_type";
 pub(crate) struct Changes<'a> {
     /// Value of `general.file_type`.
     pub file_type: u32,
+    /// True to change keys in their places, as the quantizer of image models does.
+    pub keeps_order: bool,
     /// Keys set by the user.
     pub overrides: &'a [Override],
     /// Importance matrix that is used, if it has entries.
@@ -41,8 +43,14 @@ pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Resul
     for (key, value) in source.iter() {
         put(&mut out, key.split('\0').next().unwrap_or_default(), without_nul(value));
     }
-    put(&mut out, "general.quantization_version", Value::U32(QUANTIZATION_VERSION));
-    put(&mut out, FILE_TYPE, Value::U32(changes.file_type));
+    let declared = [("general.quantization_version", QUANTIZATION_VERSION), (FILE_TYPE, changes.file_type)];
+    for (key, value) in declared {
+        if changes.keeps_order {
+            out.set(key, value);
+        } else {
+            put(&mut out, key, Value::U32(value));
+        }
+    }
     out = merged_metadata(&out);
     if let Some(pruned) = changes.pruned {
         pruned.apply(&mut out);
@@ -133,8 +141,14 @@ mod tests {
         source.set("split.tensors.count", 7i32);
         source.set("general.name", "a\0b");
         let overrides = [Override::parse("general.architecture=str:llama").unwrap()];
-        let changes =
-            Changes { file_type: 15, overrides: &overrides, imatrix: None, pruned: None, n_layers: Some(3) };
+        let changes = Changes {
+            file_type: 15,
+            keeps_order: false,
+            overrides: &overrides,
+            imatrix: None,
+            pruned: None,
+            n_layers: Some(3),
+        };
         let out = output_metadata(&source, &changes).unwrap();
         assert_eq!(
             keys(&out),

@@ -1,7 +1,9 @@
 //! Facts about a model that its mixture depends on.
 
 use crate::class::layer_of;
+use crate::class::{file_order, is_quantizable};
 use crate::options::{Override, OverrideValue};
+use gguf_arch::diffusion::DiffusionRules;
 use gguf_core::TensorMeta;
 use gguf_format::{Metadata, Value};
 
@@ -18,6 +20,8 @@ pub struct ModelFacts {
     pub n_gqa: u32,
     /// True for models whose value projections are small compared with the rest.
     pub is_70b: bool,
+    /// Rules of an image or video model, which replace those of language models.
+    pub diffusion: Option<DiffusionRules>,
 }
 
 /// Architectures and layer counts of models that count as 70 B.
@@ -61,7 +65,28 @@ impl ModelFacts {
             n_experts: u32::try_from(n_experts).unwrap_or(u32::MAX),
             n_gqa: n_heads.checked_div(n_kv_heads).map_or(0, |n| u32::try_from(n).unwrap_or(u32::MAX)),
             is_70b,
+            // Embedded cards are valid.
+            diffusion: DiffusionRules::of_file(metadata, tensors).ok().flatten(),
             architecture,
+        }
+    }
+
+    /// Returns true for weights that are quantized.
+    #[must_use]
+    pub fn is_quantized(&self, tensor: &TensorMeta) -> bool {
+        match &self.diffusion {
+            Some(rules) => rules.is_quantized(tensor),
+            None => is_quantizable(&self.architecture, tensor),
+        }
+    }
+
+    /// Returns the indices of the tensors in the order of a quantized file. Files of image and video models keep their
+    /// order.
+    #[must_use]
+    pub fn file_order(&self, tensors: &[TensorMeta]) -> Vec<usize> {
+        match &self.diffusion {
+            Some(_) => (0..tensors.len()).collect(),
+            None => file_order(tensors),
         }
     }
 

@@ -33,6 +33,7 @@ pub fn nominal(file_type: FileType) -> Option<Nominal> {
         n_experts: 0,
         n_gqa: 4,
         is_70b: false,
+        diffusion: None,
     };
     let choices = choose_types(&facts, &tensors, &QuantizeOptions::new(file_type), false).ok()?;
     let mut n_bits = 0.0;

@@ -5,17 +5,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::Mutex;
 
-use crate::class::{file_order, n_matrices};
+use crate::class::n_matrices;
 use crate::coverage::{Coverage, StandIn};
 use crate::idle::idle_options;
 use crate::importance::{Lookup, lookup};
 use crate::metadata::{Changes, file_type_id, output_metadata};
 use crate::prune::{Pruned, PrunedLayers};
 use crate::{
-    CoveragePolicy, FileType, IdleOption, ModelFacts, QuantizeError, QuantizeOptions, Reason, TensorClass,
-    TypeChoice, choose_types,
+    CoveragePolicy, FileType, IdleOption, ModelFacts, Override, QuantizeError, QuantizeOptions, Reason,
+    TensorClass, TypeChoice, choose_types,
 };
 use gguf_arch::Registry;
+use gguf_arch::diffusion::DiffusionRules;
 use gguf_core::text::escape;
 use gguf_core::{Content, GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource, simd::SimdLevel};
 use gguf_format::{GgufFile, Metadata, Value};
@@ -31,6 +32,8 @@ pub struct Input<'a> {
     pub metadata: &'a Metadata,
     /// File and offset of each tensor, if the source is a set of files.
     pub places: Option<Vec<(usize, u64)>>,
+    /// Rules of an image or video model, if they are known without its keys.
+    pub diffusion: Option<DiffusionRules>,
 }
 
 impl<'a> Input<'a> {
@@ -42,13 +45,20 @@ impl<'a> Input<'a> {
             (place.part, place.offset)
         };
         let places = (0..file.tensors().len()).map(place).collect();
-        Self { source: file, metadata: file.metadata(), places: Some(places) }
+        Self { source: file, metadata: file.metadata(), places: Some(places), diffusion: None }
     }
 
     /// Input from any other source.
     #[must_use]
     pub fn new(source: &'a dyn TensorSource, metadata: &'a Metadata) -> Self {
-        Self { source, metadata, places: None }
+        Self { source, metadata, places: None, diffusion: None }
+    }
+
+    /// Facts about the model that its mixture depends on.
+    pub(crate) fn facts(&self, overrides: &[Override]) -> ModelFacts {
+        let facts = ModelFacts::new(self.metadata, overrides, self.source.tensors());
+        let diffusion = self.diffusion.clone().or_else(|| facts.diffusion.clone());
+        ModelFacts { diffusion, ..facts }
     }
 }
 
@@ -150,16 +160,19 @@ impl<'a> QuantizePlan<'a> {
             return Err(QuantizeError::Adapter);
         }
         let found = input.source.tensors();
-        if let Some(empty) = found.iter().find(|tensor| tensor.shape.n_elems() == 0) {
+        let facts = input.facts(&options.overrides);
+        // Image models have empty tensors as marks.
+        if facts.diffusion.is_none()
+            && let Some(empty) = found.iter().find(|tensor| tensor.shape.n_elems() == 0)
+        {
             return Err(QuantizeError::NoElements { tensor: empty.name.clone(), shape: empty.shape.clone() });
         }
-        let order = file_order(found);
+        let order = facts.file_order(found);
         let file_type = options.given.file_type_id.unwrap_or_else(|| {
             file_type_id(options.file_type, input.metadata, || {
                 FileType::guess(order.iter().map(|&i| found[i].ty))
             })
         });
-        let facts = ModelFacts::new(input.metadata, &options.overrides, found);
 
         let layers = PrunedLayers::new(&options.prune_layers, input.metadata, found)?;
         let mut pruned = Pruned::new(&options.prune_layers);
@@ -211,17 +224,21 @@ impl<'a> QuantizePlan<'a> {
                 lost.join("; ")
             ));
         }
-        if !is_known(&facts.architecture) {
-            let which = match facts.architecture.as_str() {
-                "" => "the file names no architecture".to_owned(),
-                arch => format!("architecture `{}` is not a known language model", escape(arch)),
-            };
+        let which = match facts.architecture.as_str() {
+            "" => "the file names no architecture".to_owned(),
+            arch => format!("architecture `{}` is not a known language model", escape(arch)),
+        };
+        if let Some(rules) = &facts.diffusion {
+            warnings.extend(of_diffusion(rules, &facts.architecture, &which));
+        } else if !is_known(&facts.architecture) {
             warnings.push(format!(
                 "{which}: its first and last layers are quantized like all others; `--tensor-type REGEX=f16` keeps \
                  some as floats, which image models need"
             ));
         }
-        let changes = Changes { file_type, overrides: &options.overrides, imatrix, pruned, n_layers };
+        let keeps_order = facts.diffusion.is_some();
+        let changes =
+            Changes { file_type, keeps_order, overrides: &options.overrides, imatrix, pruned, n_layers };
         Ok(Self {
             source: input.source,
             metadata: output_metadata(input.metadata, &changes)?,
@@ -251,8 +268,8 @@ impl<'a> QuantizePlan<'a> {
         options: &QuantizeOptions,
     ) -> Result<BTreeMap<usize, GgmlType>, QuantizeError> {
         let found = input.source.tensors();
-        let order = file_order(found);
-        let facts = ModelFacts::new(input.metadata, &options.overrides, found);
+        let facts = input.facts(&options.overrides);
+        let order = facts.file_order(found);
         let tensors: Vec<TensorMeta> = order.iter().map(|&index| found[index].clone()).collect();
         let choices = choose_types(&facts, &tensors, options, true)?;
         let changed = order.into_iter().zip(choices).filter(|(index, choice)| found[*index].ty != choice.ty);
@@ -360,6 +377,20 @@ impl<'a> QuantizePlan<'a> {
 /// Returns true for architectures whose first and last layers have names that mixtures know, and for towers.
 fn is_known(architecture: &str) -> bool {
     architecture == "clip" || Registry::knows(architecture)
+}
+
+/// Returns the warning about an image or video model whose rules do not follow from its architecture.
+fn of_diffusion(rules: &DiffusionRules, architecture: &str, which: &str) -> Option<String> {
+    match rules.card() {
+        Some(card) if card.gguf == architecture => None,
+        Some(card) => {
+            Some(format!("{which}: its tensors are those of `{}`, whose rules are used", card.gguf))
+        }
+        None => Some(format!(
+            "{which}, nor an image model with a card: only matrices inside of numbered blocks are quantized; embedders, \
+             norms, first and last layers stay as they are"
+        )),
+    }
 }
 
 /// Ranges of tensors by part. Parts are numbered without gaps; a part that lost all its tensors is empty.

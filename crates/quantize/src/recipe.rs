@@ -5,7 +5,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::class::is_quantizable;
 use crate::{FileType, ModelFacts, QuantizeOptions, TensorClass, choose_types};
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_format::Metadata;
@@ -46,7 +45,7 @@ impl MixtureDeviations {
         for (tensor, choice) in tensors.iter().zip(choices) {
             let n_elems = tensor.shape.n_elems() as f64;
             n_bits += n_elems * choice.ty.bits_per_weight();
-            if !is_quantizable(&facts.architecture, tensor) {
+            if !facts.is_quantized(tensor) {
                 continue;
             }
             n_all += n_elems;
@@ -130,7 +129,7 @@ impl Recipe {
         };
         let candidates = ways.into_iter().flat_map(|way| types().map(move |file_type| (file_type, way)));
         let candidates = candidates.filter_map(|(file_type, way)| candidate(file_type, way)).collect();
-        let matrices = || tensors.iter().filter(|tensor| is_quantizable(&facts.architecture, tensor));
+        let matrices = || tensors.iter().filter(|tensor| facts.is_quantized(tensor));
         let (mut n_bits, mut n_elems) = (0.0, 0.0);
         for tensor in tensors {
             n_elems += tensor.shape.n_elems() as f64;

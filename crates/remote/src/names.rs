@@ -12,8 +12,17 @@ const SMALL: &[&str] =
     &[".json", ".txt", ".model", ".jinja", ".md", ".tiktoken", ".vocab", ".bpe", ".spm", ".yaml"];
 
 /// Folders of a repository that are read; others belong to other programs (`onnx`, `original`).
-const FOLDERS: &[&str] =
-    &["1_Dense", "1_Pooling", "2_Dense", "3_Dense", "additional_chat_templates", "audio_tokenizer"];
+const FOLDERS: &[&str] = &[
+    "1_Dense",
+    "1_Pooling",
+    "2_Dense",
+    "3_Dense",
+    "additional_chat_templates",
+    "audio_tokenizer",
+    // Denoising models of image and video pipelines.
+    "transformer",
+    "unet",
+];
 
 /// Names to try on a server that does not list its files.
 pub(super) const KNOWN: &[&str] = &[

@@ -8,6 +8,7 @@ mod blocks;
 mod chat_template;
 pub(super) mod graph;
 mod header;
+pub(super) mod images;
 pub(super) mod input;
 mod keys;
 pub(super) mod label;

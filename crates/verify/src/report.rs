@@ -2,6 +2,7 @@
 
 pub(super) mod document;
 
+use gguf_engine::Arithmetic;
 use serde::{Deserialize, Serialize};
 
 use crate::checks::baseline_keys::leaves_results_open;
@@ -160,6 +161,8 @@ pub struct Report {
     pub limits: Vec<LimitLine>,
     /// Cost on which the default limits are based.
     pub healthy: Option<HealthyCost>,
+    /// Arithmetic of products with the model's weights, if it was run.
+    pub arithmetic: Option<Arithmetic>,
     /// Number of tokens per second, baseline included.
     pub tokens_per_second: Option<f64>,
 }
@@ -189,6 +192,7 @@ impl Report {
             thresholds,
             limits: Vec::new(),
             healthy: None,
+            arithmetic: None,
             tokens_per_second: None,
         }
     }

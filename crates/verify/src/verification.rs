@@ -4,7 +4,9 @@ use std::time::Instant;
 
 use crate::answers::cut_sources;
 use crate::checks::input::CheckedFile;
-use crate::checks::{adapter, check_baseline, check_file, check_texts, graph, label, towers, vocabulary};
+use crate::checks::{
+    adapter, check_baseline, check_file, check_texts, graph, images, label, towers, vocabulary,
+};
 use crate::cost::Cost;
 use crate::drafts;
 use crate::embeddings::{self, EncoderRun};
@@ -225,7 +227,11 @@ pub(super) fn examine(
     if towers::is_towers(model.metadata) {
         towers::leave_out(&mut report);
     }
-    let plan = if drafts::are_alone(model.metadata, model.source.tensors()) {
+    let is_image = images::is_one(model.metadata, model.source.tensors());
+    let plan = if is_image {
+        images::leave_out(&mut report);
+        None
+    } else if drafts::are_alone(model.metadata, model.source.tensors()) {
         drafts::leave_out(model.metadata, &mut report);
         None
     } else if vocabulary::is_alone(model.metadata, model.source.tensors()) {
@@ -247,7 +253,9 @@ pub(super) fn examine(
             weights(&mut report)?;
         }
     }
-    check_tokenizer(model, prompts, &mut report);
+    if !is_image {
+        check_tokenizer(model, prompts, &mut report);
+    }
     let stop = report.findings.iter().any(|f| f.severity == Severity::Error && !f.check.is_measured());
     let Some(plan) = plan.filter(|_| !(options.structure_only || stop)) else {
         if stop {
@@ -259,6 +267,7 @@ pub(super) fn examine(
         }
         return Ok(ExaminedModel { report, ready: None });
     };
+    report.arithmetic = Some(options.engine.arithmetic.of_tensors(model.source.tensors()));
     let encoded = encode(model, prompts, &mut report)?;
     Ok(ExaminedModel { report, ready: Some((plan, encoded)) })
 }

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Serialize;
 
+use crate::arch::diffusion::{DiffusionCard, DiffusionCards};
 use crate::arch::{
     ArchError, CardContents, CardFacts, CardHead, CardKind, CardProblem, ConfigKeyFacts, IgnoredTensors,
     KeyDefault, Registry, TensorFacts, all_facts, facts,
@@ -30,10 +31,10 @@ pub(super) struct Archs {
 /// Class of a model that can be converted.
 #[derive(Serialize)]
 struct ListedClass<'a> {
-    /// Class of a model in `config.json`.
+    /// Class of a model in `config.json`; of an image or video model, a public repository of one.
     class: &'a str,
-    /// Kind of the output: `text`, or `mmproj` for vision and audio towers.
-    kind: CardKind,
+    /// Kind of the output: `text`, `mmproj` for vision and audio towers, or `diffusion` for image and video models.
+    kind: ListedKind,
     /// Value of `general.architecture` of the output.
     #[serde(rename = "architecture")]
     gguf: &'a str,
@@ -49,11 +50,72 @@ struct ListedClass<'a> {
     engine: EngineSupport,
 }
 
+/// Kind of the output of a card.
+#[derive(Clone, Copy, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum ListedKind {
+    /// A text model.
+    Text,
+    /// Vision and audio towers.
+    Mmproj,
+    /// An image or video model.
+    Diffusion,
+}
+
+impl From<CardKind> for ListedKind {
+    fn from(kind: CardKind) -> Self {
+        match kind {
+            CardKind::Text => Self::Text,
+            CardKind::Mmproj => Self::Mmproj,
+        }
+    }
+}
+
+/// Family of image and video models in the list.
+const DIFFUSION: &str = "diffusion";
+
 /// Cards and variants of an architecture or a class.
 #[derive(Serialize)]
 struct ArchReport {
     /// Cards and variants of the architecture or class.
     cards: Vec<CardReport>,
+    /// Card of an image or video model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diffusion: Option<DiffusionReport>,
+}
+
+/// Card of an image or video model.
+#[derive(Serialize)]
+struct DiffusionReport {
+    /// Value of `general.architecture`.
+    #[serde(rename = "architecture")]
+    gguf: String,
+    /// Public repositories of such models.
+    examples: Vec<String>,
+    /// Sets of tensor names; a checkpoint with all names of one set is recognized.
+    recognized_by: Vec<Vec<String>>,
+    /// Parts of names of tensors that are left out.
+    left_out: Vec<String>,
+    /// Parts of names of tensors that stay F32.
+    f32: Vec<String>,
+    /// Parts of names of weights that are not quantized.
+    kept: Vec<String>,
+    /// Names of weights that are not quantized.
+    kept_names: Vec<String>,
+}
+
+impl From<&DiffusionCard> for DiffusionReport {
+    fn from(card: &DiffusionCard) -> Self {
+        Self {
+            gguf: card.gguf.clone(),
+            examples: card.examples.clone(),
+            recognized_by: card.recognize.clone(),
+            left_out: card.left_out.clone(),
+            f32: card.f32.clone(),
+            kept: card.keep.clone(),
+            kept_names: card.keep_names.clone(),
+        }
+    }
 }
 
 /// Description of a card.
@@ -118,8 +180,10 @@ impl Archs {
         let registries = self.registries()?;
         let Some(name) = &self.name else { return list(&registries, session) };
         let cards = registries.iter().flat_map(|registry| facts(registry, name)).map(CardReport::from);
-        let report = ArchReport { cards: cards.collect() };
-        if report.cards.is_empty() {
+        let images = DiffusionCards::embedded()?;
+        let image = images.by_gguf(name).map(|card| DiffusionReport::from(&**card));
+        let report = ArchReport { cards: cards.collect(), diffusion: image };
+        if report.cards.is_empty() && report.diffusion.is_none() {
             return Err(unknown(&registries, name).into());
         }
         if session.common.json {
@@ -132,7 +196,7 @@ impl Archs {
                     }
                     print(card, out)?;
                 }
-                Ok(())
+                report.diffusion.as_ref().map_or(Ok(()), |card| print_diffusion(card, out))
             })?;
         }
         Ok(Exit::Done)
@@ -167,6 +231,7 @@ fn unknown(registries: &[Registry], name: &str) -> UsageError {
 fn list(registries: &[Registry], session: &Session) -> anyhow::Result<Exit> {
     let cards: Vec<CardFacts> = registries.iter().flat_map(all_facts).collect();
     let mut rows: Vec<ListedClass<'_>> = cards.iter().flat_map(listed).collect();
+    rows.extend(DiffusionCards::embedded()?.iter().filter_map(|card| listed_image(card)));
     if session.common.json {
         rows.sort_by_key(|row| (row.class, row.gguf, row.variant));
         session.print_json(&rows)?;
@@ -189,13 +254,48 @@ fn listed(card: &CardFacts) -> impl Iterator<Item = ListedClass<'_>> {
     let engine = EngineSupport::from(&stage(&head.gguf));
     head.classes.iter().map(move |class| ListedClass {
         class,
-        kind: head.kind,
+        kind: head.kind.into(),
         gguf: &head.gguf,
         variant: head.variant.as_deref(),
         family: &head.family,
         has_way_back: one_way.is_empty(),
         engine,
     })
+}
+
+/// Returns the row of an image or video model.
+fn listed_image(card: &DiffusionCard) -> Option<ListedClass<'_>> {
+    Some(ListedClass {
+        class: card.examples.first()?,
+        kind: ListedKind::Diffusion,
+        gguf: &card.gguf,
+        variant: None,
+        family: DIFFUSION,
+        has_way_back: false,
+        engine: EngineSupport::None,
+    })
+}
+
+/// Prints the card of an image or video model.
+fn print_diffusion(card: &DiffusionReport, out: &mut dyn Write) -> io::Result<()> {
+    let listed = |names: &[String]| if names.is_empty() { "none".to_owned() } else { names.join(" ") };
+    writeln!(out, "{}", card.gguf)?;
+    writeln!(out, "  family      {DIFFUSION}: image and video models, recognized by tensor names")?;
+    writeln!(out, "  examples    {}", card.examples.join(", "))?;
+    writeln!(
+        out,
+        "  engine      gguf-verify checks structure and weights: image and video models are not run"
+    )?;
+    writeln!(out, "  way back    none")?;
+    writeln!(out, "\n  recognized by all names of one line")?;
+    for set in &card.recognized_by {
+        writeln!(out, "    {}", set.join(" "))?;
+    }
+    writeln!(out, "\n  names with these parts")?;
+    writeln!(out, "    left out       {}", listed(&card.left_out))?;
+    writeln!(out, "    stay F32       {}", listed(&card.f32))?;
+    writeln!(out, "    not quantized  {}", listed(&card.kept))?;
+    writeln!(out, "    whole names    {}", listed(&card.kept_names))
 }
 
 fn print(card: &CardReport, out: &mut dyn Write) -> io::Result<()> {

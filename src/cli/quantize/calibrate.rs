@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::calibrate::{SELF_NAME, TextOptions};
+use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::quantize::solver::SolverName;
 use crate::cli::verify::engine_options;
 use crate::cli::{Common, UsageError};
@@ -16,33 +17,41 @@ use crate::job::{Calibration, GivenStatistics, OwnText};
 pub(crate) struct CalibrateArgs {
     /// Calibrate the rounding with this text: the same types and size, less divergence, other bytes than
     /// llama.cpp's. A file or a folder is one kind of text; `self` is text that the model writes; repeatable
-    #[arg(long, value_name = "PATH", group = "calibration", conflicts_with_all = ["imatrix", "include_weights", "exclude_weights", "prune_layers"])]
+    #[arg(long, value_name = "PATH", group = "calibrated", conflicts_with_all = ["imatrix", "include_weights", "exclude_weights", "prune_layers"])]
     pub calibrate: Vec<PathBuf>,
     /// Method that chooses codes and scales
-    #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibration")]
+    #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibrated")]
     pub solver: SolverName,
     /// Do not let the model write half of the text
     #[arg(long, requires = "calibrate")]
     pub no_self_text: bool,
     /// Tokens of calibration text, shared equally by its kinds; a seventh as much is held out to check the result
-    #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens, requires = "calibration")]
+    #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens, requires = "calibrated")]
     pub calibrate_tokens: usize,
     /// Check the result with this text, a file or a folder, and hold out nothing of the other texts; repeatable
-    #[arg(long, value_name = "PATH", requires = "calibration")]
+    #[arg(long, value_name = "PATH", requires = "calibrated")]
     pub check_text: Vec<PathBuf>,
     /// Keep the work in this folder, new or empty: the same command resumes from it after an interrupt
-    #[arg(long, value_name = "DIR", requires = "calibration")]
+    #[arg(long, value_name = "DIR", requires = "calibrated")]
     pub work_dir: Option<PathBuf>,
-    /// Keep the moments of every matrix and of each kind of text in this folder, new or empty, for `--stats` (`--solver
-    /// gptq`). The same moments of a run that was stopped later on may be there already
-    #[arg(long, value_name = "DIR", requires = "calibrate")]
-    pub save_stats: Option<PathBuf>,
     /// Solve with the moments that `--save-stats` has kept, instead of running the model on a text (`--solver gptq`)
-    #[arg(long, value_name = "DIR", group = "calibration", conflicts_with_all = ["calibrate", "imatrix", "include_weights", "exclude_weights", "prune_layers"])]
+    #[arg(long, value_name = "DIR", group = "calibrated", conflicts_with_all = ["calibrate", "imatrix", "include_weights", "exclude_weights", "prune_layers"])]
     pub stats: Option<PathBuf>,
     /// Names of the kinds of text in `--stats` to use
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "stats")]
     pub kinds: Vec<String>,
+    #[command(flatten)]
+    pub arithmetic: ArithmeticArg,
+}
+
+/// Option that keeps the moments of a calibration of one file. Flatten it beside [`CalibrateArgs`].
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Calibration options")]
+pub(crate) struct SaveStatsArgs {
+    /// Keep the moments of every matrix and of each kind of text in this folder, new or empty, for `--stats` (`--solver
+    /// gptq`). The same moments of a run that was stopped later on may be there already
+    #[arg(long, value_name = "DIR", requires = "calibrate")]
+    pub save_stats: Option<PathBuf>,
 }
 
 impl CalibrateArgs {
@@ -72,10 +81,10 @@ impl CalibrateArgs {
             n_tokens: self.calibrate_tokens,
             held_out_texts: self.check_text.clone(),
             work_dir: self.work_dir.clone(),
-            save_statistics: self.save_stats.clone(),
+            save_statistics: None,
             statistics: statistics
                 .map(|path| GivenStatistics { path: path.clone(), kinds: self.kinds.clone() }),
-            engine: engine_options(common),
+            engine: engine_options(common, self.arithmetic),
         }))
     }
 }

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use crate::cli::job::failure;
+use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::ladder::document::{
-    DigestedFile, LadderDocument, LadderEntry, LadderImportance, LadderModel,
+    DigestedFile, LadderCalibration, LadderDocument, LadderEntry, LadderImportance, LadderModel,
 };
 use crate::cli::quantize::ladder::folder::FolderFiles;
 use crate::cli::quantize::options::QuantizeArgs;
@@ -32,7 +33,8 @@ const MATRIX: &str = "imatrix.gguf";
 #[command(
     after_help = "Presets: small (6 types, Q8_0 to Q3_K_M), standard (13, Q8_0 to IQ2_M), full (22). Types that need an \
     importance matrix are left out of a preset if there is none.\n\nEvery file has the bytes of its own single run. What \
-    several files hold in the same type is quantized once."
+    several files hold in the same type is quantized once. With `--calibrate`, types that are quantized to go through the \
+    solver one after another."
 )]
 pub(super) struct LadderArgs {
     /// Model: a GGUF file, the folder of a checkpoint, or a checkpoint on a server: ORG/NAME or ORG/NAME@REVISION of the
@@ -50,7 +52,7 @@ pub(super) struct LadderArgs {
     #[arg(long, value_name = "NAME", default_value = "standard", value_parser = preset)]
     preset: Preset,
     /// Measure the importance matrix on this text first; it is kept beside the files
-    #[arg(long, value_name = "TEXT", conflicts_with = "imatrix")]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["imatrix", "calibrated"])]
     calibration: Option<PathBuf>,
     /// Compare every file with the model on this text; the figures are in the page and the list of the folder
     #[arg(long, value_name = "TEXT")]
@@ -74,6 +76,8 @@ pub(super) struct LadderArgs {
     dry_run: bool,
     #[command(flatten)]
     quantize: QuantizeArgs,
+    #[command(flatten)]
+    calibrate: CalibrateArgs,
     #[command(flatten)]
     remote: RemoteArgs,
 }
@@ -146,7 +150,7 @@ impl LadderArgs {
         }
         if !session.common.quiet {
             session.print(|out| {
-                table(report.files.iter().chain(&report.projector).map(|file| &file.plan)).print(out)?;
+                table(report.all().map(|file| &file.plan)).print(out)?;
                 writeln!(
                     out,
                     "\npart {share}: {}, {}, in {}\nwhen all parts are there: the same command with `--resume` in place \
@@ -163,9 +167,12 @@ impl LadderArgs {
     /// Opens the model. It is read once, unless a matrix is measured or files are compared with it.
     fn model(&self, session: &Session) -> anyhow::Result<ModelDirectory> {
         // A part compares nothing.
-        let verify = if self.part.is_some() { &None } else { &self.verify };
-        let option = [("--calibration", &self.calibration), ("--verify", verify)];
-        match option.into_iter().find(|(_, text)| text.is_some()) {
+        let options = [
+            ("--calibration", self.calibration.is_some()),
+            ("--calibrate", self.calibrate.is_given()),
+            ("--verify", self.verify.is_some() && self.part.is_none()),
+        ];
+        match options.into_iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) => match self.remote.kept(session, option, Some(&self.source))? {
                 Some(model) => Ok(model),
                 None => self.remote.directory(session, &self.source),
@@ -191,14 +198,24 @@ impl LadderArgs {
             }),
             None => None,
         };
+        let calibration = ladder.calibration.as_ref().map(|calibration| {
+            let files = calibration.texts.iter().filter(|text| !text.is_dir());
+            Ok::<_, anyhow::Error>(LadderCalibration {
+                solver: calibration.solver.name().to_owned(),
+                tokens: calibration.n_tokens,
+                texts: files.map(|text| digested(text)).collect::<anyhow::Result<_>>()?,
+            })
+        });
         Ok(LadderDocument {
             made_by: format!("gguf-quantize ladder {}", crate::cli::version()),
             quantized_by: self.by.as_deref().map(|name| escape(name).into_owned()),
             model: LadderModel::new(&report.metadata, &self.source, report.n_weights),
             importance,
+            calibration: calibration.transpose()?,
             verification: self.verify.as_deref().map(digested).transpose()?,
             files: LadderEntry::all(report, judged),
             projector: report.projector.as_ref().map(LadderEntry::of),
+            draft_heads: report.draft_heads.as_ref().map(LadderEntry::of),
             file_bytes: report.file_bytes,
             made_bytes: report.made_bytes,
             command: command_line(std::env::args_os()),
@@ -233,7 +250,7 @@ impl LadderArgs {
             return Ok(rungs);
         }
         let rungs = self.preset.rungs();
-        if self.quantize.imatrix.is_some() || self.calibration.is_some() {
+        if self.quantize.imatrix.is_some() || self.calibration.is_some() || self.calibrate.is_given() {
             return Ok(rungs);
         }
         let (left_out, kept): (Vec<Rung>, Vec<Rung>) = rungs.into_iter().partition(Rung::needs_importance);
@@ -254,6 +271,7 @@ impl LadderArgs {
             JobInput::Gguf(source.to_owned())
         };
         let mut ladder = Ladder {
+            calibration: self.calibrate.calibration(&session.common)?,
             quantize: self.quantize.to_options(session.common.simd)?,
             importance: self.quantize.importance(),
             rule_files: self.quantize.tensor_types.files().cloned().collect(),
@@ -286,7 +304,9 @@ fn table<'f>(files: impl Iterator<Item = &'f LadderFilePlan>) -> Table {
         if file.n_fallbacks > 0 {
             notes.push(format!("{} in another type", plural(file.n_fallbacks as u64, "tensor")));
         }
-        if file.is_alone {
+        if file.is_calibrated {
+            notes.push("calibrated".to_owned());
+        } else if file.is_alone {
             notes.push("a run of its own".to_owned());
         }
         table.row([
@@ -345,7 +365,7 @@ impl LadderArgs {
             return Ok(());
         }
         session.print(|out| {
-            table(report.files.iter().chain(&report.projector).map(|file| &file.plan)).print(out)?;
+            table(report.all().map(|file| &file.plan)).print(out)?;
             writeln!(
                 out,
                 "\n{}, {}, of which {} were made, in {}",

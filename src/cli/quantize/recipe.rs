@@ -8,31 +8,43 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::cli::job::failure;
+use crate::cli::remote::{ModelDirectory, RemoteArgs};
 use crate::cli::render::duration;
 use crate::cli::{Exit, Session};
 use crate::convert::ConvertOptions;
 use crate::core::text::{bytes, escape};
-use crate::job::JobInput;
 use crate::job::recipe::{RecipeOutput, RecipeSource, find_recipe, rebuild};
+use crate::job::{JobError, JobInput};
 
 pub(super) use folder::{PackArgs, UnpackArgs};
 
 /// Model that a file was made of.
 #[derive(Clone, Debug, Args)]
 struct SourceArgs {
-    /// Model that the file was made of: a GGUF file of higher precision, or the folder of a checkpoint
+    /// Model that the file was made of: a GGUF file of higher precision, the folder of a checkpoint or, with `--cache`, a
+    /// checkpoint on a server: ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
     #[arg(long, value_name = "SOURCE")]
     source: PathBuf,
     /// Importance matrix that may have been used (GGUF or .dat)
     #[arg(long, value_name = "FILE")]
     imatrix: Option<PathBuf>,
+    #[command(flatten)]
+    remote: RemoteArgs,
 }
 
 impl SourceArgs {
-    fn open(&self, session: &Session) -> anyhow::Result<RecipeSource> {
-        let source = self.source.clone();
-        let input = if source.is_dir() { JobInput::Checkpoint(source) } else { JobInput::Gguf(source) };
-        RecipeSource::open(input, convert_options(session), self.imatrix.clone(), session).map_err(failure)
+    /// Calls `work` with the source, which is read more than once.
+    fn with<R>(
+        &self,
+        session: &Session,
+        work: impl FnOnce(&RecipeSource) -> Result<R, JobError>,
+    ) -> anyhow::Result<R> {
+        let model = self.remote.kept(session, "--source", Some(&self.source))?;
+        self.remote.check_use(&model)?;
+        let path = model.as_ref().map_or(self.source.as_path(), ModelDirectory::path).to_owned();
+        let input = if path.is_dir() { JobInput::Checkpoint(path) } else { JobInput::Gguf(path) };
+        let source = RecipeSource::open(input, convert_options(session), self.imatrix.clone(), session);
+        work(&source.map_err(failure)?).map_err(failure)
     }
 }
 
@@ -62,10 +74,10 @@ pub(super) struct RecipeArgs {
 
 impl RecipeArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let source = self.source.open(session)?;
-        let options = output_options(session);
-        let report = find_recipe(&self.file, &source, self.output.as_deref(), &options, &session.progress);
-        let report = report.map_err(failure)?;
+        let (output, options) = (self.output.as_deref(), output_options(session));
+        let report = self
+            .source
+            .with(session, |source| find_recipe(&self.file, source, output, &options, &session.progress))?;
         if session.common.json {
             session.print_json(&report)?;
         } else if !session.common.quiet {
@@ -90,10 +102,10 @@ pub(super) struct RebuildArgs {
 
 impl RebuildArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        let source = self.source.open(session)?;
         let options = output_options(session);
-        let made = rebuild(&self.recipe, &source, &self.output, &options, &session.progress);
-        let made = made.map_err(failure)?;
+        let made = self.source.with(session, |source| {
+            rebuild(&self.recipe, source, &self.output, &options, &session.progress)
+        })?;
         if session.common.json {
             session.print_json(&made)?;
         } else if !session.common.quiet {

@@ -16,6 +16,7 @@ use crate::calibrate::{
 use crate::cli::folder::folder_bytes;
 use crate::cli::job::failure;
 use crate::cli::quantize::calibrate::{given_texts, own_text};
+use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::verify::engine_options;
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{Codes, Conversion, ConvertOptions};
@@ -67,6 +68,8 @@ pub(super) struct StatsArgs {
     /// Print the plan and write nothing
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    arithmetic: ArithmeticArg,
 }
 
 /// Opened model.
@@ -137,7 +140,7 @@ impl StatsArgs {
             own_text: own_text(&self.calibrate, self.no_self_text)?,
             n_tokens: self.calibrate_tokens,
             held_out_texts: self.check_text.clone(),
-            engine: engine_options(&session.common),
+            engine: engine_options(&session.common, self.arithmetic),
             ..Calibration::with_texts(given_texts(&self.calibrate), Solver::Gptq)
         })
     }
@@ -186,7 +189,7 @@ impl StatsArgs {
         text.clone().add_held_out(model, &texts.held_out, self.calibrate_tokens)?;
         let wants = |meta: &TensorMeta| meta.shape.rank() > 1;
         let dir = self.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
-        let options = CalibrateOptions { engine: engine_options(&session.common), wants: &wants, dir };
+        let options = CalibrateOptions { engine: engine_options(&session.common, self.arithmetic), wants: &wants, dir };
         let run = CalibrationRun::of_share(model, &text, options, self.part)?;
         for warning in run.warnings() {
             session.progress.warn(warning);

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
+use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::failure::Failure;
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
 use crate::cli::verify::details::Details;
@@ -116,6 +117,8 @@ pub(super) struct VerifyArgs {
     output: Option<PathBuf>,
     #[command(flatten)]
     tasks: TaskArgs,
+    #[command(flatten)]
+    arithmetic: ArithmeticArg,
 }
 
 /// Opens the baseline. Any failure fails the run: a baseline that cannot be opened is no finding about the model.
@@ -422,6 +425,7 @@ impl VerifyArgs {
             },
         };
         guard.read_all("a model", opened.inputs())?;
+        opened.with(None, |model| self.arithmetic.check(path, model.source.tensors()))?;
         let alike = self.converted_like(&opened, baseline, session);
         let baseline = alike.as_ref().or(baseline);
         let options = self.options(prompts, session);
@@ -490,7 +494,7 @@ impl VerifyArgs {
         };
         let rows = if self.per_token.is_some() { RowSelection::All } else { RowSelection::Scored };
         VerifyOptions {
-            engine: engine_options(&session.common),
+            engine: engine_options(&session.common, self.arithmetic),
             scoring: self.cut.scoring(span, rows),
             files: prompts.files(),
             thresholds: self.thresholds(),

@@ -6,7 +6,7 @@ use regex::Regex;
 
 use crate::arch::{ArchError, OutType};
 use crate::cli::Common;
-use crate::convert::{Conversion, ConvertError, ConvertOptions, ShownOptions};
+use crate::convert::{Conversion, ConvertError, ConvertOptions, DiffusionConversion, ShownOptions};
 use crate::core::TensorSource;
 use crate::core::text::escape;
 use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions};
@@ -18,13 +18,27 @@ enum ModelOrigin {
     Gguf(Box<GgufFile>),
     /// Checkpoint that is converted while it is read.
     Checkpoint(Box<Conversion>),
+    /// Checkpoint of an image or video model.
+    Image(Box<DiffusionConversion>),
 }
 
 fn metadata(origin: &ModelOrigin) -> &Metadata {
     match origin {
         ModelOrigin::Gguf(file) => file.metadata(),
         ModelOrigin::Checkpoint(conversion) => conversion.metadata(),
+        ModelOrigin::Image(conversion) => conversion.metadata(),
     }
+}
+
+/// Plans the conversion of an image or video model; `None` for other paths. Without a type, it gets those from which
+/// its files are quantized.
+fn plan_image(
+    path: &Path,
+    file_type: Option<OutType>,
+    common: &Common,
+) -> Result<Option<DiffusionConversion>, ConvertError> {
+    let options = ConvertOptions { file_type, level: common.simd, ..ConvertOptions::default() };
+    DiffusionConversion::find(path, &options)
 }
 
 /// Plans the conversion of a checkpoint. One without tokenizer files can still be run on token ids.
@@ -76,7 +90,7 @@ impl OpenedModel {
 
     /// Opens a model. With `lock` the file is read into memory and kept there.
     pub(super) fn open_with(path: &Path, common: &Common, lock: bool) -> anyhow::Result<Self> {
-        Self::open_as(ShownOptions::default(), path, common, lock)
+        Self::open_as(ShownOptions::default(), None, path, common, lock)
     }
 
     /// Opens the baseline. A checkpoint is converted with the options that the keys of the first model show.
@@ -86,13 +100,28 @@ impl OpenedModel {
         common: &Common,
         lock: bool,
     ) -> anyhow::Result<Self> {
-        let first = models.first().filter(|_| path.is_dir()).and_then(|model| GgufFile::open(model).ok());
-        let shown = first.map_or_else(ShownOptions::default, |file| ShownOptions::by_keys(file.metadata()));
-        Self::open_as(shown, path, common, lock)
+        let is_gguf = path.extension().is_some_and(|extension| extension == "gguf");
+        let first = models.first().filter(|_| !is_gguf).and_then(|model| GgufFile::open(model).ok());
+        let shown =
+            first.as_ref().map_or_else(ShownOptions::default, |file| ShownOptions::by_keys(file.metadata()));
+        // Files in other types are made of the types that suit the checkpoint.
+        let file_type = first.as_ref().and_then(|file| file.metadata().get("general.file_type")?.as_u64());
+        let is_wide = [FileType::F32, FileType::F16, FileType::Bf16]
+            .iter()
+            .any(|ty| file_type == Some(u64::from(ty.id())));
+        Self::open_as(shown, is_wide.then_some(OutType::F32), path, common, lock)
     }
 
-    fn open_as(shown: ShownOptions, path: &Path, common: &Common, lock: bool) -> anyhow::Result<Self> {
-        let origin = if path.is_dir() {
+    fn open_as(
+        shown: ShownOptions,
+        image_type: Option<OutType>,
+        path: &Path,
+        common: &Common,
+        lock: bool,
+    ) -> anyhow::Result<Self> {
+        let origin = if let Some(image) = plan_image(path, image_type, common)? {
+            ModelOrigin::Image(Box::new(image))
+        } else if path.is_dir() {
             ModelOrigin::Checkpoint(Box::new(plan_checkpoint(path, shown, common)?))
         } else {
             let options = OpenOptions { may_read: true, lock, ..OpenOptions::default() };
@@ -124,7 +153,7 @@ impl OpenedModel {
     fn of(origin: ModelOrigin) -> Self {
         let parts = ModelParts::of(metadata(&origin));
         let lost = match &origin {
-            ModelOrigin::Gguf(_) => Vec::new(),
+            ModelOrigin::Gguf(_) | ModelOrigin::Image(_) => Vec::new(),
             ModelOrigin::Checkpoint(conversion) => {
                 conversion.mapping().lost.iter().map(ToString::to_string).collect()
             }
@@ -141,6 +170,7 @@ impl OpenedModel {
         let (source, file): (&dyn TensorSource, _) = match &self.origin {
             ModelOrigin::Gguf(file) => (&**file, Some(&**file)),
             ModelOrigin::Checkpoint(conversion) => (&**conversion, None),
+            ModelOrigin::Image(conversion) => (&**conversion, None),
         };
         self.parts.with(source, self.metadata(), file, |model| {
             work(&Model { origin, lost: &self.lost, recall: self.recall.as_ref(), ..*model })
@@ -155,7 +185,7 @@ impl OpenedModel {
     pub(super) fn size_bytes(&self) -> Option<u64> {
         match &self.origin {
             ModelOrigin::Gguf(file) => Some(file.file_bytes()),
-            ModelOrigin::Checkpoint(_) => None,
+            ModelOrigin::Checkpoint(_) | ModelOrigin::Image(_) => None,
         }
     }
 
@@ -166,7 +196,7 @@ impl OpenedModel {
                 let id = file.metadata().get("general.file_type")?.as_u64()?;
                 FileType::from_id(u32::try_from(id).ok()?).map(|found| found.name().to_owned())
             }
-            ModelOrigin::Checkpoint(_) => Some("checkpoint".to_owned()),
+            ModelOrigin::Checkpoint(_) | ModelOrigin::Image(_) => Some("checkpoint".to_owned()),
         }
     }
 
@@ -180,6 +210,7 @@ impl OpenedModel {
         match &self.origin {
             ModelOrigin::Gguf(file) => file.paths(),
             ModelOrigin::Checkpoint(conversion) => conversion.input_paths(),
+            ModelOrigin::Image(conversion) => conversion.input_paths().to_vec(),
         }
     }
 }

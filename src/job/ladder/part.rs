@@ -112,12 +112,15 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// Reads the records of the folder, if finished files may be taken, and begins that of a part.
+    /// Reads the records of the folder, if finished files may be taken, and begins that of a part. Calibrated files take
+    /// long and cannot be recognized by their headers alone, so that a run which can be resumed records them as the only
+    /// part.
     pub(super) fn open(ladder: &Ladder, progress: &dyn Progress) -> Result<Self, JobError> {
         let takes = ladder.resume || ladder.share.is_some();
         let found =
             if takes { PartRecords::read(&ladder.directory, progress)? } else { PartRecords::default() };
-        let log = ladder.share.map(|share| PartLog::new(&ladder.directory, share, ladder.sync));
+        let whole = (ladder.resume && ladder.calibration.is_some()).then_some(Share::WHOLE);
+        let log = ladder.share.or(whole).map(|share| PartLog::new(&ladder.directory, share, ladder.sync));
         Ok(Self { found, log })
     }
 
@@ -289,6 +292,7 @@ mod tests {
             bits_per_weight: 4.0,
             n_fallbacks: 0,
             is_alone: false,
+            is_calibrated: false,
         };
         let sha256 = sums::of_files(&plan.paths, &Silent).unwrap();
         LadderFile { plan, sha256, was_there: false }

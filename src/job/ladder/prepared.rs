@@ -1,6 +1,7 @@
 //! Files of a ladder, checked and planned before a weight is read, and their writing.
 
 use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::convert::ConvertOptions;
@@ -17,8 +18,8 @@ use crate::job::ladder::shares::{Division, FileWork, divided};
 use crate::job::ladder::sums;
 use crate::job::ladder::{Ladder, LadderFile, LadderFilePlan, LadderPlan, LadderReport, Rung};
 use crate::job::run::JobRun;
-use crate::job::{JobError, JobTypes, Remark, overrides, remark};
-use crate::quantize::{JointPlans, QuantizePlan, RungTypes};
+use crate::job::{Calibration, JobError, JobTypes, Remark, overrides, remark};
+use crate::quantize::{JointPlans, QuantizeError, QuantizePlan, RungTypes};
 
 /// Files of a ladder that are planned.
 pub(super) struct PreparedLadder<'a> {
@@ -28,6 +29,8 @@ pub(super) struct PreparedLadder<'a> {
     /// Plans of all files, in the order of the rungs; also of those that are written alone, for their sizes.
     plans: JointPlans<'a>,
     imatrix: Option<&'a Imatrix>,
+    /// Identity of the calibration.
+    calibration: Option<String>,
     files: Vec<PreparedFile>,
 }
 
@@ -41,6 +44,8 @@ struct PreparedFile {
     planned: Vec<PlannedFile>,
     /// True if a run of its own writes it.
     is_alone: bool,
+    /// True if its rounding is calibrated.
+    is_calibrated: bool,
 }
 
 impl<'a> PreparedLadder<'a> {
@@ -53,9 +58,12 @@ impl<'a> PreparedLadder<'a> {
     ) -> Result<Self, JobError> {
         let input = opened.input();
         overrides::check(&input, &ladder.quantize)?;
-        let types: Vec<RungTypes> = ladder.rungs.iter().map(|rung| rung.types).collect();
-        let plans = JointPlans::draft(&input, &ladder.quantize, &types, imatrix)?;
+        let plans = drafts(ladder, opened, imatrix)?;
+        let calibration = ladder.calibration.as_ref().map(Calibration::identity).transpose()?;
         let mut guard = run.guard(opened)?;
+        if let Some(calibration) = &ladder.calibration {
+            calibration.guard(&mut guard)?;
+        }
         let mut files = Vec::with_capacity(ladder.rungs.len());
         for (rung, plan) in ladder.rungs.iter().zip(plans.plans()) {
             let target = run.job.output.target(&ladder.input, opened, &rung.name);
@@ -70,9 +78,10 @@ impl<'a> PreparedLadder<'a> {
                     .unnamed(&file.path, Unnamed { metadata: opened.metadata(), source: opened.source() })?;
             }
             let is_alone = is_alone(ladder, opened, rung, plan)?;
-            files.push(PreparedFile { rung: rung.clone(), target, split, planned, is_alone });
+            let is_calibrated = ladder.is_calibrated(rung);
+            files.push(PreparedFile { rung: rung.clone(), target, split, planned, is_alone, is_calibrated });
         }
-        let this = Self { ladder, run, opened, plans, imatrix, files };
+        let this = Self { ladder, run, opened, plans, imatrix, calibration, files };
         this.remark();
         Ok(this)
     }
@@ -87,10 +96,16 @@ impl<'a> PreparedLadder<'a> {
         LadderPlan {
             file_bytes: files.iter().map(|file| file.file_bytes).sum(),
             files,
-            made_bytes: self.plans.made_bytes(),
+            made_bytes: self.made_bytes(),
             free_bytes: self.free_bytes(),
             obstacles,
         }
+    }
+
+    /// Bytes of tensors that are quantized or copied.
+    fn made_bytes(&self) -> u64 {
+        let is_alone: Vec<bool> = self.files.iter().map(|file| file.is_alone).collect();
+        self.plans.made_bytes(&is_alone)
     }
 
     /// Returns the free bytes where the folder is or will be.
@@ -118,9 +133,17 @@ impl<'a> PreparedLadder<'a> {
             written[at] = Some(self.finished(at, report.sha256, report.written.was_there, records)?);
         }
         for at in missing(&written, true) {
-            let (rung, target) = (&self.files[at].rung, self.files[at].target.clone());
-            self.ladder.alone(rung, target)?.run(self.run.events)?;
+            let PreparedFile { rung, target, is_calibrated, .. } = &self.files[at];
+            let job = self.ladder.alone(rung, target.clone())?;
+            if *is_calibrated {
+                self.run.events.note(&format!("{rung}: calibrated"));
+            }
+            job.run(self.run.events)?;
             written[at] = Some(self.finished(at, Vec::new(), false, records)?);
+        }
+        if let Some(work) = self.ladder.calibration.as_ref().and_then(|own| own.work_dir.as_ref()) {
+            // Only an empty folder is removed.
+            let _ = fs_err::remove_dir(work);
         }
         self.report(written.into_iter().flatten().collect())
     }
@@ -132,13 +155,10 @@ impl<'a> PreparedLadder<'a> {
             return Ok(taken);
         }
         for (at, file) in self.files.iter().enumerate() {
-            let id = self.id(at)?;
-            let paths = file.paths();
-            let sums = records.finished(&file.rung.name, &id, &paths, self.run.progress())?;
+            let sums =
+                records.finished(&file.rung.name, &self.id(at)?, &file.paths(), self.run.progress())?;
             let Some(sha256) = sums else { continue };
-            let file = LadderFile { plan: self.described(at), sha256, was_there: true };
-            records.add(&id, &file)?;
-            taken[at] = Some(file);
+            taken[at] = Some(self.finished(at, sha256, true, records)?);
         }
         let names = |is_there: bool| {
             let files = self.files.iter().zip(&taken).filter(|(_, taken)| taken.is_some() == is_there);
@@ -146,8 +166,8 @@ impl<'a> PreparedLadder<'a> {
         };
         let text = match (names(true).as_str(), names(false).as_str()) {
             ("", _) => return Ok(taken),
-            (there, "") => format!("written by parts: {there}"),
-            (there, missing) => format!("written by parts: {there}; made now: {missing}"),
+            (there, "") => format!("already written: {there}"),
+            (there, missing) => format!("already written: {there}; made now: {missing}"),
         };
         self.run.events.note(&text);
         Ok(taken)
@@ -155,8 +175,10 @@ impl<'a> PreparedLadder<'a> {
 
     /// Identifies a file by its header, its sources and the options that decide its bytes.
     fn id(&self, at: usize) -> Result<String, JobError> {
-        let options = self.run.job.write_options(self.opened);
-        Ok(output_id(&self.files[at].planned, &options.inputs, &options.identity)?)
+        let mut options = self.run.job.write_options(self.opened);
+        let file = &self.files[at];
+        options.identity.extend(self.calibration.as_deref().filter(|_| file.is_calibrated));
+        Ok(output_id(&file.planned, &options.inputs, &options.identity)?)
     }
 
     fn write_joint(&self, joint: &[usize]) -> Result<Vec<VariantReport>, JobError> {
@@ -191,7 +213,13 @@ impl<'a> PreparedLadder<'a> {
             [] => sums::of_files(&self.files[at].paths(), self.run.progress())?,
             _ => sha256,
         };
-        let file = LadderFile { plan: self.described(at), sha256, was_there };
+        let mut plan = self.described(at);
+        if plan.is_calibrated {
+            // Keys about the calibration, which its plan does not know.
+            let sizes = plan.paths.iter().map(|path| Ok(fs_err::metadata(path)?.len()));
+            plan.file_bytes = sizes.sum::<io::Result<u64>>()?;
+        }
+        let file = LadderFile { plan, sha256, was_there };
         records.add(&self.id(at)?, &file)?;
         Ok(file)
     }
@@ -202,8 +230,9 @@ impl<'a> PreparedLadder<'a> {
             file_bytes: files.iter().map(|file| file.plan.file_bytes).sum(),
             files,
             projector: None,
+            draft_heads: None,
             part: None,
-            made_bytes: self.plans.made_bytes(),
+            made_bytes: self.made_bytes(),
             n_weights: self.plans.plans().first().map_or(0, |plan| n_weights(plan)),
             metadata: self.opened.metadata().clone(),
             seconds: self.run.start.elapsed().as_secs_f64(),
@@ -221,6 +250,7 @@ impl<'a> PreparedLadder<'a> {
             name: file.rung.name.clone(),
             paths: file.paths(),
             file_bytes: file.planned.iter().map(|file| file.plan.file_bytes).sum(),
+            is_calibrated: file.is_calibrated,
             bits_per_weight: tensor_bytes as f64 * 8.0 / n_weights(plan).max(1) as f64,
             n_fallbacks: plan.n_fallbacks(),
             is_alone: file.is_alone,
@@ -229,10 +259,14 @@ impl<'a> PreparedLadder<'a> {
 
     /// Reports unexpected decisions, each once with the types that it is about.
     fn remark(&self) {
+        let plans = self.files.iter().zip(self.plans.plans());
+        let plans: Vec<_> = plans.map(|(file, plan)| (file.rung.name.as_str(), plan)).collect();
+        if let Some(remark) = remark::of_fallbacks(&plans) {
+            self.run.events.remark(&remark);
+        }
         let mut found: Vec<(Remark, Vec<&str>)> = Vec::new();
         for (file, plan) in self.files.iter().zip(self.plans.plans()) {
-            let own = remark::of_plan(plan, Some(file.rung.types.file_type), self.ladder.quantize.coverage);
-            for remark in own {
+            for remark in remark::of_choices(plan, self.ladder.quantize.coverage) {
                 match found.iter_mut().find(|(known, _)| *known == remark) {
                     Some((_, names)) => names.push(&file.rung.name),
                     None => found.push((remark, vec![&file.rung.name])),
@@ -282,9 +316,8 @@ pub(super) fn division(
     imatrix: Option<&Imatrix>,
     count: usize,
 ) -> Result<(Vec<usize>, usize), JobError> {
-    let types: Vec<RungTypes> = ladder.rungs.iter().map(|rung| rung.types).collect();
-    let plans = JointPlans::draft(&opened.input(), &ladder.quantize, &types, imatrix)?;
-    let mut files = Vec::with_capacity(types.len());
+    let plans = drafts(ladder, opened, imatrix)?;
+    let mut files = Vec::with_capacity(ladder.rungs.len());
     for (at, (rung, plan)) in ladder.rungs.iter().zip(plans.plans()).enumerate() {
         let is_alone = is_alone(ladder, opened, rung, plan)?;
         files.push(FileWork { name: &rung.name, variants: plans.of_plan(at), is_alone });
@@ -295,18 +328,38 @@ pub(super) fn division(
     Ok((machines, idlest))
 }
 
+/// Plans all files. A calibration measures its own importance matrix.
+fn drafts<'a>(
+    ladder: &Ladder,
+    opened: &'a OpenedInput,
+    imatrix: Option<&'a Imatrix>,
+) -> Result<JointPlans<'a>, QuantizeError> {
+    let input = opened.input();
+    let plans = ladder.rungs.iter().map(|rung| {
+        let options = rung.types.options(&ladder.quantize);
+        if ladder.is_calibrated(rung) {
+            return QuantizePlan::draft_to_come(&input, &options);
+        }
+        QuantizePlan::draft(&input, &options, imatrix)
+    });
+    Ok(JointPlans::of(plans.collect::<Result<_, _>>()?))
+}
+
 fn n_weights(plan: &QuantizePlan<'_>) -> u64 {
     plan.tensors().iter().map(|tensor| tensor.shape.n_elems()).sum()
 }
 
-/// Returns true for a type that the converter writes otherwise than a quantization of the floats: the integers of a
-/// checkpoint are kept, or other tensors get the type.
+/// Returns true for a type whose rounding is calibrated, and for one that the converter writes otherwise than a
+/// quantization of the floats: the integers of a checkpoint are kept, or other tensors get the type.
 fn is_alone(
     ladder: &Ladder,
     opened: &OpenedInput,
     rung: &Rung,
     plan: &QuantizePlan<'_>,
 ) -> Result<bool, JobError> {
+    if ladder.is_calibrated(rung) {
+        return Ok(true);
+    }
     let Some(conversion) = opened.conversion() else { return Ok(false) };
     let types: JobTypes = rung.types.file_type.name().parse()?;
     let is_quantized = conversion.quantization().is_some();

@@ -40,9 +40,11 @@ pub struct LadderFilePlan {
     /// Number of tensors whose type was replaced because of their columns.
     #[serde(rename = "fallbacks")]
     pub n_fallbacks: usize,
-    /// True if a run of its own writes the file, because the checkpoint's integers are kept or its own converter makes
-    /// the type.
+    /// True if a run of its own writes the file, because the checkpoint's integers are kept, its own converter makes the
+    /// type, or the rounding is calibrated.
     pub is_alone: bool,
+    /// True if the rounding is calibrated.
+    pub is_calibrated: bool,
 }
 
 /// Report of a ladder.
@@ -52,6 +54,8 @@ pub struct LadderReport {
     pub files: Vec<LadderFile>,
     /// Vision and audio towers in a file of their own, for llama.cpp's `--mmproj`; null if the model has none.
     pub projector: Option<LadderFile>,
+    /// Draft heads in a file of their own, for speculative decoding; null if the model has none.
+    pub draft_heads: Option<LadderFile>,
     /// Size of all quantizations in bytes.
     pub file_bytes: u64,
     /// Size in bytes of the tensors that were quantized or copied: one that several files hold in the same type counts
@@ -80,4 +84,11 @@ pub struct LadderFile {
     pub sha256: Vec<String>,
     /// True if an earlier run had written the file.
     pub was_there: bool,
+}
+
+impl LadderReport {
+    /// Returns all files: the quantizations, then those beside them.
+    pub fn all(&self) -> impl Iterator<Item = &LadderFile> {
+        self.files.iter().chain(&self.projector).chain(&self.draft_heads)
+    }
 }

@@ -5,9 +5,7 @@ use crate::gguf::{GgufFile, Metadata, Value};
 use crate::inspect::{diff_keys, value_text};
 use crate::job::recipe::RecipeSource;
 use crate::job::recipe::report::{ImportanceKey, KeyFinding};
-use crate::quantize::{
-    FileType, ModelFacts, QuantizeOptions, Recipe, choose_types, is_quantizable, written_metadata,
-};
+use crate::quantize::{FileType, ModelFacts, QuantizeOptions, Recipe, choose_types, written_metadata};
 
 /// Characters of a value and elements of an array that a finding shows.
 const SHOWN_CHARS: usize = 120;
@@ -111,7 +109,7 @@ fn rules(metadata: &Metadata, tensors: &[TensorMeta], file_type: Option<FileType
         let others = tensors
             .iter()
             .zip(choices)
-            .filter(|(tensor, choice)| tensor.ty != choice.ty && is_quantizable(&facts.architecture, tensor));
+            .filter(|(tensor, choice)| tensor.ty != choice.ty && facts.is_quantized(tensor));
         Some(others.map(|(tensor, _)| format!("{}={}", tensor.name, tensor.ty)).collect::<Vec<_>>())
     });
     ways.into_iter().flatten().min_by_key(Vec::len).unwrap_or_default()

@@ -1,8 +1,12 @@
 //! Draft heads that a configuration counts and a checkpoint does not store, which is how transformers saves such
 //! models.
 
-use gguf_foundry::arch::OutType;
+use gguf_foundry::arch::{DraftHeads, OutType};
+use gguf_foundry::convert::ConvertOptions;
 use gguf_foundry::core::TensorSource;
+use gguf_foundry::core::progress::Silent;
+use gguf_foundry::job::ladder::{Ladder, Rung};
+use gguf_foundry::job::{Job, JobInput, JobOutput, OutputPath};
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
@@ -86,4 +90,35 @@ fn a_head_that_is_not_stored_cannot_be_written_alone() {
         let error = error.unwrap_or_else(|| panic!("{}: converted", alone.at));
         assert!(error.contains("`--mtp`"), "{}: {error}", alone.at);
     }
+}
+
+#[test]
+fn a_ladder_has_the_heads_in_a_file_of_their_own() {
+    let mut n_cases = 0;
+    for (whole, without) in stripped() {
+        let ladder = |case: &CardFixture, name: &str| {
+            let dir = tempfile::tempdir().unwrap();
+            case.write(dir.path());
+            let convert = ConvertOptions { tokenizer: false, ..ConvertOptions::default() };
+            let input = JobInput::Checkpoint(dir.path().to_owned());
+            let ladder = Ladder::new(input.clone(), Rung::parse_list("f16").unwrap(), dir.path().join(name));
+            let report = Ladder { convert: convert.clone(), sync: false, ..ladder }.run(&Silent);
+            let report = report.unwrap_or_else(|error| panic!("{}: {error}", case.at));
+            let heads = report.draft_heads?;
+            // The file is that of `--mtp --type q8_0`.
+            let output = JobOutput::at(OutputPath::File(dir.path().join("alone.gguf")));
+            let job = Job::new(input, "q8_0".parse().unwrap(), output);
+            let convert = ConvertOptions { heads: DraftHeads::Alone, ..convert };
+            Job { convert, sync: false, ..job }.run(&Silent).unwrap();
+            let [own, alone] =
+                [&heads.plan.paths[0], &dir.path().join("alone.gguf")].map(|path| fs_err::read(path).unwrap());
+            assert!(own == alone, "{}", case.at);
+            let file = heads.plan.paths[0].file_name().unwrap().to_string_lossy().into_owned();
+            assert!(file.starts_with("mtp-") && file.ends_with("-Q8_0.gguf"), "{file}");
+            Some(())
+        };
+        n_cases += usize::from(ladder(&whole, "with").is_some());
+        assert!(ladder(&without, "without").is_none(), "{}: heads that are not stored", whole.at);
+    }
+    assert!(n_cases > 3, "{n_cases}");
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use gguf_foundry::arch::diffusion::DiffusionCards;
 use gguf_foundry::arch::{CardFacts, CardKind, KeyDefault, Registry, all_facts, facts};
 use gguf_foundry::engine::{Stage, stage};
 
@@ -36,6 +37,16 @@ cards in `converters/mmproj/`. `gguf-verify` checks the structure of such files.
 |---|---|
 ";
 
+const DIFFUSION: &str = "
+## Image and video models
+
+Recognized by the names of their tensors ([diffusion.md](diffusion.md)): the cards in `converters/diffusion/`. `gguf-verify`
+checks structure and weights of such files.
+
+| architecture | examples |
+|---|---|
+";
+
 fn table() -> String {
     let registry = Registry::embedded().unwrap();
     let mut rows: BTreeMap<(String, String), (Vec<String>, bool)> = BTreeMap::new();
@@ -61,6 +72,10 @@ fn table() -> String {
         let mut classes: Vec<String> = head.classes.iter().map(|class| format!("`{class}`")).collect();
         classes.sort();
         writeln!(text, "| `{}` | {} |", head.name, classes.join(", ")).unwrap();
+    }
+    text.push_str(DIFFUSION);
+    for card in DiffusionCards::embedded().unwrap().iter() {
+        writeln!(text, "| `{}` | {} |", card.gguf, card.examples.join(", ")).unwrap();
     }
     text
 }

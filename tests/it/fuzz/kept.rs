@@ -1,9 +1,16 @@
 //! Seeds of files that runs keep for each other.
 
+use std::path::Path;
+
+use gguf_foundry::convert::ConvertOptions;
+use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{ElementType, GgmlType};
+use gguf_foundry::job::recipe::{RecipeOutput, RecipeSource, find_recipe};
+use gguf_foundry::job::{Job, JobInput, JobOutput, JobTypes, OutputPath};
+use gguf_foundry::quantize::FileType;
 use serde_json::{Value as Json, json};
 
-use super::entries::join;
+use super::entries::{join, recipe_source};
 use super::seeds::container_of;
 use crate::dequant::made::Part;
 
@@ -13,6 +20,43 @@ pub fn statistics() -> Vec<Vec<u8>> {
 
 pub fn verdict_parts() -> Vec<Vec<u8>> {
     vec![verdict_part(None), verdict_part(Some("base.gguf"))]
+}
+
+/// Quantizations of the source of recipes, plain and edited.
+pub fn files_of_recipes() -> Vec<Vec<u8>> {
+    let dir = tempfile::tempdir().unwrap();
+    let quantized = |file_type| quantized(dir.path(), file_type);
+    let mut edited = quantized(FileType::Q4KM);
+    let n_bytes = edited.len();
+    edited[n_bytes - 300] ^= 1;
+    edited.push(7);
+    vec![quantized(FileType::Q8_0), quantized(FileType::Q4KM), edited]
+}
+
+/// Recipes of these files.
+pub fn recipes() -> Vec<Vec<u8>> {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs_err::write(dir.join("source.gguf"), recipe_source()).unwrap();
+    let input = JobInput::Gguf(dir.join("source.gguf"));
+    let source = RecipeSource::open(input, ConvertOptions::default(), None, &Silent).unwrap();
+    let recipe = |file: Vec<u8>| {
+        let [path, recipe] = ["file.gguf", "recipe.gguf"].map(|name| dir.join(name));
+        fs_err::write(&path, file).unwrap();
+        let options = RecipeOutput { sync: false, ..RecipeOutput::default() };
+        find_recipe(&path, &source, Some(&recipe), &options, &Silent).unwrap();
+        fs_err::read(recipe).unwrap()
+    };
+    files_of_recipes().into_iter().map(recipe).collect()
+}
+
+fn quantized(dir: &Path, file_type: FileType) -> Vec<u8> {
+    let [source, target] = ["source.gguf", "made.gguf"].map(|name| dir.join(name));
+    fs_err::write(&source, recipe_source()).unwrap();
+    let output = JobOutput::at(OutputPath::File(target.clone()));
+    let job = Job::new(JobInput::Gguf(source), JobTypes::mixture(file_type), output);
+    Job { sync: false, ..job }.run(&Silent).unwrap();
+    fs_err::read(target).unwrap()
 }
 
 /// Statistics of two layers and two kinds of text, whole or a part; if `has_rests`, one layer has rests.

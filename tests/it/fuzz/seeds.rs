@@ -64,6 +64,8 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         "rewrite" | "describe" => {
             vec![many_keys(), model("llama", GgmlType::Q8_0, false), model("qwen3moe", GgmlType::F16, false)]
         }
+        "recipe" => kept::files_of_recipes(),
+        "rebuild" => kept::recipes(),
         "statistics" => kept::statistics(),
         "verdict_part" => kept::verdict_parts(),
         "split" => vec![split(2), split(6)],

@@ -341,7 +341,7 @@ fn machines_share_a_ladder_and_one_command_puts_it_together() {
             if part.starts_with("1/") {
                 let before = contents(dir, &folder);
                 let said = make(dir, &part_args).ok();
-                assert!(said.err.contains("written by parts: "), "{}", said.err);
+                assert!(said.err.contains("already written: "), "{}", said.err);
                 assert_eq!(before.len(), contents(dir, &folder).len());
                 assert!(before == contents(dir, &folder));
             }
@@ -354,7 +354,7 @@ fn machines_share_a_ladder_and_one_command_puts_it_together() {
         );
         let said = make(dir, &[&args[..], &["--resume"]].concat()).ok();
         assert!(
-            said.err.contains("written by parts: Q8_0") && !said.err.contains("made now"),
+            said.err.contains("already written: Q8_0") && !said.err.contains("made now"),
             "{}",
             said.err
         );
@@ -388,7 +388,7 @@ fn files_of_parts_are_never_taken_for_others() {
     // Other options: also those that no header shows.
     let said = all(&["--resume", "--exclude-weights", "ffn_down"]).ok();
     assert!(said.err.contains("was made of another source or with other options"), "{}", said.err);
-    assert!(!said.err.contains("written by parts"), "{}", said.err);
+    assert!(!said.err.contains("already written"), "{}", said.err);
     assert!(fs_err::read(model("Q4_K_M")).unwrap() != taken);
     let single = ["in.gguf", "one.gguf", "--type", "q4_k_m", "--imatrix", "m.gguf", "--exclude-weights"];
     run(dir, &[&single[..], &["ffn_down"]].concat()).ok();
@@ -404,7 +404,7 @@ fn files_of_parts_are_never_taken_for_others() {
     let copied = fs_err::read(model("IQ4_XS")).unwrap();
     fs_err::write(model("IQ4_XS"), &copied).unwrap();
     let said = all(&["--resume"]).ok();
-    assert!(said.err.contains("written by parts: IQ4_XS; made now: Q4_K_M, Q3_K_M"), "{}", said.err);
+    assert!(said.err.contains("already written: IQ4_XS; made now: Q4_K_M, Q3_K_M"), "{}", said.err);
     assert!(said.err.contains("is not there any more, or was changed"), "{}", said.err);
     assert!(fs_err::read(model("Q4_K_M")).unwrap() == taken);
 
@@ -416,7 +416,7 @@ fn files_of_parts_are_never_taken_for_others() {
     source[n_bytes / 16 * 8] ^= 1;
     fs_err::write(dir.join("in.gguf"), &source).unwrap();
     let said = all(&["--resume"]).ok();
-    assert!(said.err.contains("another source") && !said.err.contains("written by parts"), "{}", said.err);
+    assert!(said.err.contains("another source") && !said.err.contains("already written"), "{}", said.err);
 
     // A broken record, and options that a part cannot have.
     parts();

@@ -2,6 +2,7 @@
 
 mod bad_input;
 mod calibrate;
+mod calibrated_ladder;
 mod checkpoint;
 mod files;
 mod kept;

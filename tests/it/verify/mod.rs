@@ -1,5 +1,6 @@
 //! `gguf-verify` on the bundled model: figures compared with llama-perplexity's, broken files, bad input, the program.
 
+mod arithmetic;
 mod broken;
 mod chat;
 mod damages;

@@ -1,21 +1,42 @@
 //! Decoding of weights into panels that all threads share. Threads decode strips of rows.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use crate::EngineError;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
+use crate::exec::kept::PanelValues;
+use crate::exec::matmul::integer::{IntegerPanel, PanelLayout};
 use crate::exec::matmul::{MatrixTile, MatrixView, TileGrid};
-use crate::exec::panel::{BLOCK_BYTES, DecodedPanel, Panel, STRIP_ROWS, cuts};
+use crate::exec::panel::{BLOCK_BYTES, DecodedLen, DecodedPanel, DecodedRows, Panel, STRIP_ROWS, cuts};
 use crate::exec::timings::WorkKind;
+use crate::exec::weights::Matrix;
 use crate::exec::workers::{WorkerBuffers, lend};
+use gguf_core::sync::Unpoisoned;
 
 /// Decoded weights of a block.
 enum BlockWeights {
     /// Weights for this block only.
-    Lent(Buffer),
+    Lent(Buffer, Vec<i16>),
     /// Weights for all steps of the run.
-    Kept(Arc<Vec<f32>>),
+    Kept(Arc<PanelValues>),
+}
+
+/// Rows of one matrix of a panel, to be decoded strip by strip.
+struct Side<'a> {
+    matrix: &'a Matrix,
+    /// First row of the panel.
+    first: usize,
+    /// Cuts between strips.
+    rows: Vec<usize>,
+    out: SideOut<'a>,
+}
+
+/// Values of a side.
+enum SideOut<'a> {
+    Floats(TileGrid<'a>),
+    /// Layout, and the integers and scales of each strip, handed out once.
+    Integers(PanelLayout, Vec<Mutex<Option<(&'a mut [i16], &'a mut [f32])>>>),
 }
 
 impl Context<'_> {
@@ -35,24 +56,38 @@ impl Context<'_> {
                 end += 1;
             }
             let block = &panels[first..end];
-            let weights = self.weights_of(block, len)?;
+            let weights = self.weights_of(block)?;
             let mut decoded = Vec::with_capacity(block.len());
-            let mut rest = match &weights {
-                BlockWeights::Lent(buffer) => &buffer[..],
-                BlockWeights::Kept(weights) => &weights[..],
+            let (mut floats, mut codes) = match &weights {
+                BlockWeights::Lent(floats, codes) => (&floats[..], &codes[..]),
+                BlockWeights::Kept(weights) => (&weights.floats[..], &weights.codes[..]),
             };
             for panel in block {
-                let mut side = || {
-                    let (view, later) = rest.split_at(panel.n * panel.weight.n_cols);
-                    rest = later;
-                    MatrixView::new(view, panel.weight.n_cols, panel.n, panel.n)
+                let mut side = |matrix: &Matrix| {
+                    let layout = self.weights.layout(matrix);
+                    let len = DecodedLen::of(layout.as_ref(), panel.n, matrix.n_cols);
+                    let (own_floats, own_codes);
+                    (own_floats, floats) = floats.split_at(len.floats);
+                    (own_codes, codes) = codes.split_at(len.codes);
+                    match layout {
+                        None => DecodedRows::Floats(MatrixView::new(
+                            own_floats,
+                            matrix.n_cols,
+                            panel.n,
+                            panel.n,
+                        )),
+                        Some(layout) => DecodedRows::Integers(IntegerPanel::new(
+                            layout, panel.n, own_codes, own_floats,
+                        )),
+                    }
                 };
-                let weight = side();
-                decoded.push(DecodedPanel { weight, gate: panel.gate.map(|_| side()) });
+                let weight = side(panel.weight);
+                decoded.push(DecodedPanel { weight, gate: panel.gate.map(side) });
             }
             work(block, first, &decoded)?;
-            if let BlockWeights::Lent(buffer) = weights {
-                self.give([buffer]);
+            if let BlockWeights::Lent(floats, codes) = weights {
+                self.give([floats]);
+                self.integers.give_codes(codes);
             }
             first = end;
         }
@@ -60,7 +95,7 @@ impl Context<'_> {
     }
 
     /// Returns the decoded weights of a block; a continued run keeps as many as its budget holds.
-    fn weights_of(&self, block: &[Panel<'_>], len: usize) -> Result<BlockWeights, EngineError> {
+    fn weights_of(&self, block: &[Panel<'_>]) -> Result<BlockWeights, EngineError> {
         let kept = self.past.map(|past| &past.kept);
         if let Some(weights) = kept.and_then(|kept| kept.get(block)) {
             if self.progress.is_cancelled() {
@@ -73,44 +108,78 @@ impl Context<'_> {
             }
             return Ok(BlockWeights::Kept(weights));
         }
+        let of_side = |panel: &Panel<'_>, matrix: &Matrix| {
+            DecodedLen::of(self.weights.layout(matrix).as_ref(), panel.n, matrix.n_cols)
+        };
+        let sides = block.iter().flat_map(|panel| panel.sides().map(move |matrix| of_side(panel, matrix)));
+        let len = sides.fold(DecodedLen::default(), DecodedLen::plus);
         if let Some((kept, mut memory)) = kept.and_then(|kept| Some((kept, kept.reserve(len)?))) {
-            self.decode(block, &mut memory)?;
+            self.decode(block, &mut memory.floats, &mut memory.codes)?;
             return Ok(BlockWeights::Kept(kept.keep(block, memory)));
         }
-        let mut buffer = self.take(len);
-        self.decode(block, &mut buffer)?;
-        Ok(BlockWeights::Lent(buffer))
+        let (mut floats, mut codes) = (self.take(len.floats), self.integers.take_codes(len.codes));
+        self.decode(block, &mut floats, &mut codes)?;
+        Ok(BlockWeights::Lent(floats, codes))
     }
 
-    /// Decodes all sides of the panels, one after another, into `out`.
-    fn decode(&self, panels: &[Panel<'_>], out: &mut [f32]) -> Result<(), EngineError> {
+    /// Decodes all sides of the panels, one after another.
+    fn decode(
+        &self,
+        panels: &[Panel<'_>],
+        mut floats: &mut [f32],
+        mut codes: &mut [i16],
+    ) -> Result<(), EngineError> {
         let mut strips = Vec::new();
-        let mut grids = Vec::new();
-        let mut rest = out;
+        let mut sides = Vec::new();
         for panel in panels {
             for matrix in panel.sides() {
-                let (part, later) = rest.split_at_mut(panel.n * matrix.n_cols);
-                rest = later;
+                let layout = self.weights.layout(matrix);
+                let len = DecodedLen::of(layout.as_ref(), panel.n, matrix.n_cols);
+                let (own_floats, own_codes);
+                (own_floats, floats) = floats.split_at_mut(len.floats);
+                (own_codes, codes) = codes.split_at_mut(len.codes);
                 let rows = cuts(panel.n, STRIP_ROWS);
-                strips.extend((0..rows.len() - 1).map(|strip| (grids.len(), strip)));
-                let grid = TileGrid::new(part, panel.n, vec![0, matrix.n_cols], rows.clone());
-                grids.push((matrix, panel.first, rows, grid));
+                strips.extend((0..rows.len() - 1).map(|strip| (sides.len(), strip)));
+                let out = match layout {
+                    None => SideOut::Floats(TileGrid::new(
+                        own_floats,
+                        panel.n,
+                        vec![0, matrix.n_cols],
+                        rows.clone(),
+                    )),
+                    Some(layout) => {
+                        let n = layout.n_strips(STRIP_ROWS);
+                        let codes = own_codes.chunks_mut(n * layout.strip_codes());
+                        let strips = codes.zip(own_floats.chunks_mut(n * layout.strip_scales()));
+                        SideOut::Integers(layout, strips.map(|strip| Mutex::new(Some(strip))).collect())
+                    }
+                };
+                sides.push(Side { matrix, first: panel.first, rows, out });
             }
         }
         self.workers.each(strips.len(), |WorkerBuffers { bytes, rows: decoded, .. }, at| {
             if self.progress.is_cancelled() {
                 return Err(EngineError::Cancelled);
             }
-            let (grid, strip) = strips[at];
-            let (matrix, first, rows, grid) = &grids[grid];
-            let (start, n) = (rows[strip], rows[strip + 1] - rows[strip]);
+            let (side, strip) = strips[at];
+            let Side { matrix, first, rows, out } = &sides[side];
+            let (start, n) = (matrix.first_row + first + rows[strip], rows[strip + 1] - rows[strip]);
             self.clock.time(WorkKind::Decode, || {
-                let decoded = lend(decoded, n * matrix.n_cols);
-                self.weights.rows(matrix.tensor, matrix.first_row + first + start, n, bytes, decoded)?;
-                transpose(
-                    MatrixView::new(decoded, n, matrix.n_cols, matrix.n_cols),
-                    &mut grid.take(0, strip),
-                );
+                match out {
+                    SideOut::Floats(grid) => {
+                        let decoded = lend(decoded, n * matrix.n_cols);
+                        self.weights.rows(matrix.tensor, start, n, bytes, decoded)?;
+                        transpose(
+                            MatrixView::new(decoded, n, matrix.n_cols, matrix.n_cols),
+                            &mut grid.take(0, strip),
+                        );
+                    }
+                    SideOut::Integers(layout, strips) => {
+                        if let Some(out) = strips[strip].lock().unpoisoned().take() {
+                            self.weights.strips(layout, matrix.tensor, start..start + n, bytes, out)?;
+                        }
+                    }
+                }
                 self.progress.advance(self.weights.row_bytes(matrix.tensor, n)? as u64);
                 Ok(())
             })

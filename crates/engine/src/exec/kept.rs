@@ -4,11 +4,18 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use crate::exec::panel::Panel;
+use crate::exec::panel::{DecodedLen, Panel};
 use gguf_core::sync::Unpoisoned;
 
 /// Identity of panels: tensor, first row and number of rows of each side.
 type PanelKey = Vec<(usize, usize, usize)>;
+
+/// Decoded values of panels.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct PanelValues {
+    pub(crate) floats: Vec<f32>,
+    pub(crate) codes: Vec<i16>,
+}
 
 /// Decoded panels, the first ones that fit in the budget.
 #[derive(Debug, Default)]
@@ -20,7 +27,7 @@ pub(crate) struct KeptPanels {
 #[derive(Debug, Default)]
 struct PanelStore {
     n_bytes: u64,
-    panels: BTreeMap<PanelKey, Arc<Vec<f32>>>,
+    panels: BTreeMap<PanelKey, Arc<PanelValues>>,
 }
 
 fn key(panels: &[Panel<'_>]) -> PanelKey {
@@ -37,7 +44,7 @@ impl KeptPanels {
     }
 
     /// Returns the weights of panels, if they were kept.
-    pub(crate) fn get(&self, panels: &[Panel<'_>]) -> Option<Arc<Vec<f32>>> {
+    pub(crate) fn get(&self, panels: &[Panel<'_>]) -> Option<Arc<PanelValues>> {
         if self.budget_bytes == 0 {
             return None;
         }
@@ -45,20 +52,20 @@ impl KeptPanels {
         kept.panels.get(&key(panels)).cloned()
     }
 
-    /// Returns memory for `n` floats to keep, if the budget holds them.
-    pub(crate) fn reserve(&self, n: usize) -> Option<Vec<f32>> {
+    /// Returns memory for values to keep, if the budget holds them.
+    pub(crate) fn reserve(&self, len: DecodedLen) -> Option<PanelValues> {
         let mut kept = self.kept.lock().unpoisoned();
-        let n_bytes = kept.n_bytes.saturating_add(4 * n as u64);
+        let n_bytes = kept.n_bytes.saturating_add(len.n_bytes());
         if n_bytes > self.budget_bytes {
             return None;
         }
         kept.n_bytes = n_bytes;
         drop(kept);
-        Some(vec![0.0; n])
+        Some(PanelValues { floats: vec![0.0; len.floats], codes: vec![0; len.codes] })
     }
 
     /// Keeps the weights of panels in memory from [`KeptPanels::reserve`].
-    pub(crate) fn keep(&self, panels: &[Panel<'_>], weights: Vec<f32>) -> Arc<Vec<f32>> {
+    pub(crate) fn keep(&self, panels: &[Panel<'_>], weights: PanelValues) -> Arc<PanelValues> {
         let weights = Arc::new(weights);
         let mut kept = self.kept.lock().unpoisoned();
         kept.panels.insert(key(panels), Arc::clone(&weights));
@@ -88,15 +95,15 @@ mod tests {
         let kept = KeptPanels::new(80);
         for (at, block) in blocks.iter().enumerate() {
             assert_eq!(kept.get(block), None, "{at}");
-            let memory = kept.reserve(10);
+            let memory = kept.reserve(DecodedLen { floats: 8, codes: 4 });
             assert_eq!(memory.is_some(), at < 2, "{at}");
             if let Some(mut weights) = memory {
-                weights.fill(at as f32);
+                weights.floats.fill(at as f32);
                 kept.keep(block, weights);
             }
         }
-        assert_eq!(kept.get(&blocks[0]).unwrap()[..], [0.0; 10]);
-        assert_eq!(kept.get(&blocks[1]).unwrap()[..], [1.0; 10]);
+        assert_eq!(kept.get(&blocks[0]).unwrap().floats, [0.0; 8]);
+        assert_eq!(kept.get(&blocks[1]).unwrap().floats, [1.0; 8]);
         assert_eq!(kept.get(&blocks[2]), None);
         assert_eq!(kept.get(&[panel(&first, 0), panel(&first, 2)]), None);
     }

@@ -5,11 +5,13 @@ use crate::EngineError;
 use crate::exec::activation::{Activation, GatedActivation, PlainActivation};
 use crate::exec::context::Context;
 use crate::exec::math;
-use crate::exec::matmul::{MatrixTile, MatrixView, TileGrid, multiply_rows};
-use crate::exec::panel::{DecodedPanel, Panel, SLICE_TOKENS, cuts, panel_rows};
+use crate::exec::integers::{InputRows, Inputs};
+use crate::exec::matmul::integer::{self, IntegerKernel};
+use crate::exec::matmul::{MatrixTile, TileGrid, multiply_rows};
+use crate::exec::panel::{DecodedPanel, DecodedRows, Panel, SLICE_TOKENS, cuts, panel_rows};
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::Matrix;
-use crate::exec::workers::lend;
+use crate::exec::workers::{WorkerBuffers, lend};
 
 /// Product `out = act(W x)`; all products of a call share `x`.
 pub(crate) struct Product<'a> {
@@ -34,10 +36,11 @@ impl<'a> Product<'a> {
 pub(crate) struct Affix {
     bias: Option<Vec<f32>>,
     scale: f32,
+    kernel: IntegerKernel,
 }
 
 impl Affix {
-    /// Computes `out = scale * x w + bias`, for the rows of a panel.
+    /// Computes `out = scale * x w + bias`, for the rows of a panel. `sums` is a buffer.
     ///
     /// # Exactness
     /// The result for a row of `x` depends on that row alone, not on the number of rows. So it depends neither on the
@@ -45,11 +48,18 @@ impl Affix {
     pub(crate) fn multiply(
         &self,
         out: &mut MatrixTile<'_>,
-        x: MatrixView<'_>,
-        w: MatrixView<'_>,
+        x: &InputRows<'_>,
+        w: DecodedRows<'_>,
         panel: &Panel<'_>,
+        sums: &mut Vec<f32>,
     ) {
-        multiply_rows(out, x, w, self.scale);
+        match w {
+            DecodedRows::Floats(w) => multiply_rows(out, x.floats, w, self.scale),
+            DecodedRows::Integers(w) => {
+                let x = x.rounded.clone().expect("inputs of products in integers are rounded");
+                integer::multiply(self.kernel, out, x, &w, self.scale, sums);
+            }
+        }
         let Some(bias) = &self.bias else { return };
         let bias = &bias[panel.first..panel.first + panel.n];
         for row in 0..out.n_rows() {
@@ -76,7 +86,8 @@ impl Context<'_> {
     pub(crate) fn affix(&self, matrix: &Matrix) -> Result<Affix, EngineError> {
         let scale = self.weights.optional(matrix.scale.as_ref())?;
         let scale = scale.and_then(|s| s.first().copied()).unwrap_or(1.0);
-        Ok(Affix { bias: self.weights.optional(matrix.bias.as_ref())?, scale })
+        let kernel = IntegerKernel::of(self.weights.level);
+        Ok(Affix { bias: self.weights.optional(matrix.bias.as_ref())?, scale, kernel })
     }
 
     /// Shows the observer the rows that matrices are about to be multiplied with.
@@ -110,7 +121,10 @@ impl Context<'_> {
             return Ok(());
         }
         let x = &x[..n_tokens * n_cols];
-        self.observe(products.iter().flat_map(|p| p.gate().into_iter().chain([p.weight])), x);
+        let matrices = || products.iter().flat_map(|p| p.gate().into_iter().chain([p.weight]));
+        self.observe(matrices(), x);
+        let rounded = self.round(x, n_cols, matrices());
+        let inputs = Inputs { x, n_cols, rounded: rounded.as_ref() };
         let slices = cuts(n_tokens, SLICE_TOKENS);
         let (mut jobs, mut panels, mut tiles) = (Vec::with_capacity(products.len()), Vec::new(), Vec::new());
         for product in products {
@@ -140,12 +154,14 @@ impl Context<'_> {
                 let (slice, panel) = (task / block.len(), task % block.len());
                 let (job, across) = tiles[first + panel];
                 let (start, n) = (slices[slice], slices[slice + 1] - slices[slice]);
-                let rows = MatrixView::new(&x[start * n_cols..], n, n_cols, n_cols);
+                let rows = inputs.rows(start..start + n);
                 let mut out = jobs[job].grid.take(slice, across);
-                self.tile(&jobs[job], &block[panel], decoded[panel], rows, &mut out, &mut scratch.tile);
+                self.tile(&jobs[job], &block[panel], decoded[panel], &rows, &mut out, scratch);
                 Ok(())
             })
-        })
+        })?;
+        self.integers.give_rounded(rounded);
+        Ok(())
     }
 
     /// Multiplies one panel with one slice of tokens.
@@ -154,11 +170,11 @@ impl Context<'_> {
         job: &ProductJob<'_>,
         panel: &Panel<'_>,
         decoded: DecodedPanel<'_>,
-        rows: MatrixView<'_>,
+        rows: &InputRows<'_>,
         out: &mut MatrixTile<'_>,
-        gates: &mut Vec<f32>,
+        WorkerBuffers { tile: gates, products: sums, .. }: &mut WorkerBuffers,
     ) {
-        self.clock.time(WorkKind::Product, || job.weight.multiply(out, rows, decoded.weight, panel));
+        self.clock.time(WorkKind::Product, || job.weight.multiply(out, rows, decoded.weight, panel, sums));
         let level = self.weights.level;
         match &job.act {
             JobActivation::None => {}
@@ -169,7 +185,7 @@ impl Context<'_> {
                 let weights = decoded.gate.expect("panels of a product with a gate have its rows too");
                 let n = out.n_rows();
                 let mut gates = MatrixTile::whole(lend(gates, n * panel.n), n, panel.n);
-                self.clock.time(WorkKind::Product, || gate.multiply(&mut gates, rows, weights, panel));
+                self.clock.time(WorkKind::Product, || gate.multiply(&mut gates, rows, weights, panel, sums));
                 self.clock.time(WorkKind::Activation, || {
                     (0..n).for_each(|row| math::gated(level, *act, gates.row_mut(row), out.row_mut(row)));
                 });

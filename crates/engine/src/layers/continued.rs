@@ -9,9 +9,9 @@ use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
+use crate::exec::integers::IntegerBuffers;
 use crate::exec::past::Past;
 use crate::exec::rope::RopeTables;
-use crate::exec::weights::WeightReader;
 use crate::layers::ends::{begin, finish};
 use crate::layers::forward::Engine;
 use crate::layers::graph::GraphPlan;
@@ -30,6 +30,7 @@ pub struct Continuation<'e, 'a> {
     past: Past,
     ropes: RopeTables,
     buffers: BufferPool,
+    integers: IntegerBuffers,
     /// True if pages of weights are released after use, because all of them exceed the memory budget.
     releases: bool,
 }
@@ -49,12 +50,13 @@ impl<'a> Engine<'a> {
     ) -> Result<Continuation<'_, 'a>, EngineError> {
         let plan = self.plan();
         plan.remembered(n_ctx)?;
-        let weights = WeightReader { source: self.source, level: self.options.level };
+        let weights = self.weights();
         Ok(Continuation {
             engine: self,
             past: Past::new(n_sequences, n_ctx, kept_bytes),
             ropes: RopeTables::new(&plan.ropes, weights, n_ctx)?,
             buffers: BufferPool::default(),
+            integers: IntegerBuffers::default(),
             releases: self.work_bytes_in(1) > self.options.memory_bytes,
         })
     }
@@ -142,7 +144,7 @@ impl Continuation<'_, '_> {
         let engine = self.engine;
         let mut run = Context {
             n_embd: engine.plan().n_embd,
-            weights: WeightReader { source: engine.source, level: engine.options.level },
+            weights: engine.weights(),
             workers: &engine.workers,
             progress,
             observer: None,
@@ -151,13 +153,14 @@ impl Continuation<'_, '_> {
             layer: AtomicUsize::new(0),
             memory: Buffer::default(),
             buffers: std::mem::take(&mut self.buffers),
+            integers: std::mem::take(&mut self.integers),
             carried: Carried::default(),
             past: Some(&self.past),
             count: None,
         };
         let hidden = step(&mut run, engine.plan(), &chunks, self.releases);
-        let Context { ropes, buffers, .. } = run;
-        (self.ropes, self.buffers) = (ropes, buffers);
+        let Context { ropes, buffers, integers, .. } = run;
+        (self.ropes, self.buffers, self.integers) = (ropes, buffers, integers);
         hidden
     }
 }

@@ -12,6 +12,8 @@ use crate::exec::buffers::BufferPool;
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
+use crate::exec::integers::{Arithmetic, IntegerBuffers};
+use crate::exec::matmul::integer::RoundedRows;
 use crate::exec::observer::Observer;
 use crate::exec::rope::RopeTables;
 use crate::exec::timings::{Clock, WorkKind};
@@ -25,7 +27,7 @@ use crate::layers::run_memory::RunMemory;
 use crate::layers::stacks::{LayerStack, Memory, SplitChunks, StackInput, give_memory};
 use crate::ops::mixer::MixerOp;
 use crate::ops::moe::Moe;
-use gguf_core::TensorSource;
+use gguf_core::{TensorMeta, TensorSource};
 use gguf_core::progress::{Progress, Silent};
 use gguf_core::simd::SimdLevel;
 
@@ -46,6 +48,8 @@ pub struct EngineOptions {
     pub held_bytes: u64,
     /// Vector instructions of decoders and of the loops around products. The products' kernels choose their own.
     pub level: SimdLevel,
+    /// Arithmetic of products with weights.
+    pub arithmetic: Arithmetic,
 }
 
 impl Default for EngineOptions {
@@ -55,6 +59,7 @@ impl Default for EngineOptions {
             memory_bytes: 1 << 30,
             held_bytes: 0,
             level: SimdLevel::detect(),
+            arithmetic: Arithmetic::F32,
         }
     }
 }
@@ -139,10 +144,23 @@ impl<'a> Engine<'a> {
         self.plan.layers.iter().any(|layer| layer.ffn.moe().is_some())
     }
 
+    /// Returns a reader of the weights for products.
+    pub(crate) fn weights(&self) -> WeightReader<'_> {
+        WeightReader::new(self.source, self.options.level).with_arithmetic(self.options.arithmetic)
+    }
+
     /// Returns the bytes per token that stay between layers, and those that a batch needs inside a layer.
     fn token_bytes(&self) -> (u64, u64) {
         let RunMemory { streams, carried, inner, .. } = self.memory;
-        (4 * (streams + carried) as u64, (4 * inner + self.route_bytes()) as u64)
+        let inner = 4 * inner + self.route_bytes() + self.rounded_bytes();
+        (4 * (streams + carried) as u64, inner as u64)
+    }
+
+    /// Returns the bytes of a token's inputs of one matrix, rounded.
+    fn rounded_bytes(&self) -> usize {
+        let is_integer = |meta: &TensorMeta| self.options.arithmetic.is_integer(meta.ty);
+        let rounds = self.source.tensors().iter().any(is_integer);
+        if rounds { RoundedRows::row_bytes(self.memory.widest) } else { 0 }
     }
 
     /// Returns the largest number of bytes of a token's routes to experts.
@@ -153,7 +171,7 @@ impl<'a> Engine<'a> {
 
     /// Returns the bytes that do not grow with tokens: panels, and tiles of every thread.
     fn fixed_bytes(&self, chunk_len: usize) -> u64 {
-        let (shared, thread) = panel::buffer_bytes(self.memory.widest);
+        let (shared, thread) = panel::buffer_bytes(self.memory.widest, self.options.arithmetic);
         let mixers = self.plan.all_layers().flat_map(|layer| {
             let cross = layer.cross.as_ref().map(|cross| &*cross.attention as &dyn MixerOp);
             layer.mixer.op().into_iter().chain(cross)
@@ -286,11 +304,13 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the part of [`Engine::run_bytes`] that stays in memory if hidden states are kept in files: values kept
-    /// for later layers, the experts of each token, and the buffers of threads.
+    /// for later layers, the experts of each token, rounded inputs, and the buffers of threads.
     #[must_use]
-    pub fn unspilled_bytes(&self, n_tokens: usize, chunk_len: usize) -> u64 {
+    pub fn unspilled_bytes(&self, n_tokens: usize, batch_tokens: usize, chunk_len: usize) -> u64 {
         let per_token = (4 * self.memory.carried + self.route_bytes()) as u64;
-        per_token.saturating_mul(n_tokens as u64).saturating_add(self.fixed_bytes(chunk_len))
+        let batch = (self.rounded_bytes() as u64).saturating_mul(batch_tokens.min(n_tokens) as u64);
+        let tokens = per_token.saturating_mul(n_tokens as u64).saturating_add(batch);
+        tokens.saturating_add(self.fixed_bytes(chunk_len))
     }
 
     /// Runs chunks through all stacks of the model.
@@ -330,7 +350,7 @@ impl<'a> Engine<'a> {
     ) -> Result<Hidden, EngineError> {
         let StackInput { chunks, batches: counts, memory } = input;
         let plan = &self.plan;
-        let weights = WeightReader { source: self.source, level: self.options.level };
+        let weights = self.weights();
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
         plan.check_length(longest)?;
         let n_positions = plan.extras().map(|extra| extra.n_positions(longest)).fold(longest, usize::max);
@@ -345,6 +365,7 @@ impl<'a> Engine<'a> {
             layer: AtomicUsize::new(0),
             memory: memory.states,
             buffers: self.buffers(),
+            integers: IntegerBuffers::default(),
             carried: Carried::default(),
             past: None,
             count: None,

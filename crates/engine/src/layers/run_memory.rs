@@ -9,6 +9,7 @@ use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::count::{MemoryCount, ZeroWeights};
+use crate::exec::integers::IntegerBuffers;
 use crate::exec::rope::{Rope, RopeTables};
 use crate::exec::timings::Clock;
 use crate::exec::weights::WeightReader;
@@ -52,7 +53,7 @@ impl RunMemory {
         level: SimdLevel,
     ) -> Result<Self, EngineError> {
         let weights = ZeroWeights(tensors);
-        let counted = |stack| count_stack(plan, stack, WeightReader { source: &weights, level }, workers);
+        let counted = |stack| count_stack(plan, stack, WeightReader::new(&weights, level), workers);
         let n_before = plan.encoder.as_ref().map_or(0, |encoder| encoder.layers.len());
         let decoder = LayerStack { layers: &plan.layers, final_norm: plan.final_norm.as_ref(), n_before };
         let mut memory = counted(decoder)?;
@@ -105,6 +106,7 @@ fn count_stack(
         layer: AtomicUsize::new(0),
         memory: Buffer::from(vec![0.0; if has_memory { n_tokens * plan.n_embd } else { 0 }]),
         buffers: BufferPool::default(),
+        integers: IntegerBuffers::default(),
         carried: Carried::default(),
         past: None,
         count: Some(&count),

@@ -12,13 +12,13 @@ use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
-use crate::exec::matmul::{MatrixTile, MatrixView};
+use crate::exec::integers::{Inputs, IntegerBuffers};
+use crate::exec::matmul::MatrixTile;
 use crate::exec::observer::Observer;
 use crate::exec::panel::{Panel, SLICE_TOKENS, cuts};
 use crate::exec::product::Product;
 use crate::exec::rope::RopeTables;
 use crate::exec::timings::WorkKind;
-use crate::exec::weights::WeightReader;
 use crate::exec::workers::lend;
 use crate::layers::forward::Engine;
 use crate::outputs::fold::{LogitFold, TokenDivergence, TokenScore};
@@ -40,7 +40,7 @@ impl Engine<'_> {
     ) -> Context<'r> {
         Context {
             n_embd: self.plan.n_embd,
-            weights: WeightReader { source: self.source, level: self.options.level },
+            weights: self.weights(),
             workers: &self.workers,
             progress,
             observer,
@@ -49,6 +49,7 @@ impl Engine<'_> {
             memory: Buffer::default(),
             layer: AtomicUsize::new(self.plan.layers.len()),
             buffers: BufferPool::default(),
+            integers: IntegerBuffers::default(),
             carried: Carried::default(),
             past: None,
             count: None,
@@ -109,6 +110,8 @@ impl Engine<'_> {
         }
         run.observe(std::iter::once(head), &hidden.states);
         let affix = run.affix(head)?;
+        let rounded = run.round(&hidden.states, n_embd, std::iter::once(head));
+        let inputs = Inputs { x: &hidden.states, n_cols: n_embd, rounded: rounded.as_ref() };
         let panels: Vec<Panel<'_>> = Panel::of(head, None).collect();
         let slices = cuts(hidden.n_rows, SLICE_TOKENS);
         let mut folds = vec![LogitFold::START; hidden.n_rows];
@@ -124,10 +127,11 @@ impl Engine<'_> {
                 let (slice, panel) = (task / block.len(), task % block.len());
                 let (rows, panel, weights) =
                     (slices[slice]..slices[slice + 1], &block[panel], decoded[panel].weight);
-                let x = MatrixView::new(&hidden.states[rows.start * n_embd..], rows.len(), n_embd, n_embd);
                 let logits = lend(&mut scratch.tile, rows.len() * panel.n);
                 let mut tile = MatrixTile::whole(logits, rows.len(), panel.n);
-                run.clock.time(WorkKind::Product, || affix.multiply(&mut tile, x, weights, panel));
+                run.clock.time(WorkKind::Product, || {
+                    affix.multiply(&mut tile, &inputs.rows(rows.clone()), weights, panel, &mut scratch.products);
+                });
                 let part = run.clock.time(WorkKind::Fold, || {
                     self.fold(logits, panel.n, panel.first, &targets[rows.start.min(targets.len())..])
                 });

@@ -6,7 +6,7 @@ use crate::edit::Objection;
 use gguf_core::Hint;
 use gguf_core::output::EditLockError;
 use gguf_core::text::escape;
-use gguf_format::{AssignError, GgufError, MAX_NAME_BYTES, WriteError};
+use gguf_format::{AssignError, GgufError, WriteError};
 
 /// Reasons why an edit was not made.
 #[derive(Debug, thiserror::Error)]
@@ -76,8 +76,8 @@ pub enum EditError {
     #[error("{}: there is a tensor `{}` already", path.display(), escape(tensor))]
     TensorTwice { path: PathBuf, tensor: String },
     /// A tensor name too long for readers.
-    #[error("{}: tensor name `{}` has {} bytes, at most {MAX_NAME_BYTES} are allowed", path.display(), escape(tensor), tensor.len())]
-    NameLength { path: PathBuf, tensor: String },
+    #[error("{}: tensor name `{}` has {} bytes, at most {most} are allowed", path.display(), escape(tensor), tensor.len())]
+    NameLength { path: PathBuf, tensor: String, most: u64 },
     /// An expression that matches no tensor.
     #[error("{}: no tensor has a name in which `{}` is found", path.display(), escape(pattern))]
     NoMatch { path: PathBuf, pattern: String },

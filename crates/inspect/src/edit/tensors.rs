@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::{Edit, EditError};
 use gguf_core::similar::nearest;
 use gguf_core::{SourceError, TensorMeta, TensorSource};
-use gguf_format::{FilePlan, GgufFile, MAX_NAME_BYTES, Metadata, PlannedFile, WriteError};
+use gguf_format::{FilePlan, GgufFile, Metadata, PlannedFile, TensorLimits, WriteError};
 use serde::Serialize;
 
 /// Change of one tensor.
@@ -62,8 +62,9 @@ impl EditedTensors {
                     let near = nearest(from, names).map(str::to_owned);
                     return Err(EditError::NoTensor { path: path(), tensor: from.clone(), nearest: near });
                 };
-                if to.len() as u64 > MAX_NAME_BYTES {
-                    return Err(EditError::NameLength { path: path(), tensor: to.clone() });
+                let most = TensorLimits::of(file.metadata()).name_bytes;
+                if to.len() as u64 > most {
+                    return Err(EditError::NameLength { path: path(), tensor: to.clone(), most });
                 }
                 if self.metas.iter().any(|meta| meta.name == *to) {
                     return Err(EditError::TensorTwice { path: path(), tensor: to.clone() });

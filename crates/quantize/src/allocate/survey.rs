@@ -153,7 +153,7 @@ impl<'a> Survey<'a> {
             |tensor: &OpenTensor| file.tensors[tensor.place].n_bytes.next_multiple_of(file.alignment);
         let open_bytes: u64 = tensors.iter().map(padded).sum();
         Ok(Self {
-            facts: ModelFacts::new(input.metadata, &options.overrides, found),
+            facts: input.facts(&options.overrides),
             fixed_bytes: file.file_bytes.saturating_sub(open_bytes),
             alignment: file.alignment,
             n_elems: plan.summary().total.n_elems,

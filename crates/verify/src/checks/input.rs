@@ -1,6 +1,6 @@
 //! Inputs of checks: a file by itself, or texts for the tokenizer of a model.
 
-use crate::checks::{adapter, towers, vocabulary};
+use crate::checks::{adapter, images, towers, vocabulary};
 use crate::{Finding, Model};
 use gguf_core::progress::Progress;
 use gguf_core::simd::SimdLevel;
@@ -15,6 +15,8 @@ pub(super) enum FileContent {
     Adapter,
     /// Vision and audio towers of a model.
     Towers,
+    /// An image or video model.
+    Image,
     /// A vocabulary without tensors.
     Vocabulary,
 }
@@ -44,6 +46,8 @@ impl<'a> CheckedFile<'a> {
             FileContent::Adapter
         } else if vocabulary::is_alone(metadata, source.tensors()) {
             FileContent::Vocabulary
+        } else if images::is_one(metadata, source.tensors()) {
+            FileContent::Image
         } else {
             FileContent::Model
         };

@@ -12,7 +12,9 @@ use gguf_format::{KeyFault, Metadata};
 pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
     let mut findings = match file.content {
         FileContent::Model => numbers::check(file.metadata),
-        FileContent::Adapter | FileContent::Towers | FileContent::Vocabulary => Vec::new(),
+        FileContent::Adapter | FileContent::Towers | FileContent::Vocabulary | FileContent::Image => {
+            Vec::new()
+        }
     };
     findings.extend(faults(file.metadata));
     findings

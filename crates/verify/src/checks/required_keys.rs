@@ -1,5 +1,6 @@
 //! Check that the keys exist that every reader needs.
 
+use crate::checks::images;
 use crate::checks::input::{CheckedFile, FileContent};
 use crate::{Check, Finding};
 use gguf_arch::graph::GraphFeatures;
@@ -22,6 +23,7 @@ pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
         FileContent::Adapter => missing(file.metadata, &OF_ADAPTERS),
         // The other keys of such a file are those of the model that its vocabulary belongs to.
         FileContent::Vocabulary => missing(file.metadata, &OF_MODELS),
+        FileContent::Image => images::check_keys(file),
         FileContent::Towers => Vec::new(),
     }
 }

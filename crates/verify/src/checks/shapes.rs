@@ -15,7 +15,7 @@ const MAX_EXAMPLES: usize = 3;
 pub(super) fn check(file: &CheckedFile<'_>) -> Option<Finding> {
     match file.content {
         FileContent::Model => check_tensors(file.metadata, file.tensors()),
-        FileContent::Vocabulary | FileContent::Adapter | FileContent::Towers => None,
+        FileContent::Vocabulary | FileContent::Adapter | FileContent::Towers | FileContent::Image => None,
     }
 }
 

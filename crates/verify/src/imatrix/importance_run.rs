@@ -232,6 +232,7 @@ impl<'a> ImportanceRun<'a> {
         fingerprint.number(u64::from(self.options.process_output));
         fingerprint.number(u64::from(self.options.perplexity));
         fingerprint.number(self.options.scoring.n_ctx as u64);
+        fingerprint.value(&self.options.engine.arithmetic)?;
         fingerprint.sums(before);
         fingerprint.windows(self.windows.get(..n_chunks).unwrap_or(&self.windows));
         Ok(fingerprint.hex())

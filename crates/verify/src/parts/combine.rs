@@ -144,6 +144,7 @@ fn checked(parts: &[VerificationPart], thresholds: Thresholds) -> Result<Report,
     let checks = &facts.checks;
     let mut report = Report::new(checks.arch.clone(), checks.bits_per_weight, thresholds);
     report.label = checks.label.clone().map(FileLabel::escaped);
+    report.arithmetic = checks.arithmetic;
     let mut found = read(&paths, &checks.findings)?;
     let late = found.split_off(checks.at_limits.min(found.len()));
     let behind = found.split_off(checks.at_weights.min(found.len()));

@@ -10,6 +10,7 @@ use crate::{
     VerifyError, Window, exact,
 };
 use gguf_core::text::escape;
+use gguf_engine::Arithmetic;
 
 /// Digests of everything that all parts of a verification must have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +34,7 @@ impl Plan {
         baseline: Option<&Model<'_>>,
         sources: &[PromptSource],
         scoring: &Scoring,
+        arithmetic: Arithmetic,
     ) -> Result<Self, VerifyError> {
         let digest = |model: &Model<'_>| {
             let mut print = Fingerprint::default();
@@ -45,6 +47,7 @@ impl Plan {
         }
         let mut options = Fingerprint::default();
         options.value(scoring)?;
+        options.value(&arithmetic)?;
         Ok(Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             model: digest(model)?,
@@ -64,7 +67,7 @@ impl Plan {
             ("version of the program", self.version == other.version),
             ("model", self.model == other.model),
             ("baseline", self.baseline == other.baseline),
-            ("choice of `--ctx`, `--chunks`, `--stride` or `--score`", self.options == other.options),
+            ("choice of `--ctx`, `--chunks`, `--stride`, `--score` or `--arithmetic`", self.options == other.options),
             ("text of the prompts", self.prompts == other.prompts),
         ];
         pairs.into_iter().find(|(_, is_same)| !is_same).map(|(what, _)| what)
@@ -110,6 +113,8 @@ pub(super) struct PartChecks {
     #[serde(with = "exact::double_if_any")]
     pub(super) bits_per_weight: Option<f64>,
     pub(super) label: Option<FileLabel>,
+    /// Arithmetic of the run, if there is one.
+    pub(super) arithmetic: Option<Arithmetic>,
     pub(super) findings: Vec<StoredFinding>,
     /// Index in `findings` at which the findings about weights are inserted.
     pub(super) at_weights: usize,

@@ -34,12 +34,16 @@ pub(super) struct LadderDocument {
     pub(super) model: LadderModel,
     /// Importance matrix of the files; null without one.
     pub(super) importance: Option<LadderImportance>,
+    /// Calibration of the rounding; null without one.
+    pub(super) calibration: Option<LadderCalibration>,
     /// Text that the files were verified on; null without a verification.
     pub(super) verification: Option<DigestedFile>,
     /// Files, in the order of the types that were asked for.
     pub(super) files: Vec<LadderEntry>,
     /// Vision and audio towers in a file of their own, for llama.cpp's `--mmproj`; null if the model has none.
     pub(super) projector: Option<LadderEntry>,
+    /// Draft heads in a file of their own, for speculative decoding; null if the model has none.
+    pub(super) draft_heads: Option<LadderEntry>,
     /// Size of all quantizations in bytes.
     pub(super) file_bytes: u64,
     /// Size in bytes of the tensors that were quantized or copied: one that several files hold in the same type counts
@@ -77,6 +81,17 @@ pub(super) struct LadderImportance {
     pub(super) text: Option<DigestedFile>,
 }
 
+/// Calibration of the rounding of a ladder's files.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct LadderCalibration {
+    /// Name of the method that chose codes and scales.
+    pub(super) solver: String,
+    /// Number of tokens of calibration text.
+    pub(super) tokens: usize,
+    /// Texts that were given, without folders and without what the model wrote itself.
+    pub(super) texts: Vec<DigestedFile>,
+}
+
 /// File with its digest.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct DigestedFile {
@@ -100,6 +115,8 @@ pub(super) struct LadderEntry {
     pub(super) bits_per_weight: f64,
     /// Number of tensors whose type was replaced because of their columns.
     pub(super) fallbacks: usize,
+    /// True if the rounding is calibrated.
+    pub(super) calibrated: bool,
     /// Memory that the file takes when it runs, by length of context, with keys and values as F16; empty if that is not
     /// known.
     pub(super) memory: Vec<ContextMemory>,
@@ -179,6 +196,7 @@ impl LadderEntry {
             file_bytes: file.plan.file_bytes,
             bits_per_weight: file.plan.bits_per_weight,
             fallbacks: file.plan.n_fallbacks,
+            calibrated: file.plan.is_calibrated,
             memory: Vec::new(),
             figures: None,
         }

@@ -13,7 +13,6 @@ use crate::cli::render::json_text;
 use crate::cli::render::markdown::{escape, link};
 use crate::cli::verify::page::environment;
 use crate::core::output::{LADDER_PAGE, OutputFile, OutputKind};
-use crate::core::text::bytes;
 use crate::job::Guard;
 
 const PAGE: &str = "README.md";
@@ -124,7 +123,7 @@ impl FolderFiles {
 /// Checksums as `sha256sum --check` reads them.
 fn sums(document: &LadderDocument) -> String {
     let mut text = String::new();
-    let files = document.files.iter().chain(&document.projector);
+    let files = document.files.iter().chain(&document.projector).chain(&document.draft_heads);
     for part in files.flat_map(|file| &file.parts) {
         let _ = writeln!(text, "{}  {}", part.sha256, part.name);
     }
@@ -150,7 +149,7 @@ fn choices(files: &[LadderEntry]) -> Vec<Choice<'_>> {
             fitting.max_by_key(|file| file.file_bytes)
         };
         if let Some(best) = best.filter(|best| found.last().is_none_or(|last| last.name != best.name)) {
-            let memory = bytes(gib << 30);
+            let memory = format!("{gib} GiB");
             found.push(Choice { memory, name: &best.name, file_bytes: best.file_bytes });
         }
     }

@@ -10,6 +10,7 @@ use crate::cli::verify::imatrix::coverage;
 use crate::cli::verify::imatrix::save::{CollectRun, MatrixOutput, SaveFrequency};
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::prompt_files::PromptFiles;
+use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::verify::{CutArgs, engine_options};
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::{Destination, OutputKind};
@@ -71,6 +72,8 @@ pub(super) struct CollectArgs {
     /// single run writes. All runs make the same plan and are independent
     #[arg(long, value_name = "I/N")]
     part: Option<Share>,
+    #[command(flatten)]
+    arithmetic: ArithmeticArg,
 }
 
 impl CollectArgs {
@@ -94,6 +97,7 @@ impl CollectArgs {
         guard.write("-o", output, OutputKind::Imatrix)?;
         let opened = OpenedModel::open(model, &session.common)?;
         guard.read_all("the model", opened.inputs())?;
+        opened.with(None, |opened| self.arithmetic.check(model, opened.source.tensors()))?;
         let inputs: Vec<PathBuf> =
             self.prompts.iter().chain(&self.in_file).cloned().chain(opened.inputs()).collect();
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
@@ -143,7 +147,7 @@ impl CollectArgs {
         session: &Session,
     ) -> anyhow::Result<(Collected, u64)> {
         let options = ImportanceOptions {
-            engine: engine_options(&session.common),
+            engine: engine_options(&session.common, self.arithmetic),
             files: prompts.files().to_vec(),
             scoring: self.cut.scoring(Span::SecondHalf, RowSelection::Scored),
             from_chunk: self.from_chunk,

@@ -234,6 +234,13 @@ pub(super) const WAYS: &[Way] = &[
         &["source"],
         DIR,
     ),
+    way(
+        "gguf-quantize ladder",
+        "ladder --types q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024 --check-text check.txt \
+         tiny.gguf -o out",
+        &["source"],
+        WORK_DIR,
+    ),
     way("gguf-quantize recipe", "recipe base.gguf --source base.gguf --imatrix m.imatrix", &["file"], RECIPE),
     way(
         "gguf-quantize rebuild",

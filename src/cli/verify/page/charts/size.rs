@@ -186,6 +186,16 @@ fn label(canvas: &Canvas<'_>, mark: Pixel, point: &Point, frame: &Frame, taken: 
     let found = found.or_else(|| places.iter().find(is_inside)).or(places.first());
     let Some(place) = found else { return Ok(()) };
     taken.push(place.frame);
+    if place.at.y != mark.y {
+        // In a crowd, a label without a line seems to be that of another point.
+        let towards = if place.at.y < mark.y { half - 2 } else { 2 - half };
+        let end = match place.anchor {
+            HPos::Left => place.at.moved(-2, 0),
+            HPos::Right => place.at.moved(2, 0),
+            HPos::Center => place.at.moved(0, towards),
+        };
+        line(&canvas.area, mark, end, Ink::Muted, 1)?;
+    }
     let ink = if point.verdict == "fail" { Ink::Bad } else { Ink::Text };
     let style = canvas.text(ink, place.anchor, VPos::Center);
     Ok(canvas.area.draw_text(&point.label, &style, place.at.coord())?)

@@ -1,0 +1,157 @@
+//! Card of one architecture of image or video models.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::error::{ArchError, CardProblem};
+use gguf_core::GgmlType;
+use gguf_format::FileType;
+
+use super::common::TypeName;
+
+/// Value of `kind` in these cards.
+pub(super) const KIND: &str = "diffusion";
+
+/// Architecture of image or video models.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiffusionCard {
+    schema: u32,
+    kind: String,
+    /// Value of `general.architecture`.
+    pub gguf: String,
+    /// Position among the cards: the first that recognizes a checkpoint is used.
+    pub order: u32,
+    /// Public repositories of such models.
+    pub examples: Vec<String>,
+    /// Sets of names: a checkpoint with all names of one set has this architecture.
+    pub recognize: Vec<Vec<String>>,
+    /// Layouts of the architecture that runtimes do not read.
+    #[serde(default)]
+    pub refused: Vec<RefusedLayout>,
+    /// Parts of names of tensors that are left out.
+    #[serde(default)]
+    pub left_out: Vec<String>,
+    /// Parts of names of tensors that stay F32.
+    #[serde(default)]
+    pub f32: Vec<String>,
+    /// Parts of names of weights that are not quantized.
+    #[serde(default)]
+    pub keep: Vec<String>,
+    /// Whole names of weights that are not quantized.
+    #[serde(default)]
+    pub keep_names: Vec<String>,
+    /// True to write tensors with short rows in rows of 256 values, with a key for their shape.
+    #[serde(default)]
+    pub reshape: bool,
+    /// Entries of the checkpoint's header that become keys.
+    #[serde(default)]
+    pub copied: Vec<String>,
+    /// Types of the first and last blocks.
+    ends: Option<EndBlocks>,
+}
+
+/// Layout of an architecture that runtimes do not read.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RefusedLayout {
+    /// Program that the layout belongs to.
+    pub layout: String,
+    /// Names, each of which shows the layout.
+    pub names: Vec<String>,
+    /// What to convert instead.
+    pub way_out: String,
+}
+
+/// Types of the first and last blocks, for all classes of weights.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EndBlocks {
+    /// Parts of the names of these blocks.
+    parts: Vec<String>,
+    /// Type by file type.
+    types: BTreeMap<String, TypeName>,
+}
+
+impl DiffusionCard {
+    /// Parses a card; `stem` is the name of its file without the extension.
+    ///
+    /// # Errors
+    /// [`ArchError::Card`]: no TOML, an unknown or missing key, a value of the wrong kind.
+    pub fn parse(stem: &str, text: &str) -> Result<Self, ArchError> {
+        let wrong = |problem| ArchError::Card { card: stem.to_owned(), problem: Box::new(problem) };
+        let card: Self =
+            toml::from_str(text).map_err(|error| wrong(CardProblem::Toml(error.message().to_owned())))?;
+        let other =
+            |at: &str, expected, found| wrong(CardProblem::Kind { at: format!("`{at}`"), expected, found });
+        if card.schema != 1 {
+            return Err(other("schema", "1", card.schema.to_string()));
+        }
+        if card.kind != KIND {
+            return Err(other("kind", "`diffusion`", format!("`{}`", card.kind)));
+        }
+        if card.gguf != stem {
+            return Err(wrong(CardProblem::Stem { gguf: card.gguf, stem: stem.to_owned() }));
+        }
+        if card.recognize.is_empty() || card.recognize.iter().any(Vec::is_empty) {
+            return Err(other("recognize", "lists of names", "an empty list".to_owned()));
+        }
+        let types = card.ends.iter().flat_map(|ends| ends.types.keys());
+        if let Some(name) = types.into_iter().find(|name| FileType::parse(name).is_none()) {
+            return Err(other("ends.types", "file types", format!("`{name}`")));
+        }
+        Ok(card)
+    }
+
+    /// Returns true if the text of a card is of this kind.
+    #[must_use]
+    pub fn is_one(text: &str) -> bool {
+        let table = text.parse::<toml::Table>().ok();
+        table.is_some_and(|table| table.get("kind").and_then(toml::Value::as_str) == Some(KIND))
+    }
+
+    /// Returns true if a tensor is left out.
+    #[must_use]
+    pub fn leaves_out(&self, name: &str) -> bool {
+        self.left_out.iter().any(|part| name.contains(part.as_str()))
+    }
+
+    /// Returns true if a weight is not quantized.
+    #[must_use]
+    pub fn keeps(&self, name: &str) -> bool {
+        self.keep_names.iter().any(|kept| kept == name)
+            || self.keep.iter().any(|part| name.contains(part.as_str()))
+    }
+
+    /// Returns the type of a weight if it belongs to the first or last blocks, which have types of their own.
+    pub(super) fn type_of_ends(&self, file_type: FileType, name: &str) -> Option<GgmlType> {
+        let ends = self.ends.as_ref()?;
+        let ty = ends.types.get(&file_type.name().to_ascii_lowercase())?;
+        ends.parts.iter().any(|part| name.contains(part.as_str())).then_some(ty.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &str = "schema = 1\nkind = \"diffusion\"\ngguf = \"x\"\norder = 1\nexamples = [\"a/b\"]\n\
+                        recognize = [[\"a.weight\"]]\nkeep = [\"in.\"]\nkeep_names = [\"out.weight\"]\n";
+
+    #[test]
+    fn a_card_is_checked() {
+        let card = DiffusionCard::parse("x", TEXT).unwrap();
+        assert!(card.keeps("a.in.b") && card.keeps("out.weight") && !card.keeps("a.out.weight"));
+        assert!(DiffusionCard::is_one(TEXT) && !DiffusionCard::is_one("schema = 1"));
+        let error = |stem, text: &str| DiffusionCard::parse(stem, text).unwrap_err().to_string();
+        assert!(error("x", &format!("{TEXT}kept = 1\n")).contains("unknown field `kept`"));
+        assert!(error("y", TEXT).contains("`x`"));
+        assert!(error("x", &TEXT.replace("\"diffusion\"", "\"text\"")).contains("found `text`"));
+        assert!(error("x", &TEXT.replace("[[\"a.weight\"]]", "[]")).contains("an empty list"));
+        let ends = format!("{TEXT}[ends]\nparts = [\"b.\"]\ntypes = {{ q9 = \"q4_k\" }}\n");
+        assert!(error("x", &ends).contains("`q9`"));
+        let ends = format!("{TEXT}[ends]\nparts = [\"b.\"]\ntypes = {{ q2_k = \"q9_k\" }}\n");
+        assert!(error("x", &ends).contains("q9_k"));
+    }
+}

@@ -1,0 +1,182 @@
+//! All cards of image and video models, and the recognition of a checkpoint.
+
+use std::sync::{Arc, OnceLock};
+
+use super::card::DiffusionCard;
+use super::common::CommonRules;
+use crate::error::ArchError;
+
+/// Name and text of each embedded card: files of `converters/diffusion/`.
+const TEXTS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/diffusion.rs"));
+/// File with the rules that all share.
+const BASE: &str = "base";
+
+static EMBEDDED: OnceLock<DiffusionCards> = OnceLock::new();
+
+/// Cards of image and video models, in the order of recognition.
+#[derive(Clone, Debug)]
+pub struct DiffusionCards {
+    common: Arc<CommonRules>,
+    cards: Vec<Arc<DiffusionCard>>,
+}
+
+/// Result of recognizing a checkpoint by its names.
+#[derive(Clone, Debug)]
+pub enum Recognition<'a> {
+    /// Model of this architecture.
+    Card(&'a Arc<DiffusionCard>),
+    /// File that is not converted.
+    Refused {
+        /// Description of the file.
+        what: String,
+        /// What to do instead.
+        way_out: &'a str,
+    },
+    /// No rule knows these names.
+    Unknown,
+}
+
+impl DiffusionCards {
+    /// Returns the embedded cards. They are parsed once per process.
+    ///
+    /// # Errors
+    /// [`ArchError::Card`] if an embedded card is invalid; never in a program that passes its tests.
+    pub fn embedded() -> Result<&'static Self, ArchError> {
+        if let Some(cards) = EMBEDDED.get() {
+            return Ok(cards);
+        }
+        let base = TEXTS.iter().find(|row| row.0 == BASE).map_or("", |row| row.1);
+        let common = Arc::new(CommonRules::parse(base)?);
+        let own = TEXTS.iter().filter(|row| row.0 != BASE);
+        let cards = own.map(|(stem, text)| DiffusionCard::parse(stem, text).map(Arc::new));
+        let mut cards = cards.collect::<Result<Vec<_>, _>>()?;
+        cards.sort_by_key(|card| card.order);
+        Ok(EMBEDDED.get_or_init(|| Self { common, cards }))
+    }
+
+    /// Adds a card before all others; it replaces one of the same architecture.
+    ///
+    /// # Errors
+    /// [`ArchError::Card`].
+    pub fn with(&self, stem: &str, text: &str) -> Result<Self, ArchError> {
+        let card = Arc::new(DiffusionCard::parse(stem, text)?);
+        let others = self.cards.iter().filter(|other| other.gguf != card.gguf).cloned();
+        Ok(Self {
+            cards: [Arc::clone(&card)].into_iter().chain(others).collect(),
+            common: self.common.clone(),
+        })
+    }
+
+    /// Rules that all cards share.
+    #[must_use]
+    pub fn common(&self) -> &Arc<CommonRules> {
+        &self.common
+    }
+
+    /// Iterates over the cards, in the order of recognition.
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<DiffusionCard>> {
+        self.cards.iter()
+    }
+
+    /// Returns the card of an architecture.
+    #[must_use]
+    pub fn by_gguf(&self, gguf: &str) -> Option<&Arc<DiffusionCard>> {
+        self.cards.iter().find(|card| card.gguf == gguf)
+    }
+
+    /// Recognizes a checkpoint by its tensor names, without their prefix.
+    ///
+    /// # Exactness
+    /// ref: cards are tried in a fixed order; a layout that runtimes do not read is refused where its card is tried.
+    #[must_use]
+    pub fn recognize(&self, names: &[&str]) -> Recognition<'_> {
+        let known: std::collections::HashSet<&str> = names.iter().copied().collect();
+        let has = |name: &String| known.contains(name.as_str());
+        let refused = |is_always: bool| {
+            let rows = self.common.refused.iter().filter(|row| row.always == is_always);
+            let row = rows.into_iter().find(|row| row.matches(names))?;
+            Some(Recognition::Refused { what: row.what.clone(), way_out: &row.way_out })
+        };
+        if let Some(refused) = refused(true) {
+            return refused;
+        }
+        for card in &self.cards {
+            if let Some(row) = card.refused.iter().find(|row| row.names.iter().any(has)) {
+                let what = format!("`{}` in the layout of {}", card.gguf, row.layout);
+                return Recognition::Refused { what, way_out: &row.way_out };
+            }
+            if card.recognize.iter().any(|set| set.iter().all(has)) {
+                return Recognition::Card(card);
+            }
+        }
+        refused(false).unwrap_or(Recognition::Unknown)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_card_recognizes_its_own_names_and_orders_differ() {
+        let cards = DiffusionCards::embedded().unwrap();
+        assert_eq!(cards.iter().count(), TEXTS.len() - 1);
+        let mut orders: Vec<u32> = cards.iter().map(|card| card.order).collect();
+        orders.dedup();
+        assert_eq!(orders.len(), cards.iter().count());
+        for card in cards.iter() {
+            for set in &card.recognize {
+                let names: Vec<&str> = set.iter().map(String::as_str).collect();
+                let Recognition::Card(found) = cards.recognize(&names) else { panic!("{}", card.gguf) };
+                assert_eq!(found.gguf, card.gguf);
+            }
+            assert!(!card.examples.is_empty(), "{}", card.gguf);
+        }
+    }
+
+    #[test]
+    fn other_files_are_named() {
+        let cards = DiffusionCards::embedded().unwrap();
+        let what = |names: &[&str]| match cards.recognize(names) {
+            Recognition::Refused { what, .. } => what,
+            Recognition::Card(card) => card.gguf.clone(),
+            Recognition::Unknown => "unknown".to_owned(),
+        };
+        assert_eq!(what(&["a.lora_down.weight"]), "a LoRA, which is no model of its own");
+        assert_eq!(
+            what(&["double_blocks.0.img_attn.proj.weight", "double_blocks.0.img_attn.proj.weight.absmax"]),
+            "weights quantized by bitsandbytes"
+        );
+        assert_eq!(
+            what(&["single_transformer_blocks.0.attn.norm_k.weight"]),
+            "`flux` in the layout of diffusers"
+        );
+        assert_eq!(what(&["encoder.block.0.layer.0.SelfAttention.q.weight"]), "a text encoder (T5)");
+        assert_eq!(what(&["x.weight"]), "unknown");
+    }
+
+    #[test]
+    fn a_card_of_a_user_comes_first() {
+        let text = "schema = 1\nkind = \"diffusion\"\ngguf = \"mine\"\norder = 99\nexamples = []\n\
+                    recognize = [[\"double_blocks.0.img_attn.proj.weight\"]]\n";
+        let cards = DiffusionCards::embedded().unwrap().with("mine", text).unwrap();
+        let Recognition::Card(card) = cards.recognize(&["double_blocks.0.img_attn.proj.weight"]) else {
+            panic!()
+        };
+        assert_eq!(card.gguf, "mine");
+    }
+
+    #[test]
+    fn prefixes_are_those_of_the_reference() {
+        let common = DiffusionCards::embedded().unwrap().common();
+        let prefix = |names: &[&str]| common.prefix(names).text().map(ToOwned::to_owned);
+        assert_eq!(prefix(&["a.model.b", "c"]), None);
+        assert_eq!(prefix(&["vae.x", "model.diffusion_model.a"]).as_deref(), Some("model.diffusion_model."));
+        assert_eq!(prefix(&["x", "model.a"]).as_deref(), Some("model."));
+        assert_eq!(prefix(&["net.a", "net.b"]).as_deref(), Some("net."));
+        assert_eq!(prefix(&["net.a", "b"]), None);
+        let model = common.prefix(&["model.a"]);
+        assert_eq!(model.strip("model.a.model.b").as_deref(), Some("a.b"));
+        assert_eq!(model.strip("vae.b"), None);
+    }
+}

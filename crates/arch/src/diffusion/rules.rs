@@ -1,0 +1,298 @@
+//! Types of the tensors of image and video models.
+
+use std::sync::Arc;
+
+use super::card::DiffusionCard;
+use super::common::{ClassTypes, CommonRules};
+use super::registry::{DiffusionCards, Recognition};
+use crate::error::ArchError;
+use gguf_core::{ElementType, GgmlType, Shape, TensorMeta};
+use gguf_format::{FileType, Metadata, Value};
+
+/// Values of a row after a tensor of short rows is written in longer ones.
+const ROW: u64 = 256;
+/// Fewest values of such a tensor.
+const RESHAPED: u64 = 512;
+/// Fewest dimensions of tensors that stay F32 because runtimes have no blocks for them.
+const F32_DIMS: usize = 5;
+
+/// Rules for the tensors of one architecture, or of a model that no card knows.
+#[derive(Clone, Debug)]
+pub struct DiffusionRules {
+    common: Arc<CommonRules>,
+    card: Option<Arc<DiffusionCard>>,
+}
+
+/// Rules are the same if their cards have the same architecture.
+impl PartialEq for DiffusionRules {
+    fn eq(&self, other: &Self) -> bool {
+        self.card.as_ref().map(|card| &card.gguf) == other.card.as_ref().map(|card| &card.gguf)
+    }
+}
+
+impl Eq for DiffusionRules {}
+
+impl DiffusionRules {
+    /// Rules of a card.
+    #[must_use]
+    pub fn new(cards: &DiffusionCards, card: &Arc<DiffusionCard>) -> Self {
+        Self { common: Arc::clone(cards.common()), card: Some(Arc::clone(card)) }
+    }
+
+    /// Returns the rules for the tensors of a GGUF file; `None` for a language model.
+    ///
+    /// The architecture decides. A file without a known one is recognized by its tensor names; one that looks like an
+    /// image model and is not recognized gets cautious rules, without a card.
+    ///
+    /// # Errors
+    /// [`ArchError::Card`]; never in a program that passes its tests.
+    pub fn of_file(metadata: &Metadata, tensors: &[TensorMeta]) -> Result<Option<Self>, ArchError> {
+        let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+        let cards = DiffusionCards::embedded()?;
+        if let Some(card) = cards.by_gguf(arch) {
+            return Ok(Some(Self::new(cards, card)));
+        }
+        let has_keys = metadata.iter().any(|(key, _)| !arch.is_empty() && in_arch(key, arch));
+        let is_language = |tensor: &TensorMeta| {
+            let name = tensor.name.as_str();
+            name.starts_with("blk.") || name.contains(".blk.") || name == "token_embd.weight"
+        };
+        if has_keys || crate::load::Registry::knows(arch) || arch == "clip" || tensors.iter().any(is_language)
+        {
+            return Ok(None);
+        }
+        let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        if let Recognition::Card(card) = cards.recognize(&names) {
+            return Ok(Some(Self::new(cards, card)));
+        }
+        let common = cards.common();
+        let is_image = names.iter().any(|name| common.is_in_block(name));
+        Ok(is_image.then(|| Self { common: Arc::clone(common), card: None }))
+    }
+
+    /// Card of the architecture; `None` for a model that no card knows.
+    #[must_use]
+    pub fn card(&self) -> Option<&DiffusionCard> {
+        self.card.as_deref()
+    }
+
+    /// Rules that all architectures share.
+    #[must_use]
+    pub fn common(&self) -> &CommonRules {
+        &self.common
+    }
+
+    /// Type of a tensor that is not quantized. `wide` is the type of weights in place of the one that follows from the
+    /// source.
+    ///
+    /// # Exactness
+    /// Without `wide`, equals ComfyUI-GGUF's `convert.py`: vectors, small tensors and those on the card's list are F32
+    /// only if the source is F32 or BF16; other sources become F16 throughout.
+    #[must_use]
+    pub fn plain_type(
+        &self,
+        tensor: &str,
+        shape: &Shape,
+        ty: ElementType,
+        wide: Option<GgmlType>,
+    ) -> GgmlType {
+        if shape.rank() >= F32_DIMS || shape.n_elems() == 0 {
+            return GgmlType::F32;
+        }
+        let weights = wide.unwrap_or(if ty == ElementType::Bf16 { GgmlType::Bf16 } else { GgmlType::F16 });
+        let is_exact = wide.is_some() || matches!(ty, ElementType::Bf16 | ElementType::F32);
+        let is_listed =
+            || self.card.iter().flat_map(|card| &card.f32).any(|part| tensor.contains(part.as_str()));
+        let is_kept = shape.rank() == 1 || shape.n_elems() <= self.common.small_elems || is_listed();
+        if is_exact && is_kept { GgmlType::F32 } else { weights }
+    }
+
+    /// Returns the shape that a tensor is written in, if it differs.
+    ///
+    /// # Exactness
+    /// ref: tensors of two or more dimensions whose rows are no whole blocks of 256, although all values together are.
+    #[must_use]
+    pub fn reshaped(&self, shape: &Shape) -> Option<Shape> {
+        let n = shape.n_elems();
+        let is_due = self.card.as_ref().is_some_and(|card| card.reshape)
+            && (2..F32_DIMS).contains(&shape.rank())
+            && n >= RESHAPED
+            && n.is_multiple_of(ROW)
+            && !shape.n_cols().is_multiple_of(ROW);
+        if is_due { Shape::new(vec![n / ROW, ROW]) } else { None }
+    }
+
+    /// Returns true for weights that are quantized.
+    ///
+    /// # Exactness
+    /// Equals the patched llama-quantize of ComfyUI-GGUF: matrices, after outer dimensions of 1 are dropped, whose name
+    /// ends in `weight` and is on no list.
+    #[must_use]
+    pub fn is_quantized(&self, tensor: &TensorMeta) -> bool {
+        let dims = tensor.shape.dims();
+        let n_dims = dims.len() - dims.iter().take_while(|&&dim| dim == 1).count();
+        let name = tensor.name.as_str();
+        let is_kept = || match &self.card {
+            Some(card) => card.keeps(name),
+            None => self.common.keeps_of_unknown(name),
+        };
+        n_dims == 2
+            && dims.len() < F32_DIMS
+            && name.ends_with("weight")
+            && tensor.shape.n_elems() > 0
+            && !self.common.never.iter().any(|part| name.contains(part.as_str()))
+            && !is_kept()
+    }
+
+    /// Returns the mixture of a file type; `None` if the type is not written for these models.
+    #[must_use]
+    pub fn mixture(&self, file_type: FileType) -> Option<DiffusionMixture<'_>> {
+        let base = file_type.base()?;
+        let row = if base.is_quantized() { Some(self.common.types(file_type)?) } else { None };
+        Some(DiffusionMixture { rules: self, file_type, base, row, n_values: 0 })
+    }
+}
+
+/// Returns true for keys of an architecture.
+fn in_arch(key: &str, arch: &str) -> bool {
+    key.strip_prefix(arch).is_some_and(|rest| rest.starts_with('.'))
+}
+
+/// Walk over the weights of one model, in the order of the file.
+pub struct DiffusionMixture<'a> {
+    rules: &'a DiffusionRules,
+    file_type: FileType,
+    base: GgmlType,
+    /// Types of the classes; `None` for a type of plain floats.
+    row: Option<&'a ClassTypes>,
+    n_values: usize,
+}
+
+impl DiffusionMixture<'_> {
+    /// Type of the next weight.
+    ///
+    /// # Exactness
+    /// ref: value projections are counted in the order of the file, whatever their block.
+    pub fn choose(&mut self, name: &str) -> GgmlType {
+        let Some(row) = self.row else { return self.base };
+        let class = self.rules.common.class_of(name);
+        let ty = row.of(class, self.n_values);
+        if class == super::common::Class::Values {
+            self.n_values += 1;
+        }
+        let of_ends = self.rules.card().and_then(|card| card.type_of_ends(self.file_type, name));
+        of_ends.unwrap_or(ty)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(gguf: &str) -> DiffusionRules {
+        let cards = DiffusionCards::embedded().unwrap();
+        DiffusionRules::new(cards, cards.by_gguf(gguf).unwrap())
+    }
+
+    fn tensor(name: &str, dims: &[u64]) -> TensorMeta {
+        TensorMeta { name: name.to_owned(), shape: Shape::new(dims.to_vec()).unwrap(), ty: GgmlType::F16 }
+    }
+
+    #[test]
+    fn types_without_quantization() {
+        use ElementType::{Bf16, F8E4M3, F16, F32};
+        let wan = rules("wan");
+        let plain = |name: &str, dims: &[u64], ty| {
+            wan.plain_type(name, &Shape::new(dims.to_vec()).unwrap(), ty, None)
+        };
+        assert_eq!(plain("a.weight", &[64, 64], Bf16), GgmlType::Bf16);
+        assert_eq!(plain("a.weight", &[64, 64], F32), GgmlType::F16);
+        assert_eq!(plain("a.weight", &[32, 32], Bf16), GgmlType::F32);
+        assert_eq!(plain("a.weight", &[32, 32], F16), GgmlType::F16);
+        assert_eq!(plain("a.bias", &[4096], F16), GgmlType::F16);
+        assert_eq!(plain("a.bias", &[4096], Bf16), GgmlType::F32);
+        assert_eq!(plain("b.modulation", &[1, 6, 5120], Bf16), GgmlType::F32);
+        assert_eq!(plain("b.modulation", &[1, 6, 5120], F8E4M3), GgmlType::F16);
+        assert_eq!(plain("p.weight", &[5, 16, 1, 2, 2], F16), GgmlType::F32);
+        assert_eq!(plain("marker", &[0], F16), GgmlType::F32);
+        let shape = Shape::new(vec![64, 64]).unwrap();
+        assert_eq!(wan.plain_type("a", &shape, F16, Some(GgmlType::Bf16)), GgmlType::Bf16);
+    }
+
+    #[test]
+    fn short_rows_are_written_in_longer_ones() {
+        let reshaped = |gguf: &str, dims: &[u64]| {
+            rules(gguf).reshaped(&Shape::new(dims.to_vec()).unwrap()).map(|shape| shape.dims().to_vec())
+        };
+        assert_eq!(reshaped("sd1", &[64, 4, 3, 3]), Some(vec![9, 256]));
+        assert_eq!(reshaped("sd1", &[64, 256]), None);
+        assert_eq!(reshaped("sd1", &[16, 16]), None);
+        assert_eq!(reshaped("sd1", &[512]), None);
+        assert_eq!(reshaped("flux", &[64, 4, 3, 3]), None);
+    }
+
+    #[test]
+    fn matrices_are_quantized() {
+        let flux = rules("flux");
+        let is = |name: &str, dims: &[u64]| flux.is_quantized(&tensor(name, dims));
+        assert!(is("double_blocks.0.img_mlp.0.weight", &[8, 256]));
+        assert!(is("double_blocks.0.img_mlp.0.weight", &[1, 1, 8, 256]));
+        assert!(is("a.weight", &[256, 1]));
+        assert!(!is("a.weight", &[1, 256]));
+        assert!(!is("a.weight", &[2, 2, 256]));
+        assert!(!is("img_in.weight", &[8, 256]));
+        assert!(!is("a_norm.weight", &[8, 256]));
+        assert!(!is("a.scale", &[8, 256]));
+        assert!(!is("a.weight", &[0, 256]));
+    }
+
+    #[test]
+    fn values_are_counted_and_ends_have_their_own_types() {
+        let wan = rules("wan");
+        let mut mixture = wan.mixture(FileType::Q4KS).unwrap();
+        let types: Vec<GgmlType> =
+            (0..6).map(|n| mixture.choose(&format!("blocks.{n}.self_attn.v.weight"))).collect();
+        assert_eq!(types[..4], [GgmlType::Q5K; 4]);
+        assert_eq!(types[4..], [GgmlType::Q4K; 2]);
+        let qwen = rules("qwen_image");
+        let mut mixture = qwen.mixture(FileType::Q4KM).unwrap();
+        assert_eq!(mixture.choose("transformer_blocks.0.attn.to_v.weight"), GgmlType::Q5K);
+        assert_eq!(mixture.choose("transformer_blocks.10.attn.to_v.weight"), GgmlType::Q6K);
+        assert_eq!(mixture.choose("transformer_blocks.59.img_mod.1.weight"), GgmlType::Q5K);
+        assert!(qwen.mixture(FileType::Iq2Xs).is_none());
+        assert_eq!(qwen.mixture(FileType::F16).unwrap().choose("a"), GgmlType::F16);
+    }
+
+    #[test]
+    fn a_file_of_no_known_architecture_is_treated_with_care() {
+        let metadata = |arch: &str| {
+            let mut metadata = Metadata::new();
+            metadata.set("general.architecture", arch);
+            metadata
+        };
+        let of = |arch: &str, names: &[&str]| {
+            let tensors: Vec<_> = names.iter().map(|name| tensor(name, &[8, 256])).collect();
+            DiffusionRules::of_file(&metadata(arch), &tensors).unwrap()
+        };
+        let unknown = of("new", &["transformer_blocks.0.attn.to_q.weight", "proj_out.weight"]).unwrap();
+        assert!(unknown.card().is_none());
+        assert!(unknown.is_quantized(&tensor("transformer_blocks.0.attn.to_q.weight", &[8, 256])));
+        for kept in
+            ["proj_out.weight", "transformer_blocks.0.norm1.weight", "blocks.x.a.weight", "time_in.weight"]
+        {
+            assert!(!unknown.is_quantized(&tensor(kept, &[8, 256])), "{kept}");
+        }
+        assert_eq!(
+            of("pig", &["double_blocks.0.img_attn.proj.weight"]).unwrap().card().unwrap().gguf,
+            "flux"
+        );
+        assert!(of("llama", &["blocks.0.a.weight"]).is_none());
+        assert!(of("new", &["blk.0.a.weight"]).is_none());
+        assert!(of("new", &["a.weight"]).is_none());
+        let mut with_keys = metadata("new");
+        with_keys.set("new.block_count", 1u32);
+        assert!(
+            DiffusionRules::of_file(&with_keys, &[tensor("blocks.0.a.weight", &[8, 256])]).unwrap().is_none()
+        );
+    }
+}

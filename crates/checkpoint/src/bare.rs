@@ -1,0 +1,290 @@
+//! Weights without a configuration: image and video models, which their tensor names alone describe. They are one
+//! file, or the weight files of a folder.
+
+use std::path::{Path, PathBuf};
+
+use crate::files::counted;
+use crate::shards::SafetensorsShards;
+use crate::torch::TorchFiles;
+use crate::{CheckpointError, Container, ModelDir};
+use gguf_core::limits::Limits;
+use gguf_core::{SourceError, WeightMeta, WeightSource};
+
+const SAFETENSORS: &str = ".safetensors";
+const INDEX: &str = ".safetensors.index.json";
+/// Endings of PyTorch files.
+const TORCH: [&str; 4] = [".pt", ".pth", ".ckpt", ".bin"];
+/// Stem of the weights in a folder of diffusers.
+const DIFFUSERS: &str = "diffusion_pytorch_model";
+/// Maximum number of files of a folder that are looked at.
+const MAX_PLACES: usize = 16;
+/// Folders of the denoising model in a pipeline of diffusers.
+const PIPELINE: [&str; 2] = ["transformer", "unet"];
+
+/// Weights of a model that has no configuration, in the order in which their data is stored.
+#[derive(Debug)]
+pub struct BareWeights {
+    dir: ModelDir,
+    /// Path as given, or the folder of a pipeline that is read.
+    path: PathBuf,
+    container: Box<dyn Container>,
+    weights: Vec<WeightMeta>,
+}
+
+/// Place of such weights.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum BarePlace {
+    /// One file of this name.
+    File(String),
+    /// Files whose names begin with this stem, perhaps with an index.
+    Shards(String),
+}
+
+/// Path that may have such weights.
+#[derive(Clone, Debug)]
+pub struct BarePath {
+    path: PathBuf,
+    dir: PathBuf,
+    place: BarePlace,
+    /// True if nothing else can be there: the names need not be recognized to tell.
+    pub is_certain: bool,
+}
+
+impl BarePath {
+    /// Looks at a path; empty if it is the model of a configuration, or something else that is read in another way.
+    ///
+    /// A single safetensors file is always such a path. A PyTorch file or a folder is one if there is no configuration of
+    /// a language model. A folder may have several: its files, and the folder of the denoising model in a pipeline of
+    /// diffusers.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn find(path: &Path, limits: &Limits) -> Result<Vec<Self>, CheckpointError> {
+        let Ok(found) = fs_err::metadata(path) else { return Ok(Vec::new()) };
+        if found.is_dir() {
+            return Self::in_folder(path, limits);
+        }
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
+        let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let lower = name.to_ascii_lowercase();
+        let is_torch = TORCH.iter().any(|end| lower.ends_with(end));
+        if !lower.ends_with(SAFETENSORS) && !is_torch {
+            return Ok(Vec::new());
+        }
+        if is_torch && is_of_language(&ModelDir::without_config(dir, None, limits)) {
+            return Ok(Vec::new());
+        }
+        let place = match counted(&name, SAFETENSORS) {
+            Some((stem, _)) => BarePlace::Shards(stem.to_owned()),
+            None => BarePlace::File(name),
+        };
+        let (path, dir) = (path.to_owned(), dir.to_owned());
+        Ok(vec![Self { path, dir, place, is_certain: !is_torch }])
+    }
+
+    fn in_folder(path: &Path, limits: &Limits) -> Result<Vec<Self>, CheckpointError> {
+        let dir = ModelDir::without_config(path, None, limits);
+        let names = dir.file_names()?;
+        let is_pipeline = dir.file("model_index.json").is_some();
+        if (is_of_language(&dir) && !is_pipeline) || names.iter().any(|name| name == "adapter_config.json") {
+            return Ok(Vec::new());
+        }
+        let is_certain = is_pipeline || dir.file("config.json").is_some();
+        let places = BarePlace::among(&names).into_iter();
+        let own = places.map(|place| Self { path: path.to_owned(), dir: path.to_owned(), place, is_certain });
+        let mut found: Vec<Self> = own.collect();
+        for folder in PIPELINE.iter().map(|name| path.join(name)).filter(|_| is_pipeline) {
+            if folder.is_dir() {
+                found.extend(Self::in_folder(&folder, limits)?);
+            }
+        }
+        Ok(found)
+    }
+
+    /// Path as given, with the name of the file in a folder of several.
+    #[must_use]
+    pub fn shown(&self) -> PathBuf {
+        match &self.place {
+            BarePlace::File(name) => self.dir.join(name),
+            BarePlace::Shards(stem) => self.dir.join(stem),
+        }
+    }
+
+    /// Opens the weights; reads the headers of all files.
+    ///
+    /// # Errors
+    /// [`CheckpointError`]: a broken or missing file.
+    pub fn open(&self, limits: &Limits) -> Result<BareWeights, CheckpointError> {
+        let dir = ModelDir::without_config(&self.dir, None, limits);
+        let missing = || CheckpointError::NoWeights { dir: self.dir.clone() };
+        let container: Box<dyn Container> = match &self.place {
+            BarePlace::File(name) if name.to_ascii_lowercase().ends_with(SAFETENSORS) => {
+                Box::new(SafetensorsShards::in_data_order(&dir, name)?)
+            }
+            BarePlace::File(name) => {
+                let chosen = ModelDir::without_config(&self.dir, Some(name.clone()), limits);
+                Box::new(TorchFiles::find(&chosen, &[])?.ok_or_else(missing)?)
+            }
+            BarePlace::Shards(stem) => {
+                let shards = SafetensorsShards::named(&dir, stem)?.ok_or_else(missing)?;
+                Box::new(shards.sorted_by_data())
+            }
+        };
+        let weights = container.weights().to_vec();
+        Ok(BareWeights { dir, path: self.path.clone(), container, weights })
+    }
+}
+
+/// Returns true if a folder has the configuration of a language model, which its weights need.
+fn is_of_language(dir: &ModelDir) -> bool {
+    if dir.file("params.json").is_some() {
+        return true;
+    }
+    // Configurations of diffusers, and of models in their form, name a class and no architecture.
+    match dir.json("config.json") {
+        Ok(Some(config)) => !config.contains_key("_class_name"),
+        Ok(None) => false,
+        // Whoever needs the configuration reports what is wrong with it.
+        Err(_) => true,
+    }
+}
+
+impl BarePlace {
+    /// Finds the weights among the files of a folder: all that may be some.
+    fn among(names: &[String]) -> Vec<Self> {
+        let mut found: Vec<Self> = Vec::new();
+        for stem in names.iter().filter_map(|name| name.strip_suffix(INDEX)) {
+            found.push(Self::Shards(stem.to_owned()));
+        }
+        let files = names.iter().filter(|name| name.ends_with(SAFETENSORS));
+        for name in files {
+            let place = match counted(name, SAFETENSORS) {
+                Some((stem, _)) => Self::Shards(stem.to_owned()),
+                None => Self::File(name.clone()),
+            };
+            if !found.contains(&place) {
+                found.push(place);
+            }
+        }
+        let of_diffusers =
+            [Self::Shards(DIFFUSERS.to_owned()), Self::File(format!("{DIFFUSERS}{SAFETENSORS}"))];
+        if let Some(own) = of_diffusers.into_iter().find(|own| found.contains(own)) {
+            return vec![own];
+        }
+        if found.is_empty() {
+            let torch = names.iter().filter(|name| TORCH.iter().any(|end| name.ends_with(end)));
+            found.extend(torch.map(|name| Self::File(name.clone())));
+        }
+        found.truncate(MAX_PLACES);
+        found
+    }
+}
+
+impl BareWeights {
+    /// Path of the model: the given file or folder, or the folder of a pipeline that is read.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Name of the model: that of its file without the extension, or of its folder; never empty.
+    #[must_use]
+    pub fn name(&self) -> String {
+        let of_folder = |path: &Path| ModelDir::without_config(path, None, self.dir.limits()).name();
+        let own = if self.path.is_dir() {
+            let pipeline = self.path.parent().filter(|parent| parent.join("model_index.json").is_file());
+            of_folder(pipeline.unwrap_or(&self.path))
+        } else {
+            self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+        };
+        if own.is_empty() { "model".to_owned() } else { own }
+    }
+
+    /// Entries of the headers, in addition to the tensors; the first of each name.
+    pub fn entries(&self) -> impl Iterator<Item = (String, String)> {
+        let parts = self.container.parts();
+        let all: Vec<_> = parts.iter().flat_map(|part| part.metadata.to_vec()).collect();
+        all.into_iter()
+    }
+
+    /// Paths of the files that are read.
+    #[must_use]
+    pub fn paths(&self) -> Vec<PathBuf> {
+        let parts = self.container.parts();
+        let mut paths: Vec<PathBuf> = parts.iter().map(|part| self.dir.path().join(part.name)).collect();
+        paths.extend(self.dir.file("config.json"));
+        paths
+    }
+
+    /// Warnings about oddities in the files that do not prevent reading them.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        self.container.warnings()
+    }
+}
+
+impl WeightSource for BareWeights {
+    fn weights(&self) -> &[WeightMeta] {
+        &self.weights
+    }
+
+    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        self.container.read_elems(weight, first, out)
+    }
+
+    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+        self.container.borrow(weight)
+    }
+
+    fn expect(&self, weight: usize) {
+        self.container.expect(weight);
+    }
+
+    fn release_elems(&self, weight: usize, first: u64, n: u64) {
+        self.container.release_elems(weight, first, n);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn weights_are_found_in_a_folder() {
+        let among = |names: &[&str]| {
+            let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+            BarePlace::among(&names)
+        };
+        let file = |name: &str| BarePlace::File(name.to_owned());
+        let shards = |stem: &str| BarePlace::Shards(stem.to_owned());
+        assert_eq!(among(&["a.safetensors", "vae.pth"]), [file("a.safetensors")]);
+        let of_wan = [
+            "diffusion_pytorch_model-00001-of-00002.safetensors",
+            "diffusion_pytorch_model.safetensors.index.json",
+        ];
+        assert_eq!(among(&of_wan), [shards(DIFFUSERS)]);
+        assert_eq!(among(&["a-00001-of-00002.safetensors", "a-00002-of-00002.safetensors"]), [shards("a")]);
+        let variants = ["diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.safetensors"];
+        assert_eq!(among(&variants), [file("diffusion_pytorch_model.safetensors")]);
+        assert_eq!(among(&["m.pt"]), [file("m.pt")]);
+        assert_eq!(among(&["readme.md"]), []);
+        assert_eq!(
+            among(&["a.safetensors", "b.safetensors"]),
+            [file("a.safetensors"), file("b.safetensors")]
+        );
+    }
+
+    #[test]
+    fn a_configuration_of_a_language_model_decides() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |path: &Path| BarePath::find(path, &Limits::default()).unwrap();
+        let find = || at(dir.path());
+        fs_err::write(dir.path().join("x.safetensors"), b"").unwrap();
+        assert!(find().len() == 1 && !find()[0].is_certain);
+        fs_err::write(dir.path().join("config.json"), br#"{"_class_name": "WanModel"}"#).unwrap();
+        assert!(find().len() == 1 && find()[0].is_certain);
+        fs_err::write(dir.path().join("config.json"), br#"{"architectures": ["X"]}"#).unwrap();
+        assert!(find().is_empty());
+        assert!(at(&dir.path().join("x.safetensors"))[0].is_certain);
+    }
+}

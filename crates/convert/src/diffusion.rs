@@ -1,0 +1,454 @@
+//! Conversion of image and video models: names of the checkpoint, types by their cards, hardly any keys.
+//!
+//! The files are those of ComfyUI-GGUF's `convert.py` and `fix_5d_tensors.py`. Recognition and types are rules of
+//! [`gguf_arch::diffusion`].
+
+mod error;
+mod order;
+
+use std::collections::HashSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use crate::conversion::QUANTIZATION_VERSION;
+use crate::{ConvertError, ConvertOptions};
+use gguf_arch::OutType;
+use gguf_arch::diffusion::{DiffusionCard, DiffusionCards, DiffusionRules, NamePrefix, Recognition};
+use gguf_checkpoint::{BarePath, BareWeights, SelectedWeights};
+use gguf_core::sync::Unpoisoned;
+use gguf_core::text::{escape, plural};
+use gguf_core::{
+    Content, ElementType, GgmlType, Shape, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource,
+    input,
+};
+use gguf_dequant::ImageWeights;
+use gguf_format::{Array, Metadata, TensorLimits, Value};
+use gguf_quant::SmallRows;
+use gguf_views::{ReadPolicy, Recipe, View};
+
+pub use error::DiffusionError;
+
+/// Prefix of the keys that hold the shape of a tensor that is written in other rows.
+const ORIGINAL_SHAPE: &str = "comfy.gguf.orig_shape.";
+
+/// Plan of the GGUF file of an image or video model. No weight has been read; as a [`TensorSource`] it produces rows on
+/// demand.
+pub struct DiffusionConversion {
+    weights: ImageWeights,
+    rules: DiffusionRules,
+    metadata: Metadata,
+    tensors: Vec<TensorMeta>,
+    parts: Vec<Part>,
+    file_type: GgmlType,
+    paths: Vec<PathBuf>,
+    name: String,
+    policy: ReadPolicy,
+    warnings: Vec<String>,
+    notes: Vec<String>,
+}
+
+/// Recipe of a tensor, and what was found while it was read.
+struct Part {
+    recipe: Recipe,
+    content: Content,
+    small: Mutex<SmallRows>,
+}
+
+impl fmt::Debug for DiffusionConversion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DiffusionConversion")
+            .field("architecture", &self.card().map(|card| &card.gguf))
+            .field("tensors", &self.tensors.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl DiffusionConversion {
+    /// Plans the conversion of a file or folder; `None` if it holds no image or video model, but what another converter
+    /// may read.
+    ///
+    /// # Errors
+    /// [`ConvertError`]: a broken file, a model or a storage that is not converted.
+    pub fn find(path: &Path, options: &ConvertOptions) -> Result<Option<Self>, ConvertError> {
+        let places = BarePath::find(path, &options.limits)?;
+        let mut planned: Vec<(PathBuf, Self)> = Vec::new();
+        let mut failed = None;
+        for place in &places {
+            let opened = place.open(&options.limits).map_err(ConvertError::from);
+            match opened.and_then(|opened| Self::plan(opened, options)) {
+                Ok(conversion) => planned.push((place.shown(), conversion)),
+                // What is no image model for certain may be another model, with its own errors.
+                Err(error) if place.is_certain || is_meant(&error, path) => failed = failed.or(Some(error)),
+                Err(_) => {}
+            }
+        }
+        if let [(first, _), (second, _), ..] = planned.as_slice() {
+            let (path, first, second) = (path.to_owned(), first.clone(), second.clone());
+            return Err(DiffusionError::Several { path, first, second }.into());
+        }
+        match (planned.pop(), failed) {
+            (Some((_, conversion)), _) => Ok(Some(conversion)),
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(None),
+        }
+    }
+
+    /// Plans the conversion of open weights.
+    fn plan(bare: BareWeights, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let path = bare.path().to_owned();
+        let mut warnings = bare.warnings().to_vec();
+        let cards = Cards::of(options, &mut warnings)?;
+        let cards = cards.get();
+        let (name, paths, entries) = (bare.name(), bare.paths(), bare.entries().collect::<Vec<_>>());
+        let names: Vec<&str> = bare.weights().iter().map(|meta| meta.name.as_str()).collect();
+        let prefix = cards.common().prefix(&names);
+        let notes = left_out(&names, prefix).into_iter().collect();
+        let card = recognized(cards, &names, prefix, &path)?;
+        let rules = DiffusionRules::new(cards, card);
+
+        let source = SelectedWeights::mapped(Arc::new(bare), |name| prefix.strip(name));
+        let weights = ImageWeights::open(Arc::new(source), options.level)?;
+        let wide = if options.then_quantized { None } else { options.file_type.and_then(wide_type) };
+        let file_type = wide.unwrap_or_else(|| most_frequent(&weights));
+        let mut planned = Vec::with_capacity(weights.weights().len());
+        let mut n_dropped = 0;
+        for (index, meta) in weights.weights().iter().enumerate() {
+            if options.drop.iter().any(|pattern| pattern.is_match(&meta.name)) {
+                n_dropped += 1;
+            } else if !card.leaves_out(&meta.name) {
+                planned.push(PlannedTensor::new(&rules, index, meta, wide, &path)?);
+            }
+        }
+        if n_dropped > 0 {
+            warnings.push(format!("{} left out by `--drop`", plural(n_dropped, "tensor")));
+        }
+        if weights.n_scaled() > 0 {
+            let n = plural(weights.n_scaled() as u64, "weight");
+            warnings
+                .push(format!("{n} in FP8 with a factor: code times factor, rounded to BF16, is converted"));
+        }
+        warnings.extend(without_effect(options));
+        order::convolutions_behind_their_biases(&mut planned);
+        let metadata = metadata(card, file_type, &planned, &entries, options);
+        let (tensors, parts) = planned.into_iter().map(PlannedTensor::parts).unzip();
+        let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
+        Ok(Self { weights, rules, metadata, tensors, parts, file_type, paths, name, policy, warnings, notes })
+    }
+
+    /// Card of the architecture.
+    #[must_use]
+    pub fn card(&self) -> Option<&DiffusionCard> {
+        self.rules.card()
+    }
+
+    /// Rules for the types of the tensors.
+    #[must_use]
+    pub fn rules(&self) -> &DiffusionRules {
+        &self.rules
+    }
+
+    /// Metadata keys of the output, in file order.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// Name of the file type in upper case, as used in file names.
+    #[must_use]
+    pub fn encoding(&self) -> String {
+        self.file_type.name().to_owned()
+    }
+
+    /// Name of the weight that output tensor `tensor` is made of.
+    pub fn sources(&self, tensor: usize) -> impl Iterator<Item = &str> {
+        let indices = self.parts.get(tensor).map(|part| part.recipe.weights()).unwrap_or_default();
+        indices.into_iter().filter_map(|at| self.weights.weights().get(at).map(|meta| meta.name.as_str()))
+    }
+
+    /// Oddities of the checkpoint that do not stop the conversion.
+    #[must_use]
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// Facts about the conversion that are no warnings, such as the part of a whole checkpoint that is taken.
+    #[must_use]
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// Default file name of the output; `encoding` is the name of the file type.
+    #[must_use]
+    pub fn default_file_name(&self, encoding: &str) -> String {
+        format!("{}-{encoding}.gguf", self.name)
+    }
+
+    /// Paths of all files that are read; an output must not replace them.
+    #[must_use]
+    pub fn input_paths(&self) -> &[PathBuf] {
+        &self.paths
+    }
+
+    /// Tensors with rows whose values are too small for their type, in output order. Complete only after all rows were
+    /// read.
+    #[must_use]
+    pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
+        let pairs = self.tensors.iter().zip(&self.parts);
+        let found = pairs.map(|(tensor, part)| (tensor, *part.small.lock().unpoisoned()));
+        found.filter(|(_, small)| small.n_rows > 0).collect()
+    }
+
+    /// Names of matrices that hold only zeros; complete only after all rows were read.
+    pub fn zero_tensors(&self) -> impl Iterator<Item = &str> {
+        let pairs = self.tensors.iter().zip(&self.parts);
+        let zeros = pairs.filter(|(tensor, part)| tensor.shape.rank() > 1 && part.content.is_all_zero());
+        zeros.map(|(tensor, _)| tensor.name.as_str())
+    }
+}
+
+/// Returns true for an error that shows an image or video model, or a broken file that was named.
+fn is_meant(error: &ConvertError, path: &Path) -> bool {
+    match error {
+        ConvertError::Diffusion(error) => error.is_recognized(),
+        ConvertError::Checkpoint(_) => !path.is_dir(),
+        _ => true,
+    }
+}
+
+/// Cards for a conversion.
+enum Cards {
+    Embedded(&'static DiffusionCards),
+    WithGiven(Box<DiffusionCards>),
+}
+
+impl Cards {
+    fn get(&self) -> &DiffusionCards {
+        match self {
+            Self::Embedded(cards) => cards,
+            Self::WithGiven(cards) => cards,
+        }
+    }
+
+    /// Returns the embedded cards, and those of `--card`.
+    fn of(options: &ConvertOptions, warnings: &mut Vec<String>) -> Result<Self, ConvertError> {
+        let embedded = DiffusionCards::embedded()?;
+        let Some(path) = &options.card else { return Ok(Self::Embedded(embedded)) };
+        let texts = if path.is_dir() {
+            crate::mapping::card_texts(path)?
+        } else {
+            let stem = path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+            vec![(stem, input::read_to_string(path)?)]
+        };
+        let mut cards = None;
+        for (stem, text) in texts.iter().filter(|(_, text)| DiffusionCard::is_one(text)) {
+            cards = Some(cards.as_ref().unwrap_or(embedded).with(stem, text)?);
+        }
+        match cards {
+            Some(cards) => Ok(Self::WithGiven(Box::new(cards))),
+            None => {
+                let path = path.display().to_string();
+                warnings.push(format!("{}: no card of an image or video model", escape(&path)));
+                Ok(Self::Embedded(embedded))
+            }
+        }
+    }
+}
+
+/// Returns the names without their prefix; each must be different.
+fn stripped(names: &[&str], prefix: NamePrefix<'_>, path: &Path) -> Result<Vec<String>, DiffusionError> {
+    let own: Vec<String> = names.iter().filter_map(|name| prefix.strip(name)).collect();
+    let mut seen = HashSet::with_capacity(own.len());
+    match own.iter().find(|name| !seen.insert(name.as_str())) {
+        Some(name) => Err(DiffusionError::Twice { path: path.to_owned(), name: name.clone() }),
+        None => Ok(own),
+    }
+}
+
+/// Recognizes the architecture.
+fn recognized<'a>(
+    cards: &'a DiffusionCards,
+    names: &[&str],
+    prefix: NamePrefix<'_>,
+    path: &Path,
+) -> Result<&'a Arc<DiffusionCard>, DiffusionError> {
+    let own = stripped(names, prefix, path)?;
+    let own: Vec<&str> = own.iter().map(String::as_str).collect();
+    let path = path.to_owned();
+    match cards.recognize(&own) {
+        Recognition::Card(card) => Ok(card),
+        Recognition::Refused { what, way_out } => {
+            Err(DiffusionError::Refused { path, what, way_out: way_out.to_owned() })
+        }
+        Recognition::Unknown => {
+            // Names that a prefix would hide show what else the file may be.
+            if let Recognition::Refused { what, way_out } = cards.recognize(names) {
+                return Err(DiffusionError::Refused { path, what, way_out: way_out.to_owned() });
+            }
+            let first = names.first().copied().unwrap_or_default().to_owned();
+            Err(DiffusionError::Unknown { path, n_tensors: names.len(), first })
+        }
+    }
+}
+
+/// Returns the note about a checkpoint that holds other models, too.
+fn left_out(names: &[&str], prefix: NamePrefix<'_>) -> Option<String> {
+    let others: Vec<&str> = names.iter().copied().filter(|name| prefix.strip(name).is_none()).collect();
+    if others.is_empty() {
+        return None;
+    }
+    let mut modules: Vec<&str> = others.iter().filter_map(|name| name.split('.').next()).collect();
+    modules.sort_unstable();
+    modules.dedup();
+    let listed: Vec<String> = modules.iter().take(4).map(|name| format!("`{}`", escape(name))).collect();
+    let more = if modules.len() > 4 { ", ..." } else { "" };
+    Some(format!(
+        "the diffusion model is taken (`{}`); {} of other models {} left out: {}{more}",
+        escape(prefix.text().unwrap_or_default()),
+        plural(others.len() as u64, "tensor"),
+        if others.len() == 1 { "is" } else { "are" },
+        listed.join(", "),
+    ))
+}
+
+/// Type of weights for a type that the user asked for.
+fn wide_type(file_type: OutType) -> Option<GgmlType> {
+    match file_type {
+        OutType::F32 => Some(GgmlType::F32),
+        OutType::F16 => Some(GgmlType::F16),
+        OutType::Bf16 => Some(GgmlType::Bf16),
+        _ => None,
+    }
+}
+
+/// Type of the file by the most frequent element type.
+///
+/// # Exactness
+/// ref: BF16 if it is the most frequent type by number of tensors, else F16. Left-out tensors count; at a tie, which the
+/// reference decides by chance, BF16 wins.
+fn most_frequent(weights: &ImageWeights) -> GgmlType {
+    let types: Vec<ElementType> = (0..weights.weights().len()).map(|at| weights.stored_type(at)).collect();
+    let count = |ty: ElementType| types.iter().filter(|own| **own == ty).count();
+    let n = count(ElementType::Bf16);
+    let mut others = types.clone();
+    others.sort_unstable();
+    others.dedup();
+    if n > 0 && others.into_iter().all(|ty| count(ty) <= n) { GgmlType::Bf16 } else { GgmlType::F16 }
+}
+
+/// Tensor of the output.
+struct PlannedTensor {
+    meta: TensorMeta,
+    recipe: Recipe,
+    /// Shape in the checkpoint, if it differs.
+    original: Option<Shape>,
+}
+
+impl PlannedTensor {
+    fn new(
+        rules: &DiffusionRules,
+        index: usize,
+        weight: &WeightMeta,
+        wide: Option<GgmlType>,
+        path: &Path,
+    ) -> Result<Self, DiffusionError> {
+        let (name, shape) = (weight.name.clone(), &weight.shape);
+        let too_many = || DiffusionError::Dimensions {
+            path: path.to_owned(),
+            tensor: name.clone(),
+            shape: shape.clone(),
+            most: TensorLimits::IMAGE.dims,
+        };
+        if shape.rank() > TensorLimits::IMAGE.dims as usize {
+            return Err(too_many());
+        }
+        let ty = rules.plain_type(&name, shape, weight.ty, wide);
+        let view = View::weight(index, weight);
+        let (view, original) = match rules.reshaped(shape) {
+            None => (view, None),
+            // The number of values is the same.
+            Some(rows) => (view.reshape(rows.dims()).map_err(|_| too_many())?, Some(shape.clone())),
+        };
+        let recipe = Recipe::new(&view).ok_or_else(too_many)?;
+        let meta = TensorMeta { shape: recipe.shape().clone(), name, ty };
+        Ok(Self { meta, recipe, original })
+    }
+
+    fn parts(self) -> (TensorMeta, Part) {
+        (self.meta, Part { recipe: self.recipe, content: Content::default(), small: Mutex::default() })
+    }
+}
+
+/// Returns the keys, in file order.
+fn metadata(
+    card: &DiffusionCard,
+    file_type: GgmlType,
+    tensors: &[PlannedTensor],
+    entries: &[(String, String)],
+    options: &ConvertOptions,
+) -> Metadata {
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", card.gguf.as_str());
+    metadata.set("general.quantization_version", QUANTIZATION_VERSION);
+    metadata.set("general.file_type", gguf_format::id_of_blocks(file_type));
+    for tensor in tensors {
+        let Some(shape) = &tensor.original else { continue };
+        // Sizes of a tensor in a file fit.
+        let dims = shape.dims().iter().map(|&dim| i32::try_from(dim).unwrap_or(i32::MAX)).collect();
+        metadata.set(format!("{ORIGINAL_SHAPE}{}", tensor.meta.name), Value::Array(Array::I32(dims)));
+    }
+    for key in &card.copied {
+        if let Some((_, value)) = entries.iter().find(|(name, _)| name == key) {
+            metadata.set(key.as_str(), value.as_str());
+        }
+    }
+    if let Some(name) = &options.model_name {
+        metadata.set("general.name", name.as_str());
+    }
+    for (key, value) in &options.set {
+        metadata.set(key.as_str(), value.clone());
+    }
+    metadata
+}
+
+/// Returns the warning about options of language models.
+fn without_effect(options: &ConvertOptions) -> Option<String> {
+    let given = [
+        ("--metadata", options.metadata_file.is_some()),
+        ("--vocab-only", options.vocab_only),
+        ("--pre", options.pre.is_some()),
+        ("--chat-template", options.chat_template.is_some()),
+        ("--no-tokenizer", !options.tokenizer),
+        ("--mistral-format", options.mistral_format),
+        ("--rerank", options.rerank),
+        ("--annotate", options.annotate),
+        ("--fp8-as-q8", options.fp8_as_q8),
+    ];
+    let names: Vec<String> = given.iter().filter(|row| row.1).map(|row| format!("`{}`", row.0)).collect();
+    (!names.is_empty()).then(|| format!("without effect on an image or video model: {}", names.join(", ")))
+}
+
+impl TensorSource for DiffusionConversion {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.tensors
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        let (meta, part) = (&self.tensors[tensor], &self.parts[tensor]);
+        let read = part.recipe.read_rows(&self.weights, meta.ty, self.policy, first_row, out);
+        let small = read.map_err(|error| SourceError { tensor: meta.name.clone(), source: error.into() })?;
+        if small.n_rows > 0 {
+            part.small.lock().unpoisoned().add(small, 0);
+        }
+        part.content.note(|| out.iter().any(|&byte| byte != 0));
+        Ok(())
+    }
+
+    fn expect(&self, tensor: usize) {
+        self.parts[tensor].recipe.weights().into_iter().for_each(|weight| self.weights.expect(weight));
+    }
+
+    fn release_rows(&self, tensor: usize, first_row: u64, n_rows: u64) {
+        self.parts[tensor].recipe.release_rows(&self.weights, first_row, n_rows);
+    }
+}

@@ -1,0 +1,67 @@
+//! Errors of converting an image or video model.
+
+use std::path::PathBuf;
+
+use gguf_core::text::escape;
+use gguf_core::{Hint, Shape};
+
+/// Reasons why a file is not converted as an image or video model.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the fields are the facts of the message above them")]
+pub enum DiffusionError {
+    /// No model of this kind, or one in a layout that runtimes do not read.
+    #[error("{}: this is {what}", shown(path))]
+    Refused { path: PathBuf, what: String, way_out: String },
+    /// Names that no card recognizes.
+    #[error(
+        "{}: no image or video model that is known: {n_tensors} tensors, the first is `{}`",
+        shown(path),
+        escape(first)
+    )]
+    Unknown { path: PathBuf, n_tensors: usize, first: String },
+    /// Several models in one folder.
+    #[error("{}: `{}` and `{}` are both image or video models", shown(path), shown(first), shown(second))]
+    Several { path: PathBuf, first: PathBuf, second: PathBuf },
+    /// Two names that are the same without their prefix.
+    #[error("{}: two tensors are named `{}` without their prefix", shown(path), escape(name))]
+    Twice { path: PathBuf, name: String },
+    /// More dimensions than readers have.
+    #[error(
+        "{}: tensor `{}`: shape {shape}, at most {most} dimensions can be written",
+        shown(path),
+        escape(tensor)
+    )]
+    Dimensions { path: PathBuf, tensor: String, shape: Shape, most: u32 },
+}
+
+fn shown(path: &std::path::Path) -> String {
+    escape(&path.display().to_string()).into_owned()
+}
+
+impl DiffusionError {
+    /// Returns true if the names tell what the file is.
+    #[must_use]
+    pub fn is_recognized(&self) -> bool {
+        matches!(self, Self::Twice { .. } | Self::Dimensions { .. } | Self::Several { .. })
+    }
+
+    /// Returns true if the file may be sound but is not converted.
+    #[must_use]
+    pub fn is_unsupported(&self) -> bool {
+        matches!(self, Self::Refused { .. } | Self::Unknown { .. })
+    }
+}
+
+impl Hint for DiffusionError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Refused { way_out, .. } => vec![way_out.clone()],
+            Self::Unknown { .. } => vec![
+                "a language model is converted from its folder, with config.json and tokenizer".to_owned(),
+                "`gguf-convert archs` lists the architectures; `--card FILE` adds one".to_owned(),
+            ],
+            Self::Several { .. } => vec!["name one of the files".to_owned()],
+            Self::Twice { .. } | Self::Dimensions { .. } => Vec::new(),
+        }
+    }
+}

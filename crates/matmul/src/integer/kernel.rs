@@ -1,0 +1,122 @@
+//! The product of a panel with tokens: one algorithm for all levels of vector instructions.
+
+use super::lanes::Lanes;
+use super::panel::{IntegerPanel, StripGroup, StripPairs};
+use super::rounded::{RECORD, RoundedView, SUMS_16, SUMS_32};
+
+/// Number of rows of a strip.
+pub const STRIP: usize = 16;
+
+/// Sums of products of all strips of a panel with all tokens of a view.
+pub(super) struct Multiply<'a> {
+    pub(super) x: RoundedView<'a>,
+    pub(super) w: &'a IntegerPanel<'a>,
+    /// Sums to add to, `[n_strips, n_tokens]`.
+    pub(super) sums: &'a mut [[f32; STRIP]],
+}
+
+impl Multiply<'_> {
+    /// Adds all products, `T` tokens at a time.
+    #[inline(always)]
+    pub(super) fn run<L: Lanes, const T: usize>(self, l: L) {
+        let Self { x, w, sums } = self;
+        for group in 0..w.layout().n_groups() {
+            let (records, steps) = x.group(group);
+            for (strip, sums) in sums.chunks_exact_mut(x.n_tokens()).enumerate() {
+                let w = w.strip_group(strip, group);
+                let done = tiles::<L, T>(l, &w, records, steps, sums);
+                let done = done + tiles::<L, 2>(l, &w, &records[done..], &steps[done..], &mut sums[done..]);
+                tiles::<L, 1>(l, &w, &records[done..], &steps[done..], &mut sums[done..]);
+            }
+        }
+    }
+}
+
+/// Adds the products with as many tokens as there are whole tiles of `T`, and returns the number of these tokens.
+#[inline(always)]
+fn tiles<L: Lanes, const T: usize>(
+    l: L,
+    w: &StripGroup<'_>,
+    records: &[[i32; RECORD]],
+    steps: &[f32],
+    sums: &mut [[f32; STRIP]],
+) -> usize {
+    let (records, steps) = (records.as_chunks::<T>().0, steps.as_chunks::<T>().0);
+    for ((x, steps), sums) in records.iter().zip(steps).zip(sums.as_chunks_mut::<T>().0) {
+        tile(l, w, x, steps, sums);
+    }
+    T * records.len()
+}
+
+/// Adds the products of a group of columns of a strip with `T` tokens.
+#[inline(always)]
+fn tile<L: Lanes, const T: usize>(
+    l: L,
+    w: &StripGroup<'_>,
+    x: &[[i32; RECORD]; T],
+    steps: &[f32; T],
+    sums: &mut [[f32; STRIP]; T],
+) {
+    let mut scaled = [l.zero_f(); T];
+    let (mut pair, mut minimum) = (0, 0);
+    for scales in w.scales.clone() {
+        let mut part = [l.zero_f(); T];
+        let end = w.codes.len().min(pair + w.scaled_pairs);
+        while pair < end {
+            let run = &w.codes[pair..end.min(pair + w.run_pairs)];
+            let dots = dots(l, run, x, pair);
+            for t in 0..T {
+                part[t] = l.add(part[t], l.to_f(dots[t]));
+            }
+            pair += run.len();
+        }
+        let scale = l.load(&scales[0]);
+        for t in 0..T {
+            scaled[t] = l.add(scaled[t], l.mul(part[t], scale));
+        }
+        if w.n_minima > 0 {
+            let minima = &w.minima[minimum..w.minima.len().min(minimum + w.n_minima)];
+            let dots = dots(l, minima, x, if w.shared == 16 { SUMS_16 } else { SUMS_32 } + minimum);
+            let scale = l.load(&scales[1]);
+            for t in 0..T {
+                scaled[t] = l.sub(scaled[t], l.mul(l.to_f(dots[t]), scale));
+            }
+            minimum += minima.len();
+        }
+    }
+    for t in 0..T {
+        let sum = l.add(l.load(&sums[t]), l.mul(scaled[t], l.splat(steps[t])));
+        l.store(sum, &mut sums[t]);
+    }
+}
+
+/// Returns the sums of products of pairs, for all rows of a strip and `T` tokens.
+#[inline(always)]
+fn dots<L: Lanes, const T: usize>(
+    l: L,
+    codes: &[StripPairs],
+    x: &[[i32; RECORD]; T],
+    first: usize,
+) -> [L::I; T] {
+    assert!(first <= RECORD && codes.len() <= RECORD - first, "pairs of a record");
+    let mut dots = [l.zero_i(); T];
+    let (eights, rest) = codes.as_chunks::<8>();
+    let mut at = first;
+    for codes in eights {
+        for k in 0..8 {
+            let w = l.load_pairs(&codes[k]);
+            for t in 0..T {
+                dots[t] = l.dot(dots[t], w, x[t][at + k]);
+            }
+        }
+        at += 8;
+    }
+    for codes in rest {
+        let w = l.load_pairs(codes);
+        for t in 0..T {
+            dots[t] = l.dot(dots[t], w, x[t][at]);
+        }
+        at += 1;
+    }
+    dots
+}

@@ -1,0 +1,117 @@
+//! Products in integers compared with F32, on the bundled model in every type that has integers.
+
+use gguf_foundry::core::simd::SimdLevel;
+use gguf_foundry::core::{GgmlType, ImatrixNeed, TensorSource};
+use gguf_foundry::engine::{Arithmetic, Engine, EngineOptions, GraphPlan, TokenChunk};
+use gguf_foundry::verify::{Report, VerifyOptions};
+
+use super::tiny::{self, Tiny};
+use super::{errors, gguf_verify, judged_with, llama, options};
+use gguf_foundry::core::progress::Silent;
+use crate::support::fixture;
+
+/// Types that files have, with integers.
+fn types() -> impl Iterator<Item = GgmlType> {
+    let known = (0..64).filter_map(GgmlType::from_id);
+    known.filter(|&ty| Arithmetic::Integer.is_integer(ty))
+}
+
+/// Bundled model with all matrices in a type, columns being equally important.
+fn in_type(base: &Tiny, ty: GgmlType) -> Tiny {
+    let mut model = base.clone();
+    for meta in base.tensors.tensors().iter().filter(|meta| meta.shape.rank() > 1) {
+        let flat = vec![1.0; meta.shape.n_cols() as usize];
+        let importance = (ty.info().imatrix == ImatrixNeed::Required).then_some(&flat[..]);
+        model.tensors.replace(&meta.name, ty, base.weighted_tensor(&meta.name, ty, importance));
+    }
+    model
+}
+
+fn report(tiny: &Tiny, base: &Tiny, arithmetic: Arithmetic) -> Report {
+    let plain = options(Some(CHUNKS));
+    let engine = EngineOptions { arithmetic, ..plain.engine };
+    judged_with(tiny, Some(base), &llama(), &VerifyOptions { engine, ..plain })
+}
+
+#[test]
+fn figures_in_integers_are_those_in_f32_for_every_type() {
+    let base = Tiny::new();
+    let (mut n_types, mut wrong) = (0, Vec::new());
+    for ty in types() {
+        n_types += 1;
+        let tiny = in_type(&base, ty);
+        let [exact, integer] = [Arithmetic::F32, Arithmetic::Integer].map(|own| report(&tiny, &base, own));
+        assert_eq!((exact.arithmetic, integer.arithmetic), (Some(Arithmetic::F32), Some(Arithmetic::Integer)));
+        let ppl = [&exact, &integer].map(|report| report.perplexity.unwrap().value);
+        let kld = [&exact, &integer].map(|report| report.divergence.as_ref().unwrap().mean.value);
+        let (ppl_off, kld_off) = ((ppl[1] / ppl[0] - 1.0).abs(), (kld[1] - kld[0]).abs());
+        println!("{ty}: perplexity {:.5} off by {ppl_off:.1e}, KLD {:.6} off by {kld_off:.1e}", ppl[0], kld[0]);
+        if ppl_off > PPL_OFF || kld_off > 1e-7 + 1e-4 * kld[0] {
+            wrong.push(format!("{ty}: perplexities {ppl:?}, divergences {kld:?}"));
+        }
+        assert_eq!((exact.verdict, errors(&exact)), (integer.verdict, errors(&integer)), "{ty}");
+    }
+    assert_eq!(n_types, 25);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Chunks that are compared.
+const CHUNKS: usize = 24;
+
+/// Largest relative difference of perplexities. Roundings of tokens are independent, so the difference falls with the
+/// root of their number: it is at most 1.5e-6 over all 79 chunks.
+const PPL_OFF: f64 = 4e-6;
+
+/// Logits of the model after each token of a chunk.
+fn logits(tiny: &Tiny, n_threads: usize, level: SimdLevel) -> Vec<f32> {
+    let plan = GraphPlan::new(&llama(), &tiny.metadata, tiny.tensors.tensors()).unwrap();
+    let options = EngineOptions { n_threads, level, arithmetic: Arithmetic::Integer, ..EngineOptions::default() };
+    let engine = Engine::new(plan, &tiny.tensors, options).unwrap();
+    let tokens: Vec<u32> = (0..300).map(|at| (at * at * 31 + at * 7) % 1024).collect();
+    let chunk = TokenChunk { tokens, rows: 200..300, n_source: 0 };
+    engine.logits(&engine.hidden(&[chunk]).unwrap(), &Silent).unwrap()
+}
+
+#[test]
+fn logits_in_integers_have_the_same_bits_for_every_number_of_threads() {
+    let base = Tiny::new().with_layers(2);
+    for ty in [GgmlType::Q4K, GgmlType::Q6K, GgmlType::Q5_1, GgmlType::Iq3S] {
+        let tiny = in_type(&base, ty);
+        let level = SimdLevel::detect();
+        let one = logits(&tiny, 1, level);
+        assert!(one.iter().all(|x| x.is_finite()));
+        for n_threads in [2, 7] {
+            assert!(logits(&tiny, n_threads, level) == one, "{ty}, {n_threads} threads");
+        }
+        for level in SimdLevel::available() {
+            let other = logits(&tiny, 2, level);
+            let off = one.iter().zip(&other).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+            assert!(off < 1e-3, "{ty} at {level}: logits apart by {off}");
+        }
+    }
+}
+
+#[test]
+fn the_program_takes_integers_by_default_and_says_so() {
+    let dir = tiny::directory();
+    Tiny::new().quantized(GgmlType::Q8_0).write(dir.path(), "q8.gguf");
+    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let prompts = prompts.to_str().unwrap();
+    let run = |model: &str, own: &[&str]| {
+        let args = [&[model, "--prompts", prompts, "--chunks", "4", "--ctx", "256", "--json"], own].concat();
+        gguf_verify(&args, dir.path())
+    };
+    for (model, own, want) in [
+        ("q8.gguf", &[][..], "integer"),
+        ("q8.gguf", &["--arithmetic", "integer"], "integer"),
+        ("q8.gguf", &["--arithmetic", "f32"], "f32"),
+        ("base.gguf", &["--arithmetic", "auto"], "f32"),
+    ] {
+        let report = run(model, own).json();
+        assert_eq!(report["arithmetic"], want, "{model} {own:?}: {report:#}");
+    }
+    let refused = run("base.gguf", &["--arithmetic", "integer"]);
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert!(refused.err.contains("leave it out"), "{}", refused.err);
+    assert_eq!(run("q8.gguf", &["--arithmetic", "int8"]).code, Some(2));
+}
