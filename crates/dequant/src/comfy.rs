@@ -107,7 +107,7 @@ impl ImageWeights {
             }
         }
         let mut this = Self {
-            source: Arc::clone(&source),
+            source,
             level,
             weights: Vec::new(),
             origins: Vec::new(),

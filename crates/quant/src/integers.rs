@@ -55,7 +55,10 @@ pub(crate) fn split_blocks<const B: usize, const E: usize>(
         let (minima_here, minima_later) = minima.split_at_mut(n_minima);
         let (min_scales_here, min_scales_later) = min_scales.split_at_mut(n_min_scales);
         (scales, minima, min_scales) = (scales_later, minima_later, min_scales_later);
-        f(block, IntegerBlock { values, scales: scales_here, minima: minima_here, min_scales: min_scales_here });
+        f(
+            block,
+            IntegerBlock { values, scales: scales_here, minima: minima_here, min_scales: min_scales_here },
+        );
     }
 }
 
@@ -102,12 +105,7 @@ pub fn integer_form(ty: GgmlType) -> Option<IntegerForm> {
 ///
 /// # Errors
 /// [`QuantError`]: a type without integers, lengths that do not fit together, a level this machine lacks.
-pub fn integers(
-    ty: GgmlType,
-    level: SimdLevel,
-    src: &[u8],
-    out: IntegerRow<'_>,
-) -> Result<(), QuantError> {
+pub fn integers(ty: GgmlType, level: SimdLevel, src: &[u8], out: IntegerRow<'_>) -> Result<(), QuantError> {
     let codec = codec(ty).and_then(|codec| codec.integers.as_ref()).ok_or(QuantError::NotASource { ty })?;
     check_level(level)?;
     let (form, n_elems) = (&codec.form, out.values.len());
@@ -121,11 +119,9 @@ pub fn integers(
     let n_scales = n_elems / form.scaled;
     let n_minima = n_scales * form.n_minima();
     let n_min_scales = if n_minima == 0 { 0 } else { n_scales };
-    for (expected, found) in [
-        (n_scales, out.scales.len()),
-        (n_minima, out.minima.len()),
-        (n_min_scales, out.min_scales.len()),
-    ] {
+    for (expected, found) in
+        [(n_scales, out.scales.len()), (n_minima, out.minima.len()), (n_min_scales, out.min_scales.len())]
+    {
         if found < expected {
             return Err(QuantError::Length { ty, expected, found });
         }
@@ -145,12 +141,8 @@ mod tests {
     fn split(ty: GgmlType, level: SimdLevel, blocks: &[u8]) -> Split {
         let n = blocks.len() / ty.block_bytes() * ty.block_elems();
         let mut out = (vec![7; n], vec![7.0; n / 16], vec![7; n / 16], vec![7.0; n / 16]);
-        let row = IntegerRow {
-            values: &mut out.0,
-            scales: &mut out.1,
-            minima: &mut out.2,
-            min_scales: &mut out.3,
-        };
+        let row =
+            IntegerRow { values: &mut out.0, scales: &mut out.1, minima: &mut out.2, min_scales: &mut out.3 };
         integers(ty, level, blocks, row).unwrap();
         out
     }
@@ -206,7 +198,11 @@ mod tests {
                     continue;
                 }
                 let error = (scaled - min - f64::from(*float)).abs();
-                assert!(error <= 2e-7 * (scaled.abs() + min.abs()), "{ty}: {i}: {float}, found {}", scaled - min);
+                assert!(
+                    error <= 2e-7 * (scaled.abs() + min.abs()),
+                    "{ty}: {i}: {float}, found {}",
+                    scaled - min
+                );
             }
             // Every bound is reached, or nearly so by random bytes.
             assert!(largest.0 <= form.largest && 10 * largest.0 >= 7 * form.largest, "{ty}: {largest:?}");

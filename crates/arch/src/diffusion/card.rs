@@ -8,10 +8,7 @@ use crate::error::{ArchError, CardProblem};
 use gguf_core::GgmlType;
 use gguf_format::FileType;
 
-use super::common::TypeName;
-
-/// Value of `kind` in these cards.
-pub(super) const KIND: &str = "diffusion";
+use super::common::{KIND, TypeName};
 
 /// Architecture of image or video models.
 #[derive(Clone, Debug, Deserialize)]

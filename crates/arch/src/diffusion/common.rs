@@ -9,7 +9,8 @@ use crate::error::{ArchError, CardProblem};
 use gguf_core::GgmlType;
 use gguf_format::FileType;
 
-use super::card::KIND;
+/// Value of `kind` in these cards.
+pub(super) const KIND: &str = "diffusion";
 
 /// Rules that all image and video models share.
 #[derive(Clone, Debug, Deserialize)]

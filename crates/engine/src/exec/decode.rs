@@ -70,15 +70,12 @@ impl Context<'_> {
                     (own_floats, floats) = floats.split_at(len.floats);
                     (own_codes, codes) = codes.split_at(len.codes);
                     match layout {
-                        None => DecodedRows::Floats(MatrixView::new(
-                            own_floats,
-                            matrix.n_cols,
-                            panel.n,
-                            panel.n,
-                        )),
-                        Some(layout) => DecodedRows::Integers(IntegerPanel::new(
-                            layout, panel.n, own_codes, own_floats,
-                        )),
+                        None => {
+                            DecodedRows::Floats(MatrixView::new(own_floats, matrix.n_cols, panel.n, panel.n))
+                        }
+                        Some(layout) => {
+                            DecodedRows::Integers(IntegerPanel::new(layout, panel.n, own_codes, own_floats))
+                        }
                     }
                 };
                 let weight = side(panel.weight);

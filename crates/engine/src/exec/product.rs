@@ -4,8 +4,8 @@
 use crate::EngineError;
 use crate::exec::activation::{Activation, GatedActivation, PlainActivation};
 use crate::exec::context::Context;
-use crate::exec::math;
 use crate::exec::integers::{InputRows, Inputs};
+use crate::exec::math;
 use crate::exec::matmul::integer::{self, IntegerKernel};
 use crate::exec::matmul::{MatrixTile, TileGrid, multiply_rows};
 use crate::exec::panel::{DecodedPanel, DecodedRows, Panel, SLICE_TOKENS, cuts, panel_rows};

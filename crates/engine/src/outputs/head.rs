@@ -130,7 +130,13 @@ impl Engine<'_> {
                 let logits = lend(&mut scratch.tile, rows.len() * panel.n);
                 let mut tile = MatrixTile::whole(logits, rows.len(), panel.n);
                 run.clock.time(WorkKind::Product, || {
-                    affix.multiply(&mut tile, &inputs.rows(rows.clone()), weights, panel, &mut scratch.products);
+                    affix.multiply(
+                        &mut tile,
+                        &inputs.rows(rows.clone()),
+                        weights,
+                        panel,
+                        &mut scratch.products,
+                    );
                 });
                 let part = run.clock.time(WorkKind::Fold, || {
                     self.fold(logits, panel.n, panel.first, &targets[rows.start.min(targets.len())..])

@@ -89,24 +89,27 @@ pub(crate) fn folds(
             let a_weights = &a_weights[skipped..];
             let parts: Vec<Mutex<Vec<(LogitFold, LogitFold)>>> =
                 (0..block.len() * (slices.len() - 1)).map(|_| Mutex::default()).collect();
-            reference.workers.each(parts.len(), |WorkerBuffers { tile, rows: other, products, .. }, task| {
-                if progress.is_cancelled() {
-                    return Err(EngineError::Cancelled);
-                }
-                let (slice, at) = (task / block.len(), task % block.len());
-                let (rows, panel) = (slices[slice]..slices[slice + 1], &block[at]);
-                let a_logits = a.logits(&rows, panel, a_weights[at].weight, products, tile);
-                let b_logits = b.logits(&rows, panel, b_weights[at].weight, products, other);
-                let part = a.run.clock.time(WorkKind::Fold, || {
-                    let pairs = a_logits.chunks(panel.n).zip(b_logits.chunks(panel.n));
-                    let of_row = |((a, b), &target): ((&[f32], &[f32]), &u32)| {
-                        LogitFold::pair(level, a, b, panel.first, target)
-                    };
-                    pairs.zip(&targets[rows.start.min(targets.len())..]).map(of_row).collect()
-                });
-                *parts[task].lock().unpoisoned() = part;
-                Ok(())
-            })?;
+            reference.workers.each(
+                parts.len(),
+                |WorkerBuffers { tile, rows: other, products, .. }, task| {
+                    if progress.is_cancelled() {
+                        return Err(EngineError::Cancelled);
+                    }
+                    let (slice, at) = (task / block.len(), task % block.len());
+                    let (rows, panel) = (slices[slice]..slices[slice + 1], &block[at]);
+                    let a_logits = a.logits(&rows, panel, a_weights[at].weight, products, tile);
+                    let b_logits = b.logits(&rows, panel, b_weights[at].weight, products, other);
+                    let part = a.run.clock.time(WorkKind::Fold, || {
+                        let pairs = a_logits.chunks(panel.n).zip(b_logits.chunks(panel.n));
+                        let of_row = |((a, b), &target): ((&[f32], &[f32]), &u32)| {
+                            LogitFold::pair(level, a, b, panel.first, target)
+                        };
+                        pairs.zip(&targets[rows.start.min(targets.len())..]).map(of_row).collect()
+                    });
+                    *parts[task].lock().unpoisoned() = part;
+                    Ok(())
+                },
+            )?;
             for (slice, folds) in folds.chunks_mut(SLICE_TOKENS).enumerate() {
                 for part in &parts[slice * block.len()..(slice + 1) * block.len()] {
                     let part = part.lock().unpoisoned();

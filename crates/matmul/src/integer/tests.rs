@@ -172,7 +172,11 @@ fn extremes_of_all_signs_do_not_overflow() {
             let want = reference(&x, n_cols, &w);
             let rows = rounded(SimdLevel::Scalar, &x, n_cols);
             for kernel in IntegerKernel::available() {
-                same(&product(kernel, rows.view(), &w.panel()), &want, &format!("{} {form:?}", kernel.name()));
+                same(
+                    &product(kernel, rows.view(), &w.panel()),
+                    &want,
+                    &format!("{} {form:?}", kernel.name()),
+                );
             }
             let sums = form.minima.map_or(0.0, |minima| f64::from(minima.largest) * f64::from(x_sign));
             let each = f64::from(form.largest) * f64::from(weight_sign) * f64::from(x_sign) + sums;
@@ -189,7 +193,8 @@ fn runs_are_as_long_as_32_bits_allow() {
         let most = |n: i64| n * i64::from(form.largest) * i64::from(LARGEST);
         assert!(most(run) < 1 << 31, "{form:?}");
         assert!(run as usize == form.scaled || most(2 * run) >= 1 << 31, "{form:?}");
-        let minima = form.minima.map_or(0, |m| i64::from(m.largest) * form.scaled as i64 * i64::from(LARGEST));
+        let minima =
+            form.minima.map_or(0, |m| i64::from(m.largest) * form.scaled as i64 * i64::from(LARGEST));
         assert!(minima < 1 << 31, "{form:?}");
     }
 }
@@ -228,7 +233,11 @@ fn sum_of(x: &[f32]) -> f32 {
     let form = IntegerForm::plain(256, 1);
     let part = || RowPart { values: [1; GROUP], scales: [1.0; GROUP / 16], ..RowPart::ZERO };
     let w = Weights::new(form, 1, x.len(), &mut { part });
-    product(IntegerKernel::of(SimdLevel::detect()), rounded(SimdLevel::detect(), x, x.len()).view(), &w.panel())[0]
+    product(
+        IntegerKernel::of(SimdLevel::detect()),
+        rounded(SimdLevel::detect(), x, x.len()).view(),
+        &w.panel(),
+    )[0]
 }
 
 #[test]

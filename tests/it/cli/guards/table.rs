@@ -52,7 +52,7 @@ fn every_line_of_the_table_is_tried() {
         // read if it does; `quantize/stats.rs` tests it. A chat is rendered to standard output, never together with an
         // output.
         let is_known = ["target_model_dir", "cache", "self_text", "render"].contains(argument)
-            || (*argument == "stats" && command != "gguf-quantize");
+            || (*argument == "stats" && *command != "gguf-quantize");
         if !is_tried && !is_known {
             missing.push(format!("{command} {argument}"));
         }
