@@ -12,8 +12,8 @@ use crate::engine::{Arithmetic, ArithmeticChoice};
 /// Choice of arithmetic. Flatten it.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub(crate) struct ArithmeticArg {
-    /// Arithmetic of products with weights: auto or integer (exact integers for block types), or f32
-    #[arg(long, value_name = "KIND", default_value = "auto")]
+    /// Arithmetic of products with weights: f32, or auto or integer (16-bit activations and exact sums for block types)
+    #[arg(long, value_name = "KIND", default_value = "f32")]
     arithmetic: ArithmeticChoice,
 }
 

@@ -29,8 +29,7 @@ use crate::gguf::{Imatrix, Share, WriteError, output_id};
 use crate::job::input::OpenedInput;
 use crate::job::run::JobRun;
 use crate::job::{
-    Calibration, Events, Importance, Job, JobError, JobInput, JobOutput, JobTypes, OutputFiles,
-    OutputPath,
+    Calibration, Events, Importance, Job, JobError, JobInput, JobOutput, JobTypes, OutputFiles, OutputPath,
 };
 use crate::quantize::{FileType, QuantizeOptions};
 

@@ -59,7 +59,7 @@ pub mod written;
 
 pub use content::Content;
 pub use dtype::{ElementType, GgmlType, GgmlTypeInfo, ImatrixNeed};
-pub use integers::{IntegerForm, IntegerMinima};
 pub use hint::Hint;
+pub use integers::{IntegerForm, IntegerMinima};
 pub use shape::Shape;
 pub use tensor::{Packing, SourceError, StackFactors, TensorMeta, TensorSource, WeightMeta, WeightSource};

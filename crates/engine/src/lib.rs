@@ -37,13 +37,13 @@ mod resolve;
 
 pub use error::EngineError;
 pub use exec::activation::{Activation, GateFunction, GatedActivation, PlainActivation, Xielu};
+pub use exec::arithmetic::{Arithmetic, ArithmeticChoice, UnknownArithmetic};
 pub use exec::batch::TokenChunk;
 pub use exec::buffers::{Buffer, BufferPool};
 pub use exec::cross_products::add_cross;
 pub use exec::gram::Gram;
 pub use exec::gram_sum::GramSum;
 pub use exec::hidden::Hidden;
-pub use exec::integers::{Arithmetic, ArithmeticChoice, UnknownArithmetic};
 pub use exec::mask::Mask;
 pub use exec::math::add_squares;
 pub use exec::observer::Observer;

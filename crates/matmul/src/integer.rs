@@ -22,6 +22,7 @@
 
 mod kernel;
 mod lanes;
+mod levels;
 mod panel;
 mod rounded;
 #[cfg(test)]
@@ -29,14 +30,12 @@ mod tests;
 
 use gguf_core::IntegerForm;
 
-pub use lanes::IntegerKernel;
-pub use panel::{IntegerPanel, PanelLayout, RowPart};
+pub use levels::IntegerKernel;
+pub use panel::{IntegerPanel, PanelLayout, RowPart, STRIP};
 pub use rounded::{RoundedPart, RoundedRows, RoundedView};
 
 use crate::MatrixTile;
 use kernel::Multiply;
-
-pub use kernel::STRIP;
 
 /// Number of columns of a group, whose activations share a step.
 pub const GROUP: usize = 256;

@@ -13,9 +13,9 @@ use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::signed_max;
 use super::superblock::field_mut;
-use gguf_core::{GgmlType, IntegerForm};
 use gguf_core::numeric::{c_trunc_i32, c_trunc_u8, floor_log2f};
 use gguf_core::small_float::magnitude;
+use gguf_core::{GgmlType, IntegerForm};
 
 pub(super) static MXFP4: Codec = Codec {
     ty: GgmlType::Mxfp4,

@@ -7,10 +7,10 @@
 //! shift down, four 16-bit numbers 48..56: four 3-bit scales each, and 4 bits of the F16 scale on top.
 
 use super::codec::{Codec, decode_blocks, f16_flaw, u16_at, validate_f16, validate_with};
-use super::iq1_lanes::{QuantizeIq1M, QuantizeIq1S};
-use super::iq1_search::{DELTA, M_BYTES, S_BYTES};
 use super::grids;
 use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
+use super::iq1_lanes::{QuantizeIq1M, QuantizeIq1S};
+use super::iq1_search::{DELTA, M_BYTES, S_BYTES};
 use super::kernel::quantize_with;
 use super::superblock::{SUPER, field};
 use gguf_core::numeric::f16_to_f32;

@@ -14,9 +14,9 @@ use super::search::{GROUP_MAX_EPS, importance_weights, signed_max, sum_squares};
 use super::search_lanes::signed_max as signed_max_lanes;
 use super::superblock::{SUPER, field, field_mut};
 use super::superblock_lanes::BATCH_SUPERS;
-use gguf_core::{GgmlType, IntegerForm};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
 use gguf_core::simd::VectorLoop;
+use gguf_core::{GgmlType, IntegerForm};
 
 const PART: usize = 32;
 const PARTS: usize = SUPER / PART;

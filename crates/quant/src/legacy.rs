@@ -24,8 +24,8 @@ use super::search_lanes::{
     with_min as with_min_lanes,
 };
 use super::superblock::each_byte;
-use gguf_core::{GgmlType, IntegerForm, IntegerMinima};
 use gguf_core::numeric::{c_trunc_i8, c_trunc_u8, f16_to_f32, f32_to_f16};
+use gguf_core::{GgmlType, IntegerForm, IntegerMinima};
 
 /// Elements per block of all four types.
 pub(super) const BLOCK: usize = 32;

@@ -11,8 +11,8 @@ use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::signed_max;
 use super::superblock::field_mut;
-use gguf_core::{GgmlType, IntegerForm};
 use gguf_core::numeric::{c_trunc_i32, f16_to_f32, f32_to_f16, roundf};
+use gguf_core::{GgmlType, IntegerForm};
 
 pub(super) static Q1_0: Codec = Codec {
     ty: GgmlType::Q1_0,

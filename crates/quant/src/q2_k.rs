@@ -15,8 +15,8 @@ use super::superblock::{
     relevel_min, scales_with_importance,
 };
 use super::superblock_lanes::{BATCH_SUPERS, MinFits, Weigh, relevel_min as relevel_min_lanes};
-use gguf_core::{GgmlType, IntegerForm, IntegerMinima};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
+use gguf_core::{GgmlType, IntegerForm, IntegerMinima};
 
 const BLOCK_BYTES: usize = 84;
 const PART: usize = 16;

@@ -20,8 +20,8 @@ use super::search_lanes::{
 };
 use super::superblock::{SUPER, each_byte, field, field_mut, pack_bits, pack_pairs, relevel_signed};
 use super::superblock_lanes::{BATCH_SUPERS, relevel_signed as relevel_signed_lanes};
-use gguf_core::{GgmlType, IntegerForm};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
+use gguf_core::{GgmlType, IntegerForm};
 
 const BLOCK_BYTES: usize = 110;
 const PART: usize = 16;

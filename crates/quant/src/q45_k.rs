@@ -17,8 +17,8 @@ use super::superblock::{
     positive_max, put_words, relevel_min, scales_with_importance, words,
 };
 use super::superblock_lanes::{BATCH_SUPERS, MinFits, Weigh, relevel_min as relevel_min_lanes};
-use gguf_core::{GgmlType, IntegerForm, IntegerMinima};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
+use gguf_core::{GgmlType, IntegerForm, IntegerMinima};
 
 const PART: usize = 32;
 const PARTS: usize = SUPER / PART;

@@ -13,8 +13,8 @@ use super::search::{GROUP_MAX_EPS, signed, signed_max};
 use super::search_lanes::{signed as signed_lanes, signed_levels};
 use super::superblock::{SUPER, each_byte, field, field_mut, put_words, relevel_signed, words};
 use super::superblock_lanes::relevel_signed as relevel_signed_lanes;
-use gguf_core::{GgmlType, IntegerForm};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
+use gguf_core::{GgmlType, IntegerForm};
 
 const BLOCK_BYTES: usize = 210;
 const PART: usize = 16;

@@ -13,8 +13,8 @@ use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::abs_max;
-use gguf_core::{GgmlType, IntegerForm};
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, lroundf};
+use gguf_core::{GgmlType, IntegerForm};
 
 pub(super) static TQ1_0: Codec = Codec {
     ty: GgmlType::Tq1_0,

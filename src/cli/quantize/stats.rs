@@ -13,10 +13,10 @@ use crate::calibrate::{
     SELF_NAME, SelfTextKeeper, Solver, Statistics, StatisticsCounts, StatisticsPart, StatisticsWriter,
     TextOptions, TextShare,
 };
+use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::folder::folder_bytes;
 use crate::cli::job::failure;
 use crate::cli::quantize::calibrate::{given_texts, own_text};
-use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::verify::engine_options;
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::{Codes, Conversion, ConvertOptions};
@@ -189,7 +189,8 @@ impl StatsArgs {
         text.clone().add_held_out(model, &texts.held_out, self.calibrate_tokens)?;
         let wants = |meta: &TensorMeta| meta.shape.rank() > 1;
         let dir = self.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
-        let options = CalibrateOptions { engine: engine_options(&session.common, self.arithmetic), wants: &wants, dir };
+        let options =
+            CalibrateOptions { engine: engine_options(&session.common, self.arithmetic), wants: &wants, dir };
         let run = CalibrationRun::of_share(model, &text, options, self.part)?;
         for warning in run.warnings() {
             session.progress.warn(warning);

@@ -110,8 +110,8 @@ fn a_ladder_has_the_heads_in_a_file_of_their_own() {
             let job = Job::new(input, "q8_0".parse().unwrap(), output);
             let convert = ConvertOptions { heads: DraftHeads::Alone, ..convert };
             Job { convert, sync: false, ..job }.run(&Silent).unwrap();
-            let [own, alone] =
-                [&heads.plan.paths[0], &dir.path().join("alone.gguf")].map(|path| fs_err::read(path).unwrap());
+            let [own, alone] = [&heads.plan.paths[0], &dir.path().join("alone.gguf")]
+                .map(|path| fs_err::read(path).unwrap());
             assert!(own == alone, "{}", case.at);
             let file = heads.plan.paths[0].file_name().unwrap().to_string_lossy().into_owned();
             assert!(file.starts_with("mtp-") && file.ends_with("-Q8_0.gguf"), "{file}");

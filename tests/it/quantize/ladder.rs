@@ -353,11 +353,7 @@ fn machines_share_a_ladder_and_one_command_puts_it_together() {
             !names.iter().any(|name| name == "README.md" || name == "SHA256SUMS" || name == "ladder.json")
         );
         let said = make(dir, &[&args[..], &["--resume"]].concat()).ok();
-        assert!(
-            said.err.contains("already written: Q8_0") && !said.err.contains("made now"),
-            "{}",
-            said.err
-        );
+        assert!(said.err.contains("already written: Q8_0") && !said.err.contains("made now"), "{}", said.err);
         assert_eq!(files::names(dir.join(&folder)).len(), n_files);
         for (name, content) in contents(dir, "whole") {
             let own = fs_err::read(dir.join(&folder).join(&name)).unwrap();

@@ -6,7 +6,7 @@ use crate::EngineError;
 use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::count::MemoryCount;
-use crate::exec::integers::IntegerBuffers;
+use crate::exec::integer_buffers::IntegerBuffers;
 use crate::exec::observer::Observer;
 use crate::exec::past::{OpCache, Past};
 use crate::exec::rope::RopeTables;

@@ -4,7 +4,7 @@
 //! Panels are decoded in blocks that all threads share. Threads decode strips of rows, and multiply panels with slices
 //! of tokens. The cuts of a matrix depend on its shape only, so results do not depend on the number of threads.
 
-use crate::exec::integers::Arithmetic;
+use crate::exec::arithmetic::Arithmetic;
 use crate::exec::matmul::MatrixView;
 use crate::exec::matmul::integer::{IntegerPanel, PanelLayout, scratch_floats};
 use crate::exec::weights::Matrix;

@@ -1,7 +1,7 @@
 //! Weights: vectors, matrices and norms of a plan, and the decoding of their rows to f32.
 
 use crate::EngineError;
-use crate::exec::integers::Arithmetic;
+use crate::exec::arithmetic::Arithmetic;
 use crate::exec::workers::lend;
 use gguf_core::TensorSource;
 use gguf_core::simd::SimdLevel;

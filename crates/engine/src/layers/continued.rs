@@ -9,7 +9,7 @@ use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
-use crate::exec::integers::IntegerBuffers;
+use crate::exec::integer_buffers::IntegerBuffers;
 use crate::exec::past::Past;
 use crate::exec::rope::RopeTables;
 use crate::layers::ends::{begin, finish};

@@ -7,12 +7,13 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::EngineError;
+use crate::exec::arithmetic::Arithmetic;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::BufferPool;
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
-use crate::exec::integers::{Arithmetic, IntegerBuffers};
+use crate::exec::integer_buffers::IntegerBuffers;
 use crate::exec::matmul::integer::RoundedRows;
 use crate::exec::observer::Observer;
 use crate::exec::rope::RopeTables;
@@ -27,9 +28,9 @@ use crate::layers::run_memory::RunMemory;
 use crate::layers::stacks::{LayerStack, Memory, SplitChunks, StackInput, give_memory};
 use crate::ops::mixer::MixerOp;
 use crate::ops::moe::Moe;
-use gguf_core::{TensorMeta, TensorSource};
 use gguf_core::progress::{Progress, Silent};
 use gguf_core::simd::SimdLevel;
+use gguf_core::{TensorMeta, TensorSource};
 
 /// Largest number of tokens of an inner batch: decoding a weight costs as much as multiplying it with about fifty
 /// tokens.

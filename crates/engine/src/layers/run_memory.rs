@@ -9,7 +9,7 @@ use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::count::{MemoryCount, ZeroWeights};
-use crate::exec::integers::IntegerBuffers;
+use crate::exec::integer_buffers::IntegerBuffers;
 use crate::exec::rope::{Rope, RopeTables};
 use crate::exec::timings::Clock;
 use crate::exec::weights::WeightReader;

@@ -1,11 +1,8 @@
 //! The product of a panel with tokens: one algorithm for all levels of vector instructions.
 
 use super::lanes::Lanes;
-use super::panel::{IntegerPanel, StripGroup, StripPairs};
+use super::panel::{IntegerPanel, STRIP, StripGroup, StripPairs};
 use super::rounded::{RECORD, RoundedView, SUMS_16, SUMS_32};
-
-/// Number of rows of a strip.
-pub const STRIP: usize = 16;
 
 /// Sums of products of all strips of a panel with all tokens of a view.
 pub(super) struct Multiply<'a> {

@@ -2,8 +2,10 @@
 
 use gguf_core::IntegerForm;
 
-use super::kernel::STRIP;
 use super::{GROUP, HIGH, run_columns};
+
+/// Number of rows of a strip.
+pub const STRIP: usize = 16;
 
 /// Pairs of integers of one pair of columns, for the rows of a strip.
 pub(super) type StripPairs = [i16; 2 * STRIP];

@@ -67,7 +67,10 @@ impl Plan {
             ("version of the program", self.version == other.version),
             ("model", self.model == other.model),
             ("baseline", self.baseline == other.baseline),
-            ("choice of `--ctx`, `--chunks`, `--stride`, `--score` or `--arithmetic`", self.options == other.options),
+            (
+                "choice of `--ctx`, `--chunks`, `--stride`, `--score` or `--arithmetic`",
+                self.options == other.options,
+            ),
             ("text of the prompts", self.prompts == other.prompts),
         ];
         pairs.into_iter().find(|(_, is_same)| !is_same).map(|(what, _)| what)

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
+use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::verify::imatrix::contents::MatrixContents;
 use crate::cli::verify::imatrix::coverage;
 use crate::cli::verify::imatrix::save::{CollectRun, MatrixOutput, SaveFrequency};
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::prompt_files::PromptFiles;
-use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::verify::{CutArgs, engine_options};
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::{Destination, OutputKind};

@@ -6,35 +6,23 @@ use std::arch::x86_64::*;
 
 use gguf_core::simd::{Avx2, Avx512, VectorLoop};
 
-use super::{Lanes, Multiply, STRIP};
-
-/// Work of a token, with tiles of `T` tokens.
-pub(super) struct Run<'a, L, const T: usize>(pub(super) L, pub(super) Multiply<'a>);
-
-impl<L: Lanes, const T: usize> VectorLoop for Run<'_, L, T> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run(self) {
-        self.1.run::<L, T>(self.0);
-    }
-}
+use super::{Lanes, STRIP};
 
 /// Defines a token: a value proves that the machine has the instructions.
 macro_rules! token {
     ($(#[$doc:meta])* $name:ident($base:ident): $feature:tt, $features:literal) => {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug)]
-        pub(super) struct $name($base);
+        pub(in crate::integer) struct $name($base);
 
         impl $name {
             /// Returns the token if the machine has the instructions.
-            pub(super) fn new() -> Option<Self> {
+            pub(in crate::integer) fn new() -> Option<Self> {
                 $base::new().filter(|_| is_x86_feature_detected!($feature)).map(Self)
             }
 
             /// Runs code in a function that is compiled with these instructions.
-            pub(super) fn run<W: VectorLoop>(self, work: W) -> W::Output {
+            pub(in crate::integer) fn run<W: VectorLoop>(self, work: W) -> W::Output {
                 #[target_feature(enable = $features)]
                 fn entry<W: VectorLoop>(work: W) -> W::Output {
                     work.run()
