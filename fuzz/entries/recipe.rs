@@ -1,7 +1,7 @@
 //! Recipes: of any readable file, and damaged ones.
 
 use std::cell::OnceCell;
-use std::path::PathBuf;
+use std::path::Path;
 
 use gguf_foundry::convert::ConvertOptions;
 use gguf_foundry::core::progress::Silent;
@@ -59,7 +59,7 @@ fn options() -> RecipeOutput {
 }
 
 /// Makes a file from a recipe: all of it with the recipe's own digest, or nothing.
-fn made(recipe: &PathBuf, source: &RecipeSource) -> Option<Vec<u8>> {
+fn made(recipe: &Path, source: &RecipeSource) -> Option<Vec<u8>> {
     let target = bundle::place("recipe-made.gguf");
     // One of an earlier input.
     let _ = fs_err::remove_file(&target);

@@ -69,7 +69,7 @@ fn main() {
             let (panel, mut sums) = (IntegerPanel::new(layout, n_rows, &codes, &scales), Vec::new());
             time(&format!("{name} {}", kernel.name()), || {
                 let mut out = MatrixTile::whole(&mut out, n_tokens, n_rows);
-                multiply(kernel, &mut out, rows.view(), &panel, 1.0, &mut sums);
+                multiply(kernel, &mut out, &rows.view(), &panel, 1.0, &mut sums);
             });
         }
     }

@@ -76,7 +76,7 @@ pub const fn scratch_floats(n_rows: usize) -> usize {
 pub fn multiply(
     kernel: IntegerKernel,
     out: &mut MatrixTile<'_>,
-    x: RoundedView<'_>,
+    x: &RoundedView<'_>,
     w: &IntegerPanel<'_>,
     factor: f32,
     scratch: &mut Vec<f32>,

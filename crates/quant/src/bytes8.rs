@@ -112,7 +112,7 @@ fn q8_0_load(block: &[u8; 34], out: &mut [f32; 32]) {
 integer_decoder!(q8_0_integers = q8_0_load_integers);
 
 #[inline(always)]
-fn q8_0_load_integers(block: &[u8; 34], out: IntegerBlock<'_, 32>) {
+fn q8_0_load_integers(block: &[u8; 34], out: &mut IntegerBlock<'_, 32>) {
     out.scales[0] = f16_to_f32(u16_at(block, 0));
     for i in 0..32 {
         out.values[i] = i16::from(block[2 + i] as i8);

@@ -238,7 +238,7 @@ fn nvfp4_load(block: &[u8; 36], out: &mut [f32; 64]) {
 integer_decoder!(mxfp4_integers = mxfp4_load_integers);
 
 #[inline(always)]
-fn mxfp4_load_integers(block: &[u8; 17], out: IntegerBlock<'_, 32>) {
+fn mxfp4_load_integers(block: &[u8; 17], out: &mut IntegerBlock<'_, 32>) {
     out.scales[0] = e8m0_half(block[0]);
     for j in 0..16 {
         out.values[j] = i16::from(VALUES[usize::from(block[1 + j] & 15)]);
@@ -249,7 +249,7 @@ fn mxfp4_load_integers(block: &[u8; 17], out: IntegerBlock<'_, 32>) {
 integer_decoder!(nvfp4_integers = nvfp4_load_integers);
 
 #[inline(always)]
-fn nvfp4_load_integers(block: &[u8; 36], out: IntegerBlock<'_, 64>) {
+fn nvfp4_load_integers(block: &[u8; 36], out: &mut IntegerBlock<'_, 64>) {
     for (g, values) in out.values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
         out.scales[g] = ue4m3_half(block[g]);
         for j in 0..8 {

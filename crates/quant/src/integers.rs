@@ -42,7 +42,7 @@ pub(crate) fn split_blocks<const B: usize, const E: usize>(
     form: &IntegerForm,
     src: &[u8],
     out: IntegerRow<'_>,
-    f: impl Fn(&[u8; B], IntegerBlock<'_, E>),
+    f: impl Fn(&[u8; B], &mut IntegerBlock<'_, E>),
 ) {
     let IntegerRow { values, mut scales, mut minima, mut min_scales } = out;
     let n_scales = E / form.scaled;
@@ -57,13 +57,18 @@ pub(crate) fn split_blocks<const B: usize, const E: usize>(
         (scales, minima, min_scales) = (scales_later, minima_later, min_scales_later);
         f(
             block,
-            IntegerBlock { values, scales: scales_here, minima: minima_here, min_scales: min_scales_here },
+            &mut IntegerBlock {
+                values,
+                scales: scales_here,
+                minima: minima_here,
+                min_scales: min_scales_here,
+            },
         );
     }
 }
 
 /// Defines a decoder to integers, compiled for every level: `integer_decoder!(name = load)` with
-/// `load(&[u8; B], IntegerBlock<'_, E>)`.
+/// `load(&[u8; B], &mut IntegerBlock<'_, E>)`.
 macro_rules! integer_decoder {
     ($name:ident = $load:expr) => {
         fn $name(

@@ -67,7 +67,7 @@ integer_decoder!(integers_s = load_integers_s);
 integer_decoder!(integers_m = load_integers_m);
 
 #[inline(always)]
-fn load_integers_s(block: &[u8; S_BYTES], out: IntegerBlock<'_, SUPER>) {
+fn load_integers_s(block: &[u8; S_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
     out.scales[0] = f16_to_f32(u16_at(block, 0)) * DELTA;
     for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         load_group_integers(group_s(block, k), values);
@@ -75,7 +75,7 @@ fn load_integers_s(block: &[u8; S_BYTES], out: IntegerBlock<'_, SUPER>) {
 }
 
 #[inline(always)]
-fn load_integers_m(block: &[u8; M_BYTES], out: IntegerBlock<'_, SUPER>) {
+fn load_integers_m(block: &[u8; M_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
     out.scales[0] = f16_to_f32(scale_bits_m(block)) * DELTA;
     for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         load_group_integers(group_m(block, k), values);

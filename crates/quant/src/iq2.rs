@@ -327,16 +327,25 @@ fn load_blocks<const B: usize>(
 /// Magnitudes up to 43 times odd numbers up to 31.
 const FORM: IntegerForm = IntegerForm::plain(SUPER, 43 * 31);
 
-integer_decoder!(integers_xxs = |block: &[u8; XXS_BYTES], out| load_integers(block, group_xxs, out));
-integer_decoder!(integers_xs = |block: &[u8; XS_BYTES], out| load_integers(block, group_xs, out));
-integer_decoder!(integers_s = |block: &[u8; S_BYTES], out| load_integers(block, group_s, out));
+integer_decoder!(
+    integers_xxs =
+        |block: &[u8; XXS_BYTES], out: &mut IntegerBlock<'_, SUPER>| load_integers(block, group_xxs, out)
+);
+integer_decoder!(
+    integers_xs =
+        |block: &[u8; XS_BYTES], out: &mut IntegerBlock<'_, SUPER>| load_integers(block, group_xs, out)
+);
+integer_decoder!(
+    integers_s =
+        |block: &[u8; S_BYTES], out: &mut IntegerBlock<'_, SUPER>| load_integers(block, group_s, out)
+);
 
 /// Splits one block into integers and its scale, an eighth of what the format stores.
 #[inline(always)]
 fn load_integers<const B: usize>(
     block: &[u8; B],
     group: impl Fn(&[u8; B], usize) -> (u8, u16, u8),
-    out: IntegerBlock<'_, SUPER>,
+    out: &mut IntegerBlock<'_, SUPER>,
 ) {
     out.scales[0] = f16_to_f32(u16_at(block, 0)) * 0.125;
     for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {

@@ -255,7 +255,7 @@ integer_decoder!(integers_s = load_integers_s);
 
 /// Splits one block into integers, with half of the magnitudes, and half of the scale that the format stores.
 #[inline(always)]
-fn load_integers_xxs(block: &[u8; XXS_BYTES], out: IntegerBlock<'_, SUPER>) {
+fn load_integers_xxs(block: &[u8; XXS_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
     out.scales[0] = f16_to_f32(u16_at(block, 0)) * 0.5;
     for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         // Magnitudes are 4 apart, from 4 on, but for the last.
@@ -264,7 +264,7 @@ fn load_integers_xxs(block: &[u8; XXS_BYTES], out: IntegerBlock<'_, SUPER>) {
 }
 
 #[inline(always)]
-fn load_integers_s(block: &[u8; S_BYTES], out: IntegerBlock<'_, SUPER>) {
+fn load_integers_s(block: &[u8; S_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
     out.scales[0] = f16_to_f32(u16_at(block, 0));
     for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         load_group_integers(group_s(block, k), |code| 2 * code + 1, values);

@@ -399,13 +399,13 @@ integer_decoder!(integers_nl = load_integers_nl);
 integer_decoder!(integers_xs = load_integers_xs);
 
 #[inline(always)]
-fn load_integers_nl(block: &[u8; NL_BYTES], out: IntegerBlock<'_, PART>) {
+fn load_integers_nl(block: &[u8; NL_BYTES], out: &mut IntegerBlock<'_, PART>) {
     out.scales[0] = f16_to_f32(u16_at(block, 0));
     load_index_integers(1, field::<2, 16, _>(block), out.values);
 }
 
 #[inline(always)]
-fn load_integers_xs(block: &[u8; XS_BYTES], out: IntegerBlock<'_, SUPER>) {
+fn load_integers_xs(block: &[u8; XS_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
     out.scales[0] = f16_to_f32(u16_at(block, 0));
     let indices = field::<8, 128, _>(block).as_chunks::<16>().0;
     for (j, values) in out.values.as_chunks_mut::<PART>().0.iter_mut().enumerate() {

@@ -369,7 +369,7 @@ fn levels<const B: usize, const BITS: u32>(block: &[u8; B]) -> impl Fn(usize) ->
 #[inline(always)]
 fn load_integers<const B: usize, const BITS: u32, const MIN: bool>(
     block: &[u8; B],
-    out: IntegerBlock<'_, BLOCK>,
+    out: &mut IntegerBlock<'_, BLOCK>,
 ) {
     out.scales[0] = f16_to_f32(u16_at(block, 0));
     if MIN {

@@ -84,7 +84,7 @@ fn q1_0_load(block: &[u8; 18], out: &mut [f32; 128]) {
 integer_decoder!(q1_0_integers = q1_0_load_integers);
 
 #[inline(always)]
-fn q1_0_load_integers(block: &[u8; 18], out: IntegerBlock<'_, 128>) {
+fn q1_0_load_integers(block: &[u8; 18], out: &mut IntegerBlock<'_, 128>) {
     out.scales[0] = f16_to_f32(u16_at(block, 0));
     for i in 0..128 {
         out.values[i] = 2 * i16::from(block[2 + i / 8] >> (i % 8) & 1) - 1;
@@ -150,7 +150,7 @@ fn q2_0_load(block: &[u8; 18], out: &mut [f32; 64]) {
 integer_decoder!(q2_0_integers = q2_0_load_integers);
 
 #[inline(always)]
-fn q2_0_load_integers(block: &[u8; 18], out: IntegerBlock<'_, 64>) {
+fn q2_0_load_integers(block: &[u8; 18], out: &mut IntegerBlock<'_, 64>) {
     out.scales[0] = f16_to_f32(u16_at(block, 0));
     for i in 0..64 {
         out.values[i] = i16::from(block[2 + i / 4] >> (2 * (i % 4)) & 3) - 1;

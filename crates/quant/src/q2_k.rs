@@ -177,7 +177,7 @@ const FORM: IntegerForm = IntegerForm::with_minima(SUPER, 45, IntegerMinima { sh
 integer_decoder!(integers = load_integers);
 
 #[inline(always)]
-fn load_integers(block: &[u8; BLOCK_BYTES], out: IntegerBlock<'_, SUPER>) {
+fn load_integers(block: &[u8; BLOCK_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
     out.scales[0] = f16_to_f32(u16_at(block, 80));
     out.min_scales[0] = f16_to_f32(u16_at(block, 82));
     for (j, values) in out.values.as_chunks_mut::<PART>().0.iter_mut().enumerate() {

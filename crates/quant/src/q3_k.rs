@@ -366,7 +366,7 @@ fn levels(block: &[u8; BLOCK_BYTES], j: usize) -> impl Fn(usize) -> i8 {
 integer_decoder!(integers = load_integers);
 
 #[inline(always)]
-fn load_integers(block: &[u8; BLOCK_BYTES], out: IntegerBlock<'_, SUPER>) {
+fn load_integers(block: &[u8; BLOCK_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
     out.scales[0] = f16_to_f32(u16_at(block, 108));
     for (j, values) in out.values.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
         let scale = i16::from(part_scale(block, j));

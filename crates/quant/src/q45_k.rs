@@ -247,7 +247,7 @@ integer_decoder!(q4_integers = load_integers::<144, 4>);
 integer_decoder!(q5_integers = load_integers::<176, 5>);
 
 #[inline(always)]
-fn load_integers<const B: usize, const BITS: u32>(block: &[u8; B], out: IntegerBlock<'_, SUPER>) {
+fn load_integers<const B: usize, const BITS: u32>(block: &[u8; B], out: &mut IntegerBlock<'_, SUPER>) {
     out.scales[0] = f16_to_f32(u16_at(block, 0));
     out.min_scales[0] = f16_to_f32(u16_at(block, 2));
     let packed = field::<4, 12, _>(block);

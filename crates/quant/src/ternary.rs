@@ -70,7 +70,7 @@ fn each_digit(block: &[u8; 54], mut f: impl FnMut(usize, i16)) {
 integer_decoder!(tq1_0_integers = tq1_0_load_integers);
 
 #[inline(always)]
-fn tq1_0_load_integers(block: &[u8; 54], out: IntegerBlock<'_, 256>) {
+fn tq1_0_load_integers(block: &[u8; 54], out: &mut IntegerBlock<'_, 256>) {
     out.scales[0] = f16_to_f32(u16_at(block, 52));
     each_digit(block, |element, digit| out.values[element] = digit - 1);
 }
@@ -92,7 +92,7 @@ fn tq2_0_load(block: &[u8; 66], out: &mut [f32; 256]) {
 integer_decoder!(tq2_0_integers = tq2_0_load_integers);
 
 #[inline(always)]
-fn tq2_0_load_integers(block: &[u8; 66], out: IntegerBlock<'_, 256>) {
+fn tq2_0_load_integers(block: &[u8; 66], out: &mut IntegerBlock<'_, 256>) {
     out.scales[0] = f16_to_f32(u16_at(block, 64));
     for (k, out) in out.values.as_chunks_mut::<128>().0.iter_mut().enumerate() {
         for (n, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {

@@ -88,6 +88,8 @@ fn wan() -> Safetensors {
         ("patch_embedding.bias", &[6]),
         ("text_embedding.2.weight", &[8, 256]),
     ];
-    all.iter().for_each(|(name, dims)| add(&mut file, name, dims));
+    for (name, dims) in &all {
+        add(&mut file, name, dims);
+    }
     file
 }

@@ -104,7 +104,7 @@ fn logits_in_integers_have_the_same_bits_for_every_number_of_threads() {
 }
 
 #[test]
-fn the_program_takes_integers_by_default_and_says_so() {
+fn the_program_takes_integers_if_asked_and_says_so() {
     let dir = tiny::directory();
     Tiny::new().quantized(GgmlType::Q8_0).write(dir.path(), "q8.gguf");
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
@@ -114,7 +114,8 @@ fn the_program_takes_integers_by_default_and_says_so() {
         gguf_verify(&args, dir.path())
     };
     for (model, own, want) in [
-        ("q8.gguf", &[][..], "integer"),
+        ("q8.gguf", &[][..], "f32"),
+        ("q8.gguf", &["--arithmetic", "auto"], "integer"),
         ("q8.gguf", &["--arithmetic", "integer"], "integer"),
         ("q8.gguf", &["--arithmetic", "f32"], "f32"),
         ("base.gguf", &["--arithmetic", "auto"], "f32"),

@@ -32,11 +32,14 @@ struct Side<'a> {
     out: SideOut<'a>,
 }
 
+/// Codes and scales of a strip.
+type StripTarget<'a> = (&'a mut [i16], &'a mut [f32]);
+
 /// Values of a side.
 enum SideOut<'a> {
     Floats(TileGrid<'a>),
     /// Layout, and the integers and scales of each strip, handed out once.
-    Integers(PanelLayout, Vec<Mutex<Option<(&'a mut [i16], &'a mut [f32])>>>),
+    Integers(PanelLayout, Vec<Mutex<Option<StripTarget<'a>>>>),
 }
 
 impl Context<'_> {

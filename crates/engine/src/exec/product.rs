@@ -56,7 +56,7 @@ impl Affix {
         match w {
             DecodedRows::Floats(w) => multiply_rows(out, x.floats, w, self.scale),
             DecodedRows::Integers(w) => {
-                let x = x.rounded.clone().expect("inputs of products in integers are rounded");
+                let x = x.rounded.as_ref().expect("inputs of products in integers are rounded");
                 integer::multiply(self.kernel, out, x, &w, self.scale, sums);
             }
         }

@@ -1,4 +1,8 @@
 //! The product of a panel with tokens: one algorithm for all levels of vector instructions.
+#![expect(
+    clippy::inline_always,
+    reason = "code that is compiled once per vector level must be inlined into its entry"
+)]
 
 use super::lanes::Lanes;
 use super::panel::{IntegerPanel, STRIP, StripGroup, StripPairs};

@@ -1,5 +1,9 @@
 //! Operations of the product: sums of pairs of products for 16 rows at a time. No algorithm here: one instruction, or a
 //! few, per operation.
+#![expect(
+    clippy::inline_always,
+    reason = "code that is compiled once per vector level must be inlined into its entry"
+)]
 
 use super::panel::STRIP;
 

@@ -1,4 +1,8 @@
 //! Levels of the product: the algorithm with the operations of each.
+#![allow(
+    clippy::inline_always,
+    reason = "code that is compiled once per vector level must be inlined into its entry"
+)]
 
 use gguf_core::simd::SimdLevel;
 #[cfg(target_arch = "x86_64")]

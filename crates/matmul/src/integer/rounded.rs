@@ -1,4 +1,8 @@
 //! Activations rounded to 16 bits.
+#![expect(
+    clippy::inline_always,
+    reason = "code that is compiled once per vector level must be inlined into its entry"
+)]
 
 use std::ops::Range;
 

@@ -90,7 +90,7 @@ fn rounded(level: SimdLevel, x: &[f32], n_cols: usize) -> RoundedRows {
 fn product(kernel: IntegerKernel, x: RoundedView<'_>, w: &IntegerPanel<'_>) -> Vec<f32> {
     let mut out = vec![f32::NAN; x.n_tokens() * w.n_rows()];
     let mut tile = MatrixTile::whole(&mut out, x.n_tokens(), w.n_rows());
-    multiply(kernel, &mut tile, x, w, 1.5, &mut Vec::new());
+    multiply(kernel, &mut tile, &x, w, 1.5, &mut Vec::new());
     out
 }
 
