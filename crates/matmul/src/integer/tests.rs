@@ -87,10 +87,10 @@ fn rounded(level: SimdLevel, x: &[f32], n_cols: usize) -> RoundedRows {
     rows
 }
 
-fn product(kernel: IntegerKernel, x: RoundedView<'_>, w: &IntegerPanel<'_>) -> Vec<f32> {
+fn product(kernel: IntegerKernel, x: &RoundedView<'_>, w: &IntegerPanel<'_>) -> Vec<f32> {
     let mut out = vec![f32::NAN; x.n_tokens() * w.n_rows()];
     let mut tile = MatrixTile::whole(&mut out, x.n_tokens(), w.n_rows());
-    multiply(kernel, &mut tile, &x, w, 1.5, &mut Vec::new());
+    multiply(kernel, &mut tile, x, w, 1.5, &mut Vec::new());
     out
 }
 
@@ -147,7 +147,7 @@ fn every_kernel_gives_the_bits_of_the_reference() {
             for kernel in IntegerKernel::available() {
                 let rows = rounded(SimdLevel::detect(), &x, n_cols);
                 let what = format!("{} of {form:?}, {n_tokens} x {n_rows} x {n_cols}", kernel.name());
-                same(&product(kernel, rows.view(), &w.panel()), &want, &what);
+                same(&product(kernel, &rows.view(), &w.panel()), &want, &what);
             }
         }
     }
@@ -173,7 +173,7 @@ fn extremes_of_all_signs_do_not_overflow() {
             let rows = rounded(SimdLevel::Scalar, &x, n_cols);
             for kernel in IntegerKernel::available() {
                 same(
-                    &product(kernel, rows.view(), &w.panel()),
+                    &product(kernel, &rows.view(), &w.panel()),
                     &want,
                     &format!("{} {form:?}", kernel.name()),
                 );
@@ -221,9 +221,9 @@ fn a_row_does_not_depend_on_other_rows() {
     let x: Vec<f32> = (0..700 * n_cols).map(|_| noise.unit()).collect();
     let rows = rounded(SimdLevel::detect(), &x, n_cols);
     let kernel = IntegerKernel::of(SimdLevel::detect());
-    let all = product(kernel, rows.view(), &w.panel());
+    let all = product(kernel, &rows.view(), &w.panel());
     for range in [0..1, 5..12, 250..270, 699..700, 3..700] {
-        let some = product(kernel, rows.view().tokens(range.clone()), &w.panel());
+        let some = product(kernel, &rows.view().tokens(range.clone()), &w.panel());
         same(&some, &all[range.start * 40..range.end * 40], &format!("{range:?}"));
     }
 }
@@ -235,7 +235,7 @@ fn sum_of(x: &[f32]) -> f32 {
     let w = Weights::new(form, 1, x.len(), &mut { part });
     product(
         IntegerKernel::of(SimdLevel::detect()),
-        rounded(SimdLevel::detect(), x, x.len()).view(),
+        &rounded(SimdLevel::detect(), x, x.len()).view(),
         &w.panel(),
     )[0]
 }
