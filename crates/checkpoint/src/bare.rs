@@ -28,7 +28,6 @@ pub struct BareWeights {
     /// Path as given, or the folder of a pipeline that is read.
     path: PathBuf,
     container: Box<dyn Container>,
-    weights: Vec<WeightMeta>,
 }
 
 /// Place of such weights.
@@ -130,8 +129,7 @@ impl BarePath {
                 Box::new(shards.sorted_by_data())
             }
         };
-        let weights = container.weights().to_vec();
-        Ok(BareWeights { dir, path: self.path.clone(), container, weights })
+        Ok(BareWeights { dir, path: self.path.clone(), container })
     }
 }
 
@@ -225,7 +223,7 @@ impl BareWeights {
 
 impl WeightSource for BareWeights {
     fn weights(&self) -> &[WeightMeta] {
-        &self.weights
+        self.container.weights()
     }
 
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
