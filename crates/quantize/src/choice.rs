@@ -142,16 +142,8 @@ fn fitted_to_f16(
     reason: Reason,
     options: &QuantizeOptions,
 ) -> Result<(GgmlType, Reason), ChoiceError> {
-    let n_cols = tensor.shape.n_cols();
-    if wanted.row_bytes(n_cols).is_some() {
-        return Ok((wanted, reason));
-    }
-    let instead = GgmlType::F16;
-    if options.no_fallback {
-        let tensor = tensor.name.clone();
-        return Err(ChoiceError::FallbackRefused { tensor, n_cols, wanted, instead });
-    }
-    Ok((instead, Reason::Fallback { wanted }))
+    let is_whole = wanted.row_bytes(tensor.shape.n_cols()).is_some();
+    settled(tensor, wanted, if is_whole { wanted } else { GgmlType::F16 }, reason, options)
 }
 
 fn choose_type(
@@ -198,18 +190,24 @@ fn fitted(
     reason: Reason,
     options: &QuantizeOptions,
 ) -> Result<(GgmlType, Reason), ChoiceError> {
-    let n_cols = tensor.shape.n_cols();
-    let ty = fit_columns(&tensor.name, n_cols, wanted)?;
+    let ty = fit_columns(&tensor.name, tensor.shape.n_cols(), wanted)?;
+    settled(tensor, wanted, ty, reason, options)
+}
+
+/// Returns the type with its reason, unless it replaces the wanted one and that is refused.
+fn settled(
+    tensor: &TensorMeta,
+    wanted: GgmlType,
+    ty: GgmlType,
+    reason: Reason,
+    options: &QuantizeOptions,
+) -> Result<(GgmlType, Reason), ChoiceError> {
     if ty == wanted {
         return Ok((ty, reason));
     }
     if options.no_fallback {
-        return Err(ChoiceError::FallbackRefused {
-            tensor: tensor.name.clone(),
-            n_cols,
-            wanted,
-            instead: ty,
-        });
+        let (tensor, n_cols) = (tensor.name.clone(), tensor.shape.n_cols());
+        return Err(ChoiceError::FallbackRefused { tensor, n_cols, wanted, instead: ty });
     }
     Ok((ty, Reason::Fallback { wanted }))
 }
