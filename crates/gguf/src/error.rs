@@ -234,6 +234,14 @@ pub enum GgufError {
     PartTensors { path: PathBuf, expected: u64, found: u64 },
 }
 
+impl GgufError {
+    /// Returns true if the file could not be read; false if it was read and its content is refused.
+    #[must_use]
+    pub const fn is_unread(&self) -> bool {
+        matches!(self, Self::Io(_) | Self::Lock(_) | Self::LockUnmapped { .. })
+    }
+}
+
 fn set_id(id: Option<&str>) -> String {
     match id {
         Some(id) => format!("key `{SPLIT_ID}` is `{}`", escape(id)),

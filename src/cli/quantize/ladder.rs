@@ -213,7 +213,7 @@ impl LadderArgs {
             importance,
             calibration: calibration.transpose()?,
             verification: self.verify.as_deref().map(digested).transpose()?,
-            files: LadderEntry::all(report, judged),
+            files: LadderEntry::all(report, judged)?,
             projector: report.projector.as_ref().map(LadderEntry::of),
             draft_heads: report.draft_heads.as_ref().map(LadderEntry::of),
             file_bytes: report.file_bytes,

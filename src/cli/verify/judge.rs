@@ -404,12 +404,11 @@ impl VerifyArgs {
             Ok(opened) => opened,
             // A header that cannot be parsed is a broken file. A file that cannot be opened is a failed run.
             Err(error) => match error.downcast_ref::<GgufError>() {
-                None | Some(GgufError::Io(_) | GgufError::Lock(_) | GgufError::LockUnmapped { .. }) => {
-                    return Err(error);
-                }
+                None => return Err(error),
+                Some(refused) if refused.is_unread() => return Err(error),
                 Some(_) => {
                     let report = Report::unreadable(crate::cli::render::error_line(&error));
-                    let size_bytes = fs_err::metadata(path).ok().map(|file| file.len());
+                    let size_bytes = Some(fs_err::metadata(path)?.len());
                     let inputs = vec![path.to_owned()];
                     let path = path.to_owned();
                     return Ok(ModelReport {

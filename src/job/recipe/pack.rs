@@ -2,7 +2,7 @@
 //! every file has its bytes again.
 
 use std::collections::{BTreeSet, HashSet};
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -117,7 +117,7 @@ pub fn pack(options: &PackOptions, target: &Path, events: &dyn Events) -> Result
     let mut directory = NewDirectory::of(target)?;
     let imatrix = match &options.imatrix {
         Some(path) => Some(path.clone()),
-        None => matrix_of(&options.folder, &files),
+        None => matrix_of(&options.folder, &files)?,
     };
     let input = JobInput::Gguf(options.source.clone());
     let source = RecipeSource::open(input, options.convert.clone(), imatrix.clone(), events)?;
@@ -363,17 +363,19 @@ impl Pack {
 
 /// Opens a file that may have been made of the source; `None` for files of other kinds, which are kept as they are.
 fn model(path: &Path) -> Result<Option<GgufFile>, JobError> {
-    if kind(path) != Some(FoundKind::Output(OutputKind::Model)) {
-        return match kind(path) {
-            Some(FoundKind::Output(OutputKind::Recipe)) => {
-                Err(RecipeError::IsRecipe { path: path.to_owned() }.into())
-            }
-            _ => Ok(None),
-        };
+    match kind(path)? {
+        FoundKind::Output(OutputKind::Model) => {}
+        FoundKind::Output(OutputKind::Recipe) => {
+            return Err(RecipeError::IsRecipe { path: path.to_owned() }.into());
+        }
+        _ => return Ok(None),
     }
     let alone = OpenOptions { join_parts: false, ..OpenOptions::default() };
     // A file that cannot be read as a model is kept as it is.
-    let Ok(file) = GgufFile::open_with(path, &alone) else { return Ok(None) };
+    let file = match GgufFile::open_with(path, &alone) {
+        Err(error) if !error.is_unread() => return Ok(None),
+        opened => opened?,
+    };
     if is_recipe(file.metadata()) {
         return Err(RecipeError::IsRecipe { path: path.to_owned() }.into());
     }
@@ -381,22 +383,29 @@ fn model(path: &Path) -> Result<Option<GgufFile>, JobError> {
 }
 
 /// Detects the kind of a file by its first bytes.
-fn kind(path: &Path) -> Option<FoundKind> {
-    let file = crate::core::input::open(path).ok()?;
-    let n_bytes = file.metadata().ok()?.len();
+fn kind(path: &Path) -> io::Result<FoundKind> {
+    let file = crate::core::input::open(path)?;
+    let n_bytes = file.metadata()?.len();
     let mut head = Vec::new();
-    file.take(64 << 10).read_to_end(&mut head).ok()?;
-    Some(FoundKind::of(&head, n_bytes))
+    file.take(64 << 10).read_to_end(&mut head)?;
+    Ok(FoundKind::of(&head, n_bytes))
 }
 
 /// Returns the importance matrix of a folder: `imatrix.gguf`, or the first one by name.
-fn matrix_of(folder: &Path, files: &[String]) -> Option<PathBuf> {
-    let is_matrix = |path: &PathBuf| {
-        kind(path) == Some(FoundKind::Output(OutputKind::Imatrix)) && Imatrix::open(path).is_ok()
-    };
+fn matrix_of(folder: &Path, files: &[String]) -> Result<Option<PathBuf>, JobError> {
     let mut names: Vec<&String> = files.iter().collect();
     names.sort_by_key(|name| *name != "imatrix.gguf");
-    names.into_iter().map(|name| folder.join(name)).find(is_matrix)
+    for path in names.into_iter().map(|name| folder.join(name)) {
+        if kind(&path)? == FoundKind::Output(OutputKind::Imatrix) {
+            match Imatrix::open(&path) {
+                Ok(_) => return Ok(Some(path)),
+                Err(error) if error.is_unread() => return Err(error.into()),
+                // Kept as it is, like any file that nothing can be made of.
+                Err(_) => {}
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Lists the files of a folder by name, with `/` between folders.

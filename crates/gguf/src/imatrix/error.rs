@@ -134,6 +134,18 @@ pub enum ImatrixError {
     OtherModel { path: PathBuf, n_entries: usize, example: String },
 }
 
+impl ImatrixError {
+    /// Returns true if the file could not be read; false if it was read and its content is refused.
+    #[must_use]
+    pub fn is_unread(&self) -> bool {
+        match self {
+            Self::Io(_) | Self::Read(_) => true,
+            Self::Gguf(error) => error.is_unread(),
+            _ => false,
+        }
+    }
+}
+
 impl Hint for ImatrixError {
     fn hints(&self) -> Vec<String> {
         match self {

@@ -1,5 +1,6 @@
 //! Description of a finished ladder: `ladder.json`, and the data of its page.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -7,7 +8,7 @@ use serde::Serialize;
 use crate::cli::memory::{ContextMemory, ModelMemory};
 use crate::cli::verify::page::{JudgedFile, JudgedModels};
 use crate::core::text::escape;
-use crate::gguf::{GgufFile, Metadata, Value};
+use crate::gguf::{GgufError, GgufFile, Metadata, Value};
 use crate::job::ladder::{LadderFile, LadderReport};
 
 /// Tags of the hub that name what a model does.
@@ -162,7 +163,7 @@ fn repository(source: &Path) -> Option<String> {
     if let Some((org, name)) = folder {
         return Some(format!("{org}/{name}"));
     }
-    let text = source.to_str().filter(|_| source.symlink_metadata().is_err())?;
+    let text = source.to_str().filter(|_| source.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound))?;
     let text = text.strip_prefix("hf://").unwrap_or(text);
     let name = text.split('@').next()?;
     let is_name = name.split('/').count() == 2 && !name.contains("://");
@@ -177,11 +178,14 @@ fn of_url(url: &str) -> Option<String> {
 
 impl LadderEntry {
     /// Describes the quantizations of a report, with the figures of their verification.
-    pub(super) fn all(report: &LadderReport, judged: Option<&JudgedModels>) -> Vec<Self> {
+    ///
+    /// # Errors
+    /// A file that cannot be read again.
+    pub(super) fn all(report: &LadderReport, judged: Option<&JudgedModels>) -> Result<Vec<Self>, GgufError> {
         let figures = |at: usize| judged.and_then(|judged| judged.files.get(at).cloned());
         let files = report.files.iter().enumerate();
         files
-            .map(|(at, file)| Self { figures: figures(at), memory: memory(file), ..Self::of(file) })
+            .map(|(at, file)| Ok(Self { figures: figures(at), memory: memory(file)?, ..Self::of(file) }))
             .collect()
     }
 
@@ -203,10 +207,11 @@ impl LadderEntry {
     }
 }
 
-/// Returns the memory that a written file takes with contexts of the usual lengths.
-fn memory(file: &LadderFile) -> Vec<ContextMemory> {
-    let opened = file.plan.paths.first().and_then(|path| GgufFile::open(path).ok());
-    opened.and_then(|opened| ModelMemory::of_file(&opened).ok()).unwrap_or_default()
+/// Returns the memory that a written file takes with contexts of the usual lengths; nothing if the engine does not know
+/// the architecture.
+fn memory(file: &LadderFile) -> Result<Vec<ContextMemory>, GgufError> {
+    let Some(path) = file.plan.paths.first() else { return Ok(Vec::new()) };
+    Ok(ModelMemory::of_file(&GgufFile::open(path)?).unwrap_or_default())
 }
 
 /// Name of a file without its folder.
