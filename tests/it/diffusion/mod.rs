@@ -66,7 +66,7 @@ const FLUX: [(&str, &[u64]); 8] = [
 ];
 
 /// Small Flux model with a prefix before its names.
-fn flux(prefix: &str) -> Safetensors {
+pub fn flux(prefix: &str) -> Safetensors {
     let mut file = Safetensors::default();
     for (name, dims) in FLUX {
         let seed = name.bytes().fold(7u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use crate::diffusion::flux;
 use crate::support::{files, fixture, programs};
 
 /// Files that commands read, made once. Commands find them as `../in/NAME`.
@@ -13,6 +14,7 @@ impl Inputs {
     pub fn make(dir: &Path) -> Self {
         fs_err::create_dir(dir).unwrap();
         std::os::unix::fs::symlink(fixture("tiny-llama"), dir.join("hf")).unwrap();
+        fs_err::create_dir(dir.join("kit")).unwrap();
         let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
         let end = text.char_indices().nth(2000).unwrap().0;
         fs_err::write(dir.join("prompts.txt"), &text[..end]).unwrap();
@@ -36,6 +38,11 @@ impl Inputs {
             "gguf-quantize",
             "stats f16.gguf --calibrate long.txt --no-self-text --calibrate-tokens 1024 --part 1/1 -o part --no-sync",
         );
+        run("gguf-quantize", "f16.gguf kit/q4.gguf --type q4_0 --no-sync");
+        run("gguf-quantize", "recipe kit/q4.gguf --source f16.gguf -o q4.recipe.gguf --no-sync");
+        run("gguf-quantize", "recipe other.gguf --source f16.gguf -o q8.recipe.gguf --no-sync");
+        run("gguf-quantize", "pack kit --source f16.gguf -o packed --no-sync");
+        flux("").write(&dir.join("image.safetensors"));
         for part in ["1/3", "2/3"] {
             run("gguf-quantize", &format!("f16.gguf --type q6_k --part {part} --into m.gguf --no-sync"));
         }
@@ -191,6 +198,14 @@ pub const ALL: &[Scenario] = &[
             "ladder ../in/f16.gguf -o . --types q8_0,q4_0 --resume",
         )
     },
+    scenario("recipe", "gguf-quantize", "recipe ../in/kit/q4.gguf --source ../in/f16.gguf -o r.gguf")
+        .prepared(|inputs, dir| inputs.copy("q8.recipe.gguf", dir.join("r.gguf"))),
+    scenario("rebuild", "gguf-quantize", "rebuild ../in/q4.recipe.gguf --source ../in/f16.gguf -o m.gguf")
+        .over_a_file(),
+    scenario("pack", "gguf-quantize", "pack ../in/kit --source ../in/f16.gguf -o packed").once(),
+    scenario("unpack", "gguf-quantize", "unpack ../in/packed -o kit").once(),
+    scenario("image model", "gguf-convert", "hf2gguf ../in/image.safetensors -o m.gguf --type q4_k_s")
+        .over_a_file(),
     scenario("set", "gguf-inspect", "set m.gguf general.name=changed").over_a_file(),
     scenario("remove", "gguf-inspect", "remove m.gguf general.file_type").over_a_file().once(),
     scenario("template", "gguf-inspect", "template m.gguf --set ../in/prompts.txt").over_a_file(),
