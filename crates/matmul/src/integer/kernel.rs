@@ -59,30 +59,36 @@ fn tile<L: Lanes, const T: usize>(
     sums: &mut [[f32; STRIP]; T],
 ) {
     let mut scaled = [l.zero_f(); T];
-    let (mut pair, mut minimum) = (0, 0);
+    let (mut codes, mut minima) = (w.codes, w.minima);
+    let (mut first, mut first_sum) = (0, if w.shared == 16 { SUMS_16 } else { SUMS_32 });
     for scales in w.scales.clone() {
-        let mut part = [l.zero_f(); T];
-        let end = w.codes.len().min(pair + w.scaled_pairs);
-        while pair < end {
-            let run = &w.codes[pair..end.min(pair + w.run_pairs)];
-            let dots = dots(l, run, x, pair);
+        let (own, later) = codes.split_at(codes.len().min(w.scaled_pairs));
+        codes = later;
+        let (run, mut rest) = own.split_at(own.len().min(w.run_pairs));
+        let mut part = dots(l, run, x, first);
+        first += run.len();
+        while !rest.is_empty() {
+            let (run, later) = rest.split_at(rest.len().min(w.run_pairs));
+            let dots = dots(l, run, x, first);
             for t in 0..T {
-                part[t] = l.add(part[t], l.to_f(dots[t]));
+                part[t] = l.add(part[t], dots[t]);
             }
-            pair += run.len();
+            first += run.len();
+            rest = later;
         }
         let scale = l.load(&scales[0]);
         for t in 0..T {
             scaled[t] = l.add(scaled[t], l.mul(part[t], scale));
         }
         if w.n_minima > 0 {
-            let minima = &w.minima[minimum..w.minima.len().min(minimum + w.n_minima)];
-            let dots = dots(l, minima, x, if w.shared == 16 { SUMS_16 } else { SUMS_32 } + minimum);
+            let (own, later) = minima.split_at(minima.len().min(w.n_minima));
+            let dots = dots(l, own, x, first_sum);
             let scale = l.load(&scales[1]);
             for t in 0..T {
-                scaled[t] = l.sub(scaled[t], l.mul(l.to_f(dots[t]), scale));
+                scaled[t] = l.sub(scaled[t], l.mul(dots[t], scale));
             }
-            minimum += minima.len();
+            first_sum += own.len();
+            minima = later;
         }
     }
     for t in 0..T {
@@ -91,33 +97,27 @@ fn tile<L: Lanes, const T: usize>(
     }
 }
 
-/// Returns the sums of products of pairs, for all rows of a strip and `T` tokens.
+/// Returns the sums of products of pairs as F32, for all rows of a strip and `T` tokens.
 #[inline(always)]
 fn dots<L: Lanes, const T: usize>(
     l: L,
     codes: &[StripPairs],
     x: &[[i32; RECORD]; T],
     first: usize,
-) -> [L::I; T] {
+) -> [L::F; T] {
     assert!(first <= RECORD && codes.len() <= RECORD - first, "pairs of a record");
     let mut dots = [l.zero_i(); T];
-    let (eights, rest) = codes.as_chunks::<8>();
-    let mut at = first;
-    for codes in eights {
-        for k in 0..8 {
-            let w = l.load_pairs(&codes[k]);
-            for t in 0..T {
-                dots[t] = l.dot(dots[t], w, x[t][at + k]);
-            }
-        }
-        at += 8;
-    }
-    for codes in rest {
+    // One pair at a time: in an unrolled loop the compiler adds up products first, for which registers are missing.
+    for (codes, at) in codes.iter().zip(first..RECORD) {
         let w = l.load_pairs(codes);
         for t in 0..T {
             dots[t] = l.dot(dots[t], w, x[t][at]);
         }
-        at += 1;
     }
-    dots
+    // A loop, because a closure would be a function without the instructions.
+    let mut sums = [l.zero_f(); T];
+    for t in 0..T {
+        sums[t] = l.to_f(dots[t]);
+    }
+    sums
 }
