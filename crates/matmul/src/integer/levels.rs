@@ -82,14 +82,14 @@ impl IntegerKernel {
         }
     }
 
-    /// Adds the products. The tokens of a tile fill the registers of each level.
+    /// Adds the products. The sums of the tokens of a tile are in registers; with six of AVX2's, the compiler spills some.
     pub(super) fn run(self, work: Multiply<'_>) {
         match self.0 {
             Kernel::Portable => work.run::<_, 2>(Portable),
             #[cfg(target_arch = "x86_64")]
-            Kernel::Avx2(token) => token.run(Run::<_, 6>(token, work)),
+            Kernel::Avx2(token) => token.run(Run::<_, 5>(token, work)),
             #[cfg(target_arch = "x86_64")]
-            Kernel::AvxVnni(token) => token.run(Run::<_, 6>(token, work)),
+            Kernel::AvxVnni(token) => token.run(Run::<_, 5>(token, work)),
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx512(token) => token.run(Run::<_, 12>(token, work)),
             #[cfg(target_arch = "x86_64")]
