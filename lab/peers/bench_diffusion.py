@@ -2,12 +2,14 @@
 """Measures the conversion of a random checkpoint with the shapes of Flux, in one pass and in two steps.
 
 Usage: bench_diffusion.py --programs DIRECTORY [--type q4_k_s] [--gb 2.0] [--runs 3] [--out DIRECTORY]
-                          [--comfy COMFYUI_GGUF --python PYTHON --llama-quantize PATCHED]
+                          [--comfy COMFYUI_GGUF --python PYTHON --llama-quantize PATCHED [--as-llama]]
 
 DIRECTORY has gguf-convert and gguf-quantize. The checkpoint (BF16, one safetensors file) is made if it is not there; it has
 whole blocks of FLUX.1 (width 3072) until it has the size. With `--comfy`, ComfyUI-GGUF's `tools/convert.py` runs in
 PYTHON (torch, gguf, safetensors) and the patched llama-quantize after it: their wall times are added, the highest RssAnon is that of
-either. Prints medians of wall and processor time and the highest RssAnon (memory that is not a mapped file); needs numpy.
+either. An unpatched llama-quantize refuses the architecture: with `--as-llama`, gguf-inspect gives the file the keys of a
+small Llama before (not timed), and llama-quantize runs with `--pure`. So it quantizes the same large matrices to the same
+type, and a few small ones as well. Prints medians of wall and processor time and the highest RssAnon (memory that is not a mapped file); needs numpy.
 """
 
 import argparse
@@ -24,6 +26,17 @@ import numpy
 from timing import cpu_name, quiet, run, sha256, warm
 
 WIDTH = 3072
+# Keys with which llama-quantize takes any file for a Llama.
+KEYS_OF_LLAMA = [
+    "general.architecture=str:llama",
+    "llama.block_count=u32:1",
+    "llama.context_length=u32:512",
+    f"llama.embedding_length=u32:{WIDTH}",
+    f"llama.feed_forward_length=u32:{4 * WIDTH}",
+    "llama.attention.head_count=u32:24",
+    "llama.attention.layer_norm_rms_epsilon=f32:1e-5",
+    "llama.vocab_size=u32:10",
+]
 
 
 def shapes(n_bytes):
@@ -90,6 +103,7 @@ def main():
     parser.add_argument("--comfy", type=pathlib.Path)
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--llama-quantize", type=pathlib.Path)
+    parser.add_argument("--as-llama", action="store_true")
     args = parser.parse_args()
     model = args.out / f"flux-{args.gb:g}gb.safetensors"
     if not model.exists():
@@ -108,7 +122,7 @@ def main():
         script = args.comfy / "tools" / "convert.py"
         ways["peer"] = [
             [args.python, script, "--src", model, "--dst", outputs["peer-auto"]],
-            [args.llama_quantize, outputs["peer-auto"], outputs["peer"], args.type.upper()],
+            [args.llama_quantize, *(["--pure"] if args.as_llama else []), outputs["peer-auto"], outputs["peer"], args.type.upper()],
         ]
     n_bytes = warm(model)
     print(f"{cpu_name()}; {n_bytes / 1e9:.2f} GB to {args.type}, {args.runs} runs, medians\n")
@@ -120,7 +134,12 @@ def main():
             for _ in range(args.runs):
                 for output in outputs.values():
                     quiet(output)
-                done = [run(step) for step in steps]
+                done = []
+                for step in steps:
+                    if args.as_llama and step[0] == args.llama_quantize:
+                        run([args.programs / "gguf-inspect", "set", outputs["peer-auto"], *KEYS_OF_LLAMA, "--force"])
+                    done.append(run(step))
+                print(f"<!-- {way}: {', '.join(f'{one.seconds:.2f} s' for one in done)} -->")
                 seconds.append(sum(one.seconds for one in done))
                 processor.append(sum(one.processor for one in done))
                 memory = max(memory, *(one.memory for one in done))

@@ -148,7 +148,9 @@ impl RemoteArgs {
         let Some(path) = path else { return Ok(None) };
         // A missing GGUF file is not taken for a model of the hub.
         let is_file = path.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("gguf"));
-        let is_address = |text: &str| !is_file && matches!(Address::parse(text), Ok(Some(_)));
+        let is_weights = |text: &str| matches!(FileAddress::parse_weights(text), Ok(Some(_)));
+        let is_address =
+            |text: &str| !is_file && (is_weights(text) || matches!(Address::parse(text), Ok(Some(_))));
         let is_elsewhere = path.symlink_metadata().is_err() && path.to_str().is_some_and(is_address);
         if is_elsewhere && self.cache.is_none() {
             return Err(UsageError(format!(
@@ -185,16 +187,37 @@ impl RemoteArgs {
     /// A model on a server that cannot be fetched.
     #[cfg(feature = "remote")]
     pub(crate) fn directory(&self, session: &Session, path: &Path) -> anyhow::Result<ModelDirectory> {
-        let address = match path.to_str() {
-            Some(text) if path.symlink_metadata().is_err() => Address::parse(text)?,
-            _ => None,
-        };
+        let text = path.to_str().filter(|_| path.symlink_metadata().is_err());
+        if let Some(address) = text.map(FileAddress::parse_weights).transpose()?.flatten() {
+            return self.file(session, path, &address);
+        }
+        let address = text.map(Address::parse).transpose()?.flatten();
         let Some(address) = address else {
             return Ok(ModelDirectory { path: path.to_owned(), remote: None });
         };
         let options = remote_options(session, self.cache.clone());
         let remote = RemoteCheckpoint::open(&address, &options, &session.progress)?;
         Ok(ModelDirectory { path: remote.path().to_owned(), remote: Some(remote) })
+    }
+
+    /// Opens the weights that an address names by themselves.
+    #[cfg(feature = "remote")]
+    fn file(&self, session: &Session, path: &Path, address: &FileAddress) -> anyhow::Result<ModelDirectory> {
+        if self.cache.is_some() {
+            let text = format!(
+                "`--cache` keeps whole models, and `{}` is one file: leave `--cache` out, or name the model",
+                path.display()
+            );
+            return Err(UsageError(text).into());
+        }
+        let options = remote_options(session, None);
+        let opened = RemoteCheckpoint::open_file(address, &options, &session.progress);
+        let opened = match path.to_str() {
+            Some(text) if text.contains("://") => opened?,
+            _ => opened.with_context(|| format!("{}: no such file here, and on the hub", path.display()))?,
+        };
+        let (remote, path) = opened;
+        Ok(ModelDirectory { path, remote: Some(remote) })
     }
 
     /// Opens the directory that a command names. This program was built without network support.

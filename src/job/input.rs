@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::arch::OutType;
+use crate::arch::diffusion::DiffusionRules;
 use crate::convert::{
     AdapterConversion, AdapterOptions, Conversion, ConvertError, ConvertOptions, DiffusionConversion,
     FlmOptions, ModelSource,
@@ -46,7 +47,33 @@ pub enum JobInput {
     },
 }
 
+/// Extensions of files of weights: such a file alone is the checkpoint of an image or video model.
+const WEIGHT_FILES: [&str; 4] = ["safetensors", "ckpt", "pt", "pth"];
+
 impl JobInput {
+    /// Input that a local path names: a folder or a file of weights is a checkpoint, any other file is GGUF.
+    #[must_use]
+    pub fn of_path(path: PathBuf) -> Self {
+        let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
+        if path.is_dir() || WEIGHT_FILES.iter().any(|own| extension.eq_ignore_ascii_case(own)) {
+            Self::Checkpoint(path)
+        } else {
+            Self::Gguf(path)
+        }
+    }
+
+    /// Returns true for an image or video model. Only headers are read.
+    ///
+    /// # Errors
+    /// A model that cannot be read.
+    pub fn is_image_model(&self, options: &ConvertOptions) -> Result<bool, JobError> {
+        match self {
+            Self::Gguf(path) => Ok(image_rules(&GgufFile::open(path)?).is_some()),
+            Self::Checkpoint(path) => Ok(DiffusionConversion::find(path, options)?.is_some()),
+            _ => Ok(false),
+        }
+    }
+
     /// Path of the file or directory.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -127,6 +154,12 @@ impl JobInput {
     }
 }
 
+/// Rules of the file of an image or video model; `None` for a language model.
+fn image_rules(file: &GgufFile) -> Option<DiffusionRules> {
+    // Embedded cards are valid.
+    DiffusionRules::of_file(file.metadata(), file.tensors()).ok().flatten()
+}
+
 fn conversion(source: ModelSource, options: &ConvertOptions) -> Result<OpenedInput, JobError> {
     Ok(OpenedInput::Conversion(Box::new(Conversion::of(source, options)?)))
 }
@@ -178,6 +211,15 @@ impl OpenedInput {
             Self::Conversion(conversion) => conversion.input_paths(),
             Self::Adapter(adapter) => adapter.input_paths().to_vec(),
             Self::Diffusion(conversion) => conversion.input_paths().to_vec(),
+        }
+    }
+
+    /// Rules of an image or video model; `None` for a language model.
+    pub(super) fn image_rules(&self) -> Option<DiffusionRules> {
+        match self {
+            Self::File(file) => image_rules(file),
+            Self::Diffusion(conversion) => Some(conversion.rules().clone()),
+            Self::Conversion(_) | Self::Adapter(_) => None,
         }
     }
 

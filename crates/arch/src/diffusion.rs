@@ -19,7 +19,7 @@ mod common;
 mod registry;
 mod rules;
 
-pub use card::{DiffusionCard, RefusedLayout};
+pub use card::{DiffusionCard, ImageTask, RefusedLayout};
 pub use common::{Class, ClassTypes, CommonRules, NamePrefix};
 pub use registry::{DiffusionCards, Recognition};
 pub use rules::{DiffusionMixture, DiffusionRules};

@@ -183,7 +183,11 @@ impl Hint for CheckpointError {
                 HeaderError::NoLength { .. }
                 | HeaderError::Truncated { .. }
                 | HeaderError::DataTruncated { .. } => "the file is cut short: fetch it again",
-                _ => return Vec::new(),
+                HeaderError::TooLong { declared, .. } if is_text(*declared) => {
+                    "this is text, perhaps the answer of a server in place of the file: fetch it again"
+                }
+                HeaderError::Dtype { .. } => "the file is damaged, or newer than this program",
+                _ => "the file is damaged, or not written by the safetensors library: fetch it again",
             },
             _ => return Vec::new(),
         };
@@ -206,6 +210,11 @@ pub fn hub_id(path: &Path) -> Option<(&str, &str)> {
 /// True if the first eight bytes of a file are those of a git LFS pointer (`version `).
 fn is_lfs_pointer(declared: u64) -> bool {
     declared.to_le_bytes() == *b"version "
+}
+
+/// True if the first eight bytes of a file are printed characters.
+fn is_text(declared: u64) -> bool {
+    declared.to_le_bytes().iter().all(|byte| byte.is_ascii_graphic() || byte.is_ascii_whitespace())
 }
 
 #[cfg(test)]

@@ -14,7 +14,9 @@ use std::sync::{Arc, Mutex};
 use crate::conversion::QUANTIZATION_VERSION;
 use crate::{ConvertError, ConvertOptions};
 use gguf_arch::OutType;
-use gguf_arch::diffusion::{DiffusionCard, DiffusionCards, DiffusionRules, NamePrefix, Recognition};
+use gguf_arch::diffusion::{
+    CommonRules, DiffusionCard, DiffusionCards, DiffusionRules, NamePrefix, Recognition,
+};
 use gguf_checkpoint::{BarePath, BareWeights, SelectedWeights};
 use gguf_core::sync::Unpoisoned;
 use gguf_core::text::{escape, plural};
@@ -31,6 +33,8 @@ pub use error::DiffusionError;
 
 /// Prefix of the keys that hold the shape of a tensor that is written in other rows.
 const ORIGINAL_SHAPE: &str = "comfy.gguf.orig_shape.";
+/// Ends of the names of a layer's parameters.
+const OF_LAYERS: [&str; 2] = [".weight", ".bias"];
 
 /// Plan of the GGUF file of an image or video model. No weight has been read; as a [`TensorSource`] it produces rows on
 /// demand.
@@ -103,6 +107,7 @@ impl DiffusionConversion {
         let (name, paths, entries) = (bare.name(), bare.paths(), bare.entries().collect::<Vec<_>>());
         let names: Vec<&str> = bare.weights().iter().map(|meta| meta.name.as_str()).collect();
         let prefix = cards.common().prefix(&names);
+        check_prefix(&names, prefix, cards.common(), &path)?;
         let notes = left_out(&names, prefix).into_iter().collect();
         let card = recognized(cards, &names, prefix, &path)?;
         let rules = DiffusionRules::new(cards, card);
@@ -117,6 +122,7 @@ impl DiffusionConversion {
             if options.drop.iter().any(|pattern| pattern.is_match(&meta.name)) {
                 n_dropped += 1;
             } else if !card.leaves_out(&meta.name) {
+                check_storage(weights.stored_type(index), meta, &path)?;
                 planned.push(PlannedTensor::new(&rules, index, meta, wide, &path)?);
             }
         }
@@ -128,6 +134,8 @@ impl DiffusionConversion {
             warnings
                 .push(format!("{n} in FP8 with a factor: code times factor, rounded to BF16, is converted"));
         }
+        warnings.extend(without_factors(&weights));
+        warnings.extend(bare_bf16(&planned));
         warnings.extend(without_effect(options));
         order::convolutions_behind_their_biases(&mut planned);
         let metadata = metadata(card, file_type, &planned, &entries, options);
@@ -277,6 +285,10 @@ fn recognized<'a>(
     let path = path.to_owned();
     match cards.recognize(&own) {
         Recognition::Card(card) => Ok(card),
+        Recognition::Two(first, second) => {
+            let (first, second) = (first.gguf.clone(), second.gguf.clone());
+            Err(DiffusionError::TwoArchitectures { path, first, second })
+        }
         Recognition::Refused { what, way_out } => {
             Err(DiffusionError::Refused { path, what, way_out: way_out.to_owned() })
         }
@@ -289,6 +301,54 @@ fn recognized<'a>(
             Err(DiffusionError::Unknown { path, n_tensors: names.len(), first })
         }
     }
+}
+
+/// Checks that no module has names with and without the prefix: those without it would be left out as another model's.
+fn check_prefix(
+    names: &[&str],
+    prefix: NamePrefix<'_>,
+    common: &CommonRules,
+    path: &Path,
+) -> Result<(), DiffusionError> {
+    let own: Vec<String> = names.iter().filter_map(|name| prefix.strip(name)).collect();
+    let modules: HashSet<&str> =
+        own.iter().filter_map(|name| name.split_once('.').map(|(module, _)| module)).collect();
+    let mut others = names.iter().filter(|name| prefix.strip(name).is_none());
+    let is_mixed = |name: &&&str| common.module_of(name).is_some_and(|module| modules.contains(module));
+    match others.find(is_mixed) {
+        None => Ok(()),
+        Some(name) => Err(DiffusionError::MixedPrefix {
+            path: path.to_owned(),
+            name: (*name).to_owned(),
+            prefix: prefix.text().unwrap_or_default().to_owned(),
+        }),
+    }
+}
+
+/// Refuses a weight of bytes: a quantization that nothing describes.
+fn check_storage(stored: ElementType, meta: &WeightMeta, path: &Path) -> Result<(), DiffusionError> {
+    let is_codes = matches!(stored, ElementType::U8 | ElementType::I8)
+        && meta.shape.rank() > 1
+        && meta.name.ends_with(".weight");
+    if !is_codes {
+        return Ok(());
+    }
+    Err(DiffusionError::Codes { path: path.to_owned(), tensor: meta.name.clone(), ty: stored })
+}
+
+/// Returns the warning about FP8 weights that have no factor, next to others that have one.
+fn without_factors(weights: &ImageWeights) -> Option<String> {
+    let names = weights.without_factors();
+    let listed: Vec<String> = names.iter().take(4).map(|name| format!("`{}`", escape(name))).collect();
+    let more = if names.len() > 4 { ", ..." } else { "" };
+    (!names.is_empty()).then(|| {
+        format!(
+            "{} in FP8 without a factor, in a checkpoint that has factors: as in ComfyUI, it is taken as 1; if the file is \
+             incomplete, fetch it again: {}{more}",
+            plural(names.len() as u64, "weight"),
+            listed.join(", "),
+        )
+    })
 }
 
 /// Returns the note about a checkpoint that holds other models, too.
@@ -362,6 +422,11 @@ impl PlannedTensor {
         if shape.rank() > TensorLimits::IMAGE.dims as usize {
             return Err(too_many());
         }
+        let (found, most) = (name.len(), TensorLimits::IMAGE.name_bytes);
+        if found == 0 || found as u64 > most {
+            let path = path.to_owned();
+            return Err(DiffusionError::NameLength { path, tensor: name.clone(), found, most });
+        }
         let ty = rules.plain_type(&name, shape, weight.ty, wide);
         let view = View::weight(index, weight);
         let (view, original) = match rules.reshaped(shape) {
@@ -409,6 +474,30 @@ fn metadata(
         metadata.set(key.as_str(), value.clone());
     }
     metadata
+}
+
+/// Returns the warning about bare parameters in BF16. ComfyUI-GGUF decodes weights of layers only, and loads other tensors
+/// of two and more dimensions from F32 and F16.
+fn bare_bf16(tensors: &[PlannedTensor]) -> Option<String> {
+    let is_bare = |meta: &&TensorMeta| {
+        meta.ty == GgmlType::Bf16
+            && meta.shape.rank() > 1
+            && !OF_LAYERS.iter().any(|end| meta.name.ends_with(end))
+    };
+    let names: Vec<String> = tensors
+        .iter()
+        .map(|tensor| &tensor.meta)
+        .filter(is_bare)
+        .map(|meta| format!("`{}`", escape(&meta.name)))
+        .collect();
+    let more = if names.len() > 4 { ", ..." } else { "" };
+    let listed = names.iter().take(4).cloned().collect::<Vec<_>>().join(", ");
+    (!names.is_empty()).then(|| {
+        format!(
+            "{listed}{more}: a parameter in BF16 that belongs to no layer, which ComfyUI-GGUF does not load (nor from the \
+             file of its own converter): convert with `--type f16`, and quantize that file"
+        )
+    })
 }
 
 /// Returns the warning about options of language models.

@@ -44,6 +44,8 @@ pub struct ImageWeights {
     weights: Vec<WeightMeta>,
     origins: Vec<Origin>,
     n_scaled: usize,
+    /// Names of FP8 matrices without a factor, in a checkpoint that has factors.
+    without_factors: Vec<String>,
     stored: Vec<ElementType>,
 }
 
@@ -74,8 +76,13 @@ impl ImageWeights {
         let metas = source.weights().to_vec();
         let at: HashMap<&str, usize> =
             metas.iter().enumerate().map(|(at, meta)| (meta.name.as_str(), at)).collect();
+        if let Some(orphan) = metas.iter().find(|meta| is_orphan(&meta.name, &at)) {
+            let (tensor, problem) = (orphan.name.clone(), "a factor or description without its weight");
+            return Err(DequantError::OrphanTensor { tensor, problem: problem.to_owned() });
+        }
         let mut members: HashSet<usize> = HashSet::new();
         members.extend(at.get(MARKER).filter(|&&at| metas[at].shape.n_elems() <= 2));
+        let is_marked = !members.is_empty();
         let mut factors: HashMap<usize, Vec<f32>> = HashMap::new();
         for (index, meta) in metas.iter().enumerate() {
             let Some(module) = meta.name.strip_suffix(WEIGHT) else { continue };
@@ -112,8 +119,19 @@ impl ImageWeights {
             weights: Vec::new(),
             origins: Vec::new(),
             n_scaled: factors.len(),
+            without_factors: Vec::new(),
             stored: Vec::new(),
         };
+        if is_marked || this.n_scaled > 0 {
+            let rows = metas.iter().enumerate();
+            let rows = rows.filter(|(index, meta)| {
+                is_fp8(meta.ty)
+                    && meta.shape.rank() > 1
+                    && meta.name.ends_with(WEIGHT)
+                    && !factors.contains_key(index)
+            });
+            this.without_factors = rows.map(|(_, meta)| meta.name.clone()).collect();
+        }
         for (index, meta) in metas.iter().enumerate().filter(|(index, _)| !members.contains(index)) {
             let (ty, origin) = match (factors.remove(&index), table(meta.ty)) {
                 (Some(factors), _) => (ElementType::Bf16, Origin::Scaled(index, factors)),
@@ -156,6 +174,12 @@ impl ImageWeights {
         self.n_scaled
     }
 
+    /// Names of FP8 matrices without a factor, in a checkpoint that has factors.
+    #[must_use]
+    pub fn without_factors(&self) -> &[String] {
+        &self.without_factors
+    }
+
     /// Element type in which a weight is stored; that of the float weight if it has factors.
     ///
     /// # Panics
@@ -195,6 +219,12 @@ impl ImageWeights {
         }
         Ok(())
     }
+}
+
+/// Returns true for the factor or the description of a weight that does not exist.
+fn is_orphan(name: &str, at: &HashMap<&str, usize>) -> bool {
+    let module = FACTORS.iter().chain([&DESCRIPTION]).find_map(|suffix| name.strip_suffix(suffix));
+    module.is_some_and(|module| !at.contains_key(format!("{module}{WEIGHT}").as_str()))
 }
 
 /// Position of an element type among those of the safetensors library.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::foreign::foreign_type;
 use crate::split_keys::SPLIT_ID;
-use crate::{OtherFile, ValueType};
+use crate::{OtherFile, TensorLimits, ValueType};
 use gguf_core::bytes::Truncated;
 use gguf_core::mmap::LockError;
 use gguf_core::text::{escape, escape_bytes};
@@ -226,6 +226,13 @@ pub enum GgufError {
         first.display(), set_id(first_id.as_deref()), path.display(), set_id(id.as_deref())
     )]
     PartSet { path: PathBuf, id: Option<String>, first: PathBuf, first_id: Option<String> },
+    /// A tensor of a later part exceeds the limits that follow from the keys of the first.
+    #[error(
+        "{}: tensor `{}`: name of {} bytes and {rank} dimensions; by the keys of the first part, {} bytes and {} dimensions \
+         are the most",
+        path.display(), escape(tensor), tensor.len(), limits.name_bytes, limits.dims
+    )]
+    PartLimits { path: PathBuf, tensor: String, rank: usize, limits: TensorLimits },
     /// A tensor occurs in two parts.
     #[error("{}: tensor `{}` is in `{}` too", path.display(), escape(tensor), other.display())]
     PartTensorTwice { path: PathBuf, tensor: String, other: PathBuf },
@@ -281,7 +288,8 @@ impl Hint for GgufError {
                      quantize the original checkpoint"
                 )];
             }
-            Self::Header {
+            Self::PartLimits { .. }
+            | Self::Header {
                 error: HeaderError::TensorNameLength { .. } | HeaderError::Rank { .. }, ..
             } => {
                 "llama.cpp does not load such a file; `gguf-inspect` shows it, and `gguf-inspect rename` and `drop` change \

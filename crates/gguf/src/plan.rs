@@ -130,14 +130,26 @@ impl FilePlan {
         tensors: &[TensorMeta],
         options: &LayoutOptions,
     ) -> Result<Self, PlanError> {
-        let limits = TensorLimits::of(metadata);
+        Self::within(metadata, tensors, *options, TensorLimits::of(metadata))
+    }
+
+    /// Plans a part of a model, whose tensors have the limits of the whole.
+    ///
+    /// # Errors
+    /// As for [`FilePlan::new`].
+    pub(crate) fn within(
+        metadata: &Metadata,
+        tensors: &[TensorMeta],
+        options: LayoutOptions,
+        limits: TensorLimits,
+    ) -> Result<Self, PlanError> {
         let entry = |tensor: &TensorMeta| {
             let n_bytes = check_tensor(tensor, limits)?;
             let dims = tensor.shape.dims().to_vec();
             Ok(TensorDescriptor { name: tensor.name.clone(), dims, type_id: tensor.ty.id(), n_bytes })
         };
         let entries = tensors.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
-        Self::of_entries(metadata, &entries, *options)
+        Self::of_entries(metadata, &entries, options)
     }
 
     /// Plans a file whose tensors may exceed llama.cpp's types and limits.

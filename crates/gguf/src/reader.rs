@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 
 use crate::endian::swap_blocks;
 use crate::error::{GgufError, HeaderError};
+use crate::header::Strictness;
 use crate::part::{Contents, OpenOptions, Part, open_part};
 use crate::plan::LayoutOptions;
 use crate::split;
 use crate::split_id::split_id;
 use crate::split_keys::{SPLIT_COUNT, SPLIT_ID, SPLIT_NO, SPLIT_TENSORS};
-use crate::{DeclaredTensor, Metadata, TensorDescriptor, Value};
+use crate::{DeclaredTensor, Metadata, TensorDescriptor, TensorLimits, Value};
 use gguf_core::bytes::Endian;
 use gguf_core::ranged;
 use gguf_core::{SourceError, TensorMeta, TensorSource};
@@ -357,6 +358,9 @@ fn open_siblings(opened: Part, n_parts: u64, options: &OpenOptions) -> Result<Ve
         check_part(&part, parts.first(), index as u64, n_parts)?;
         if let Some(first) = parts.first() {
             check_set(&part, first)?;
+            if options.strictness != Strictness::Foreign {
+                check_limits(&part, first)?;
+            }
         }
         parts.push(part);
     }
@@ -421,6 +425,20 @@ fn check_set(part: &Part, first: &Part) -> Result<(), GgufError> {
         first: first.path().to_owned(),
         first_id: expected.map(ToOwned::to_owned),
     })
+}
+
+/// Checks the tensors of a later part against the limits that follow from the keys of the first.
+fn check_limits(part: &Part, first: &Part) -> Result<(), GgufError> {
+    let limits = TensorLimits::of(&first.header.metadata);
+    match part.header.tensors.iter().find(|tensor| !limits.allow(tensor)) {
+        None => Ok(()),
+        Some(tensor) => Err(GgufError::PartLimits {
+            path: part.path().to_owned(),
+            tensor: tensor.name.clone(),
+            rank: tensor.shape.rank(),
+            limits,
+        }),
+    }
 }
 
 /// Returns the id of the set that a part declares; `None` for files of other tools.

@@ -1,6 +1,8 @@
 //! Limits on the names and dimensions of tensors, which depend on the program that reads the file.
 
 use crate::Metadata;
+use crate::split_keys::SPLIT_NO;
+use gguf_core::TensorMeta;
 
 /// Maximum length of a tensor name in bytes: llama.cpp stores 64 with a terminating zero.
 pub const MAX_NAME_BYTES: u64 = 63;
@@ -23,11 +25,24 @@ impl TensorLimits {
     /// refuses longer names, and convolutions over time have five dimensions.
     pub const IMAGE: Self = Self { name_bytes: 127, dims: 5 };
 
-    /// Limits of a file with these keys.
+    /// Limits of a file with these keys. A later part of a split model, whose keys are in the first, has the wider ones;
+    /// [`crate::GgufFile`] applies those of the first part when it opens them together.
     #[must_use]
     pub fn of(metadata: &Metadata) -> Self {
-        if has_no_model_keys(metadata) { Self::IMAGE } else { Self::LLAMA_CPP }
+        if has_no_model_keys(metadata) || is_later_part(metadata) { Self::IMAGE } else { Self::LLAMA_CPP }
     }
+
+    /// Returns true if the name and the dimensions of a tensor are within the limits.
+    #[must_use]
+    pub fn allow(&self, tensor: &TensorMeta) -> bool {
+        tensor.name.len() as u64 <= self.name_bytes && tensor.shape.rank() <= self.dims as usize
+    }
+}
+
+/// Returns true for the keys of a part after the first, which do not declare the model.
+fn is_later_part(metadata: &Metadata) -> bool {
+    !metadata.contains("general.architecture")
+        && metadata.get(SPLIT_NO).and_then(crate::Value::as_u64).is_some_and(|no| no > 0)
 }
 
 /// Returns true if a file declares an architecture and the version or type of its blocks, but has no key of the
@@ -59,6 +74,17 @@ mod tests {
         metadata.set("wander.x", 1u32);
         assert_eq!(TensorLimits::of(&metadata), TensorLimits::IMAGE);
         metadata.set("wan.block_count", 1u32);
+        assert_eq!(TensorLimits::of(&metadata), TensorLimits::LLAMA_CPP);
+    }
+
+    #[test]
+    fn a_later_part_has_the_wider_limits() {
+        let mut metadata = Metadata::new();
+        metadata.set(SPLIT_NO, 0u32);
+        assert_eq!(TensorLimits::of(&metadata), TensorLimits::LLAMA_CPP);
+        metadata.set(SPLIT_NO, 1u32);
+        assert_eq!(TensorLimits::of(&metadata), TensorLimits::IMAGE);
+        metadata.set("general.architecture", "llama");
         assert_eq!(TensorLimits::of(&metadata), TensorLimits::LLAMA_CPP);
     }
 }

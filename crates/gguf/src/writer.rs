@@ -15,7 +15,7 @@ use crate::plan::{FilePlan, LayoutOptions, PlanError, PlannedFile};
 use crate::share;
 use crate::split::{self, SplitSpec};
 use crate::split_id::{FirstRowHashes, placeholder};
-use crate::{Metadata, Value};
+use crate::{Metadata, TensorLimits, Value};
 use gguf_core::output::{
     self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet,
 };
@@ -186,6 +186,8 @@ pub fn plan_parts(
     ranges: Vec<Range<usize>>,
 ) -> Result<Vec<PlannedFile>, WriteError> {
     let failed = |error| WriteError::Plan { path: target.to_owned(), error };
+    // Later parts lack the keys that the limits follow from.
+    let limits = TensorLimits::of(metadata);
     let n_parts = ranges.len();
     let most = usize::from(u16::MAX);
     if n_parts > most {
@@ -196,7 +198,7 @@ pub fn plan_parts(
         .enumerate()
         .map(|(part, range)| {
             let keys = spec.part_metadata(metadata, part, n_parts, tensors.len());
-            let plan = FilePlan::new(&keys, &tensors[range.clone()], &layout).map_err(failed)?;
+            let plan = FilePlan::within(&keys, &tensors[range.clone()], layout, limits).map_err(failed)?;
             // The id is the last key, so its text ends at the end of the keys.
             let id_offset = (!spec.without_id).then(|| plan.keys_end - placeholder().len() as u64);
             let path = split::part_path(target, part + 1, n_parts);

@@ -48,6 +48,8 @@ pub enum RemoteError {
     NoFile {
         address: String,
         name: Option<String>,
+        /// Words for files of this kind.
+        kind: &'static str,
         /// First names of the files of the same kind that exist.
         names: Vec<String>,
         /// Number of further files.
@@ -127,8 +129,8 @@ fn offline(cache: Option<&Path>, missing: Option<&str>) -> String {
 
 impl Hint for RemoteError {
     fn hints(&self) -> Vec<String> {
-        if let Self::NoFile { address, names, n_more, .. } = self {
-            let Some(first) = names.first() else { return vec![format!("{address} has no GGUF files")] };
+        if let Self::NoFile { address, kind, names, n_more, .. } = self {
+            let Some(first) = names.first() else { return vec![format!("{address} has no {kind}")] };
             let listed: Vec<_> = names.iter().map(|name| escape(name)).collect();
             let more = if *n_more > 0 { format!(" and {n_more} more") } else { String::new() };
             let first = escape(first);

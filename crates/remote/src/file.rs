@@ -1,4 +1,5 @@
-//! Single files on a server that are read by ranges: GGUF files whose header is needed.
+//! Single files on a server that are read by ranges: GGUF files whose header is needed, and weights of a repository that
+//! has several models.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -10,6 +11,7 @@ use url::Url;
 use crate::address::{Address, AddressError, HUB_HOSTS, shown, web_url};
 use crate::client::Client;
 use crate::error::RemoteError;
+use crate::kind::{FileKind, GGUF, WEIGHTS};
 use crate::listing::{below, decoded, is_inside, of_hub};
 use crate::s3::S3Bucket;
 use crate::target::RequestTarget;
@@ -18,21 +20,17 @@ use gguf_core::ranged::{self, RangedDirectory, RangedFile};
 use gguf_core::sync::Unpoisoned;
 use gguf_core::text::escape;
 
-/// Name suffix of such files.
-const SUFFIX: &str = ".gguf";
 /// Maximum number of bytes that are fetched again from a server without ranges.
 const MOST_SKIPPED: u64 = 64 << 20;
-/// Maximum number of files that a message lists.
-const MAX_LISTED: usize = 8;
 
 /// Location of a remote file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileAddress {
-    directory: Address,
+    pub(super) directory: Address,
     /// Path below the directory, with slashes.
-    name: String,
+    pub(super) name: String,
     /// Query of a web address, such as the signature of a link; never shown.
-    query: Option<String>,
+    pub(super) query: Option<String>,
 }
 
 impl FileAddress {
@@ -42,25 +40,35 @@ impl FileAddress {
     /// # Errors
     /// An address with a part that is missing or not allowed.
     pub fn parse(text: &str) -> Result<Option<Self>, AddressError> {
+        Self::of_kind(text, GGUF)
+    }
+
+    /// Parses the address of a file of weights (`.safetensors`, `.ckpt`, `.pt`, `.pth`), as [`FileAddress::parse`].
+    ///
+    /// # Errors
+    /// An address with a part that is missing or not allowed.
+    pub fn parse_weights(text: &str) -> Result<Option<Self>, AddressError> {
+        Self::of_kind(text, WEIGHTS)
+    }
+
+    fn of_kind(text: &str, kind: FileKind) -> Result<Option<Self>, AddressError> {
         let fail = |problem| Err(AddressError { text: text.to_owned(), problem });
         if text.starts_with("https://") || text.starts_with("http://") {
-            return Self::of_web(&web_url(text)?);
+            return Self::of_web(&web_url(text)?, kind);
         }
-        if !is_gguf(text) {
+        if !kind.has(text) {
             return Ok(None);
         }
         if text.starts_with("s3://") {
             let (directory, name) = text.rsplit_once('/').unwrap_or_default();
             return match Address::parse(directory)? {
                 Some(directory) if is_inside(name) => Ok(Some(Self::new(directory, name))),
-                _ => fail("`s3://BUCKET/FOLDER/FILE.gguf` expected"),
+                _ => fail("`s3://BUCKET/FOLDER/FILE` expected"),
             };
         }
         let plain = text.strip_prefix("hf://");
         match Self::of_hub(&plain.unwrap_or(text).split('/').collect::<Vec<_>>()) {
-            None if plain.is_some() => {
-                fail("`hf://ORG/NAME/FILE.gguf` or `hf://ORG/NAME@REVISION/FILE.gguf` expected")
-            }
+            None if plain.is_some() => fail(kind.form),
             found => Ok(found),
         }
     }
@@ -80,13 +88,13 @@ impl FileAddress {
         is_inside(&name).then(|| Self::new(directory, &name))
     }
 
-    fn of_web(url: &Url) -> Result<Option<Self>, AddressError> {
+    fn of_web(url: &Url, kind: FileKind) -> Result<Option<Self>, AddressError> {
         let fail = |problem| Err(AddressError { text: shown(url), problem });
         let parts: Vec<String> = url
             .path_segments()
             .map(|parts| parts.filter_map(decoded).filter(|part| !part.is_empty()).collect())
             .unwrap_or_default();
-        let Some(name) = parts.last().filter(|name| is_gguf(name) && is_inside(name)) else {
+        let Some(name) = parts.last().filter(|name| kind.has(name) && is_inside(name)) else {
             return Ok(None);
         };
         if url.host_str().is_some_and(|host| HUB_HOSTS.contains(&host)) {
@@ -102,7 +110,7 @@ impl FileAddress {
             return match found {
                 Some(found) => Ok(Some(found)),
                 None => fail(
-                    "the address of a file expected: `https://huggingface.co/ORG/NAME/resolve/main/FILE.gguf`",
+                    "the address of a file expected: `https://huggingface.co/ORG/NAME/resolve/main/FILE`",
                 ),
             };
         }
@@ -121,10 +129,6 @@ impl fmt::Display for FileAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.directory.to_string().trim_end_matches('/'), escape(&self.name))
     }
-}
-
-fn is_gguf(name: &str) -> bool {
-    name.to_ascii_lowercase().ends_with(SUFFIX)
 }
 
 /// A remote file that is readable under [`RemoteFile::path`] as long as this value exists, like the files in its
@@ -157,7 +161,7 @@ impl RemoteFile {
         let found = directory.ask(&address.name, address.query.as_deref())?;
         let Some(found) = found else {
             let name = Some(address.name.as_str());
-            return Err(match no_file(&directory.client, &address.directory, name) {
+            return Err(match no_file(&directory.client, &address.directory, name, GGUF) {
                 RemoteError::NotFound { .. } => RemoteError::NotFound { url: address.to_string() },
                 error => error,
             });
@@ -172,7 +176,7 @@ impl RemoteFile {
     #[must_use]
     pub fn names(repository: &Address, options: &RemoteOptions) -> RemoteError {
         match client_for(repository, options) {
-            Ok(client) => no_file(&client, repository, None),
+            Ok(client) => no_file(&client, repository, None, GGUF),
             Err(error) => error,
         }
     }
@@ -185,7 +189,7 @@ impl RemoteFile {
 }
 
 /// Returns the error for a file that a repository lacks; it lists the files that exist.
-fn no_file(client: &Client, address: &Address, name: Option<&str>) -> RemoteError {
+fn no_file(client: &Client, address: &Address, name: Option<&str>, kind: FileKind) -> RemoteError {
     let listing = match address {
         Address::Hub { repository, revision } => {
             endpoint().and_then(|endpoint| of_hub(client, &endpoint, repository, revision))
@@ -196,11 +200,7 @@ fn no_file(client: &Client, address: &Address, name: Option<&str>) -> RemoteErro
         Ok(listing) => listing.entries,
         Err(error) => return error,
     };
-    let mut names: Vec<String> =
-        entries.into_iter().map(|entry| entry.name).filter(|name| is_gguf(name)).collect();
-    let n_more = names.len().saturating_sub(MAX_LISTED);
-    names.truncate(MAX_LISTED);
-    RemoteError::NoFile { address: address.to_string(), name: name.map(str::to_owned), names, n_more }
+    kind.missing(address, name, entries.iter().map(|entry| entry.name.as_str()))
 }
 
 /// Source of the files of a directory.
@@ -249,7 +249,7 @@ impl RangedDirectory for ServerDirectory {
         if let Some(known) = self.files.lock().unpoisoned().get(name) {
             return known.clone();
         }
-        let text = name.to_str().filter(|name| is_gguf(name))?.replace('\\', "/");
+        let text = name.to_str().filter(|name| GGUF.has(name))?.replace('\\', "/");
         let file: Option<Arc<dyn RangedFile>> = match self.ask(&text, None) {
             Ok(Some(file)) => Some(Arc::new(file)),
             Ok(None) => None,
@@ -348,6 +348,26 @@ mod tests {
             ("https://user:hunter2@host/m.gguf", "password"),
         ] {
             assert!(parsed(text).contains(expected), "{text}: {}", parsed(text));
+        }
+    }
+
+    #[test]
+    fn weights_are_named_like_gguf_files() {
+        let parsed = |text: &str| match FileAddress::parse_weights(text) {
+            Ok(Some(address)) => address.to_string(),
+            Ok(None) => "path".to_owned(),
+            Err(error) => error.problem.to_owned(),
+        };
+        for (text, expected) in [
+            ("org/name/flux.safetensors", "org/name/flux.safetensors"),
+            ("org/name@v1/split_files/wan.safetensors", "org/name@v1/split_files/wan.safetensors"),
+            ("https://huggingface.co/org/name/blob/main/a/m.ckpt", "org/name/a/m.ckpt"),
+            ("https://host/models/m.safetensors?sig=secret", "https://host/models/m.safetensors"),
+            ("models/m.safetensors", "path"),
+            ("./a/b/m.safetensors", "path"),
+            ("org/name/m.gguf", "path"),
+        ] {
+            assert_eq!(parsed(text), expected, "{text}");
         }
     }
 }

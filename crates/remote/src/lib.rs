@@ -11,7 +11,8 @@
 //! | `client` `target` `exchange` `tls` | requests: tokens, redirects, retries; requested file; waiting; encryption |
 //! | `listing` `s3` `names` | lists of files, and the files that are read |
 //! | `fetch` `directory` | fetching of pieces, and the local directory of a checkpoint |
-//! | `file` | a single file, named by itself |
+//! | `file` `kind` | a single file, named by itself; kinds of such files |
+//! | `weights` | weights that are named by themselves, in a repository of several models |
 //! | `sums` | checksums promised by the server |
 //! | `keep` | cached files |
 //!
@@ -32,12 +33,14 @@ mod exchange;
 mod fetch;
 mod file;
 mod keep;
+mod kind;
 mod listing;
 mod names;
 mod s3;
 mod sums;
 mod target;
 mod tls;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -127,6 +130,7 @@ impl RemoteCheckpoint {
                 return Err(RemoteError::Offline { address: shown, cache: None, missing: None });
             }
             let (client, listing) = ask(address, options)?;
+            weights::must_be_named(address, &listing)?;
             let (dir, path) = scratch_directory(&std::env::temp_dir(), address)?;
             let known = directory::open(&client, listing, &path, &shown, options, progress)?;
             return Ok(Self { path, _known: known, _dir: dir });
@@ -139,6 +143,7 @@ impl RemoteCheckpoint {
             return Self::of_cached(&cached, &place, cache.folder(), address);
         }
         let (client, listing) = ask(address, options)?;
+        weights::must_be_named(address, &listing)?;
         fs_err::create_dir_all(root)?;
         if let Some(cached) = cache.fetch(&client, address, &listing, progress)? {
             return Self::of_cached(&cached, &place, cache.folder(), address);
@@ -151,6 +156,31 @@ impl RemoteCheckpoint {
         keep::fetch_once(&client, &listing, &path, &shown, progress)?;
         let known = ranged::register(&path, &shown, Arc::new(LinkDirectory { folder: path.clone() }));
         Ok(Self { path, _known: known, _dir: dir })
+    }
+
+    /// Opens the weights that an address names: a file, or the shards of a model of which it is one. Their path is
+    /// [`RemoteCheckpoint::path`] with the name of the file.
+    ///
+    /// Nothing is stored: with a cache, whole repositories are.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub fn open_file(
+        address: &FileAddress,
+        options: &RemoteOptions,
+        progress: &dyn Progress,
+    ) -> Result<(Self, PathBuf), RemoteError> {
+        let shown = address.to_string();
+        if is_set("HF_HUB_OFFLINE") && matches!(address.directory, Address::Hub { .. }) {
+            return Err(RemoteError::Offline { address: shown, cache: None, missing: None });
+        }
+        let client = client_for(&address.directory, options)?;
+        let (listing, name) = weights::listed(&client, address)?;
+        let (dir, path) = scratch_directory(&std::env::temp_dir(), &address.directory)?;
+        let folder = shown.rsplit_once('/').map_or(shown.as_str(), |(folder, _)| folder);
+        let known = directory::open(&client, listing, &path, folder, options, progress)?;
+        let file = path.join(name);
+        Ok((Self { path, _known: known, _dir: dir }, file))
     }
 
     /// Creates a directory in `place`, with links to exactly these files of the cached `folder`, which may hold more.
@@ -215,13 +245,19 @@ fn ask(
 ) -> Result<(Arc<Client>, listing::FileListing), RemoteError> {
     let client = client_for(address, options)?;
     let listing = match address {
-        Address::Hub { repository, revision } => {
-            listing::of_hub(&client, &endpoint()?, repository, revision)?
-        }
         Address::Web(url) => listing::of_web(&client, url)?,
-        Address::S3 { bucket, prefix } => s3::list(&client, bucket, prefix)?,
+        _ => stored(&client, address)?,
     };
     Ok((client, listing))
+}
+
+/// Requests the list that a hub or a bucket has of its files; none of a web server.
+fn stored(client: &Client, address: &Address) -> Result<listing::FileListing, RemoteError> {
+    match address {
+        Address::Hub { repository, revision } => listing::of_hub(client, &endpoint()?, repository, revision),
+        Address::S3 { bucket, prefix } => s3::list(client, bucket, prefix),
+        Address::Web(_) => Ok(listing::FileListing { entries: Vec::new(), commit: None }),
+    }
 }
 
 /// Creates a client for the server of an address, with the token for the hub.

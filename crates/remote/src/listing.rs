@@ -10,13 +10,14 @@ use crate::address::shown;
 use crate::client::Client;
 use crate::error::RemoteError;
 use crate::exchange::text_of;
+use crate::kind::WEIGHTS;
 use crate::target::RequestTarget;
 use gguf_core::text::is_unsafe;
 
 /// Maximum size of a list in bytes.
 const LIST_BYTES: u64 = 64 << 20;
 /// Configuration files; every checkpoint directory has one of them.
-const CONFIGURATIONS: [&str; 3] = ["config.json", "params.json", "adapter_config.json"];
+pub(super) const CONFIGURATIONS: [&str; 3] = ["config.json", "params.json", "adapter_config.json"];
 /// Maximum number of files of a checkpoint.
 pub(super) const MAX_FILES: usize = 100_000;
 
@@ -140,9 +141,13 @@ pub(super) fn of_web(client: &Client, directory: &Url) -> Result<FileListing, Re
     let has_configuration =
         |names: &[String]| names.iter().any(|name| CONFIGURATIONS.contains(&name.as_str()));
     if !has_configuration(&names) {
-        names = super::names::KNOWN.iter().map(|&name| name.to_owned()).collect();
+        // Image models need none; anything else that a page links is no model.
+        names.retain(|name| WEIGHTS.has(name));
+        names.extend(super::names::KNOWN.iter().map(|&name| name.to_owned()));
+        names.sort_unstable();
+        names.dedup();
     }
-    let mut entries = of_names(client, directory, &names)?;
+    let mut entries = of_names(client, directory, None, &names)?;
     // Shards that only their index names.
     let mut shards = Vec::new();
     for index in entries.iter().filter(|entry| entry.name.ends_with(".index.json")) {
@@ -159,7 +164,7 @@ pub(super) fn of_web(client: &Client, directory: &Url) -> Result<FileListing, Re
             return Err(RemoteError::Name { url: shown(directory), name: name.clone() });
         }
     }
-    entries.extend(of_names(client, directory, &shards)?);
+    entries.extend(of_names(client, directory, None, &shards)?);
     if entries.is_empty() {
         let host = directory.host_str().unwrap_or_default().to_owned();
         return Err(RemoteError::NoCheckpoint { address: shown(directory), host, server_code: None });
@@ -167,10 +172,17 @@ pub(super) fn of_web(client: &Client, directory: &Url) -> Result<FileListing, Re
     Ok(FileListing { entries: checked(entries, directory)?, commit: None })
 }
 
-/// Returns entries for the names that exist.
-fn of_names(client: &Client, directory: &Url, names: &[String]) -> Result<Vec<RemoteEntry>, RemoteError> {
+/// Returns entries for the names that exist. `query` is added to their addresses.
+pub(super) fn of_names(
+    client: &Client,
+    directory: &Url,
+    query: Option<&str>,
+    names: &[String],
+) -> Result<Vec<RemoteEntry>, RemoteError> {
     super::in_parallel(names, |name| {
-        let target = RequestTarget::new(below(directory, &name.split('/').collect::<Vec<_>>()), None);
+        let mut url = below(directory, &name.split('/').collect::<Vec<_>>());
+        url.set_query(query);
+        let target = RequestTarget::new(url, None);
         let n_bytes = client.n_bytes(&target)?;
         Ok(n_bytes.map(|n_bytes| RemoteEntry {
             name: name.clone(),

@@ -37,8 +37,8 @@ const MATRIX: &str = "imatrix.gguf";
     solver one after another."
 )]
 pub(super) struct LadderArgs {
-    /// Model: a GGUF file, the folder of a checkpoint, or a checkpoint on a server: ORG/NAME or ORG/NAME@REVISION of the
-    /// Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
+    /// Model: a GGUF file, the folder of a checkpoint, the weights of an image model (.safetensors, .ckpt, .pt, .pth), or a
+    /// checkpoint on a server: ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
     #[arg(value_name = "SOURCE")]
     source: PathBuf,
     /// Folder for the files; it is created if it does not exist
@@ -95,6 +95,9 @@ impl LadderArgs {
         let model = self.model(session)?;
         self.remote.check_use([&model])?;
         let mut ladder = self.ladder(model.path(), rungs, session)?;
+        if ladder.input.is_image_model(&ladder.convert).map_err(failure)? {
+            self.fit_to_images(&mut ladder, session)?;
+        }
         if self.dry_run {
             if self.calibration.is_some() {
                 let text =
@@ -209,7 +212,7 @@ impl LadderArgs {
         Ok(LadderDocument {
             made_by: format!("gguf-quantize ladder {}", crate::cli::version()),
             quantized_by: self.by.as_deref().map(|name| escape(name).into_owned()),
-            model: LadderModel::new(&report.metadata, &self.source, report.n_weights),
+            model: LadderModel::new(report, &self.source),
             importance,
             calibration: calibration.transpose()?,
             verification: self.verify.as_deref().map(digested).transpose()?,
@@ -264,12 +267,44 @@ impl LadderArgs {
         Ok(kept)
     }
 
+    /// Leaves out types of a preset that image and video models do not have.
+    ///
+    /// # Errors
+    /// Options that run a language model.
+    fn fit_to_images(&self, ladder: &mut Ladder, session: &Session) -> Result<(), UsageError> {
+        let of_language = [
+            ("--calibration", self.calibration.is_some(), "it is quantized without an importance matrix"),
+            ("--calibrate", self.calibrate.is_given(), "it is quantized without"),
+            (
+                "--verify",
+                self.verify.is_some(),
+                "`gguf-verify FILE --weights-only --baseline SOURCE` compares its weights",
+            ),
+        ];
+        if let Some((option, _, instead)) = of_language.into_iter().find(|(_, is_given, _)| *is_given) {
+            return Err(UsageError(format!(
+                "`{option}` runs language models; `{}` is an image or video model: {instead}",
+                escape(&self.source.display().to_string())
+            )));
+        }
+        if self.types.is_some() {
+            return Ok(());
+        }
+        let (kept, left_out): (Vec<Rung>, Vec<Rung>) =
+            std::mem::take(&mut ladder.rungs).into_iter().partition(Rung::is_of_images);
+        if !left_out.is_empty() {
+            let names: Vec<String> = left_out.iter().map(ToString::to_string).collect();
+            session.note(&format!(
+                "left out, because image and video models do not have them: {}",
+                names.join(", ")
+            ));
+        }
+        ladder.rungs = kept;
+        Ok(())
+    }
+
     fn ladder(&self, source: &Path, rungs: Vec<Rung>, session: &Session) -> anyhow::Result<Ladder> {
-        let input = if source.is_dir() {
-            JobInput::Checkpoint(source.to_owned())
-        } else {
-            JobInput::Gguf(source.to_owned())
-        };
+        let input = JobInput::of_path(source.to_owned());
         let mut ladder = Ladder {
             calibration: self.calibrate.calibration(&session.common)?,
             quantize: self.quantize.to_options(session.common.simd)?,

@@ -21,8 +21,9 @@ pub(super) use folder::{PackArgs, UnpackArgs};
 /// Model that a file was made of.
 #[derive(Clone, Debug, Args)]
 struct SourceArgs {
-    /// Model that the file was made of: a GGUF file of higher precision, the folder of a checkpoint or, with `--cache`, a
-    /// checkpoint on a server: ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
+    /// Model that the file was made of: a GGUF file of higher precision, the folder of a checkpoint, the weights of an image
+    /// model (.safetensors, .ckpt, .pt, .pth) or, with `--cache`, a checkpoint on a server: ORG/NAME or ORG/NAME@REVISION of
+    /// the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
     #[arg(long, value_name = "SOURCE")]
     source: PathBuf,
     /// Importance matrix that may have been used (GGUF or .dat)
@@ -42,7 +43,7 @@ impl SourceArgs {
         let model = self.remote.kept(session, "--source", Some(&self.source))?;
         self.remote.check_use(&model)?;
         let path = model.as_ref().map_or(self.source.as_path(), ModelDirectory::path).to_owned();
-        let input = if path.is_dir() { JobInput::Checkpoint(path) } else { JobInput::Gguf(path) };
+        let input = JobInput::of_path(path);
         let source = RecipeSource::open(input, convert_options(session), self.imatrix.clone(), session);
         work(&source.map_err(failure)?).map_err(failure)
     }

@@ -8,8 +8,8 @@ use crate::convert::ConvertOptions;
 use crate::core::output::OutputKind;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{
-    FilePlan, Imatrix, LayoutOptions, PlannedFile, SplitSpec, VariantOutput, VariantReport, VariantSource,
-    WorkCost, WriteError, forget_notes, output_id, plan_files, write_variants,
+    FilePlan, GgufFile, Imatrix, LayoutOptions, PlannedFile, SplitSpec, VariantOutput, VariantReport,
+    VariantSource, WorkCost, WriteError, forget_notes, output_id, plan_files, write_variants,
 };
 use crate::job::default_name::Unnamed;
 use crate::job::input::OpenedInput;
@@ -18,7 +18,7 @@ use crate::job::ladder::shares::{Division, FileWork, divided};
 use crate::job::ladder::sums;
 use crate::job::ladder::{Ladder, LadderFile, LadderFilePlan, LadderPlan, LadderReport, Rung};
 use crate::job::run::JobRun;
-use crate::job::{Calibration, JobError, JobTypes, Remark, overrides, remark};
+use crate::job::{Calibration, Contradiction, JobError, JobTypes, Remark, overrides, remark};
 use crate::quantize::{JointPlans, QuantizeError, QuantizePlan, RungTypes};
 
 /// Files of a ladder that are planned.
@@ -56,6 +56,9 @@ impl<'a> PreparedLadder<'a> {
         opened: &'a OpenedInput,
         imatrix: Option<&'a Imatrix>,
     ) -> Result<Self, JobError> {
+        if ladder.calibration.is_some() && opened.image_rules().is_some() {
+            return Err(Contradiction::CalibratedImageModel.into());
+        }
         let input = opened.input();
         overrides::check(&input, &ladder.quantize)?;
         let plans = drafts(ladder, opened, imatrix)?;
@@ -214,10 +217,14 @@ impl<'a> PreparedLadder<'a> {
             _ => sha256,
         };
         let mut plan = self.described(at);
-        if plan.is_calibrated {
-            // Keys about the calibration, which its plan does not know.
+        if plan.is_calibrated || plan.is_alone {
+            // Keys about the calibration and types of a conversion, which the plan does not know.
             let sizes = plan.paths.iter().map(|path| Ok(fs_err::metadata(path)?.len()));
             plan.file_bytes = sizes.sum::<io::Result<u64>>()?;
+        }
+        if let (true, Some(path)) = (plan.is_alone, plan.paths.first()) {
+            let n_weights = n_weights(&self.plans.plans()[at]).max(1);
+            plan.bits_per_weight = GgufFile::open(path)?.tensor_bytes() as f64 * 8.0 / n_weights as f64;
         }
         let file = LadderFile { plan, sha256, was_there };
         records.add(&self.id(at)?, &file)?;
@@ -235,6 +242,7 @@ impl<'a> PreparedLadder<'a> {
             made_bytes: self.made_bytes(),
             n_weights: self.plans.plans().first().map_or(0, |plan| n_weights(plan)),
             metadata: self.opened.metadata().clone(),
+            image: self.opened.image_rules(),
             seconds: self.run.start.elapsed().as_secs_f64(),
         };
         for path in report.files.iter().flat_map(|file| &file.plan.paths) {
@@ -359,6 +367,10 @@ fn is_alone(
 ) -> Result<bool, JobError> {
     if ladder.is_calibrated(rung) {
         return Ok(true);
+    }
+    if matches!(opened, OpenedInput::Diffusion(_)) {
+        // Of an image model, the converter writes the types of floats, and only their names are other.
+        return Ok(rung.types.file_type.base().is_some_and(|base| !base.is_quantized()));
     }
     let Some(conversion) = opened.conversion() else { return Ok(false) };
     let types: JobTypes = rung.types.file_type.name().parse()?;

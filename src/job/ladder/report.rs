@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::arch::diffusion::DiffusionRules;
 use crate::core::written::as_paths;
 use crate::gguf::Metadata;
 use crate::job::ladder::LadderPartRecord;
@@ -72,6 +73,9 @@ pub struct LadderReport {
     /// Metadata of the model.
     #[serde(skip)]
     pub metadata: Metadata,
+    /// Rules of an image or video model; `None` for a language model.
+    #[serde(skip)]
+    pub image: Option<DiffusionRules>,
 }
 
 /// Written file of a ladder.

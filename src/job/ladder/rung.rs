@@ -3,6 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::arch::diffusion::DiffusionCards;
 use crate::core::{GgmlType, Hint};
 use crate::quantize::{FileType, OptionError, RungTypes, nominal, parse_file_type};
 
@@ -42,6 +43,17 @@ impl Rung {
     #[must_use]
     pub fn needs_importance(&self) -> bool {
         nominal(self.types.file_type).is_some_and(|nominal| nominal.needs_imatrix)
+    }
+
+    /// Returns true if image and video models have these types. They have no embeddings and no output matrix.
+    #[must_use]
+    pub fn is_of_images(&self) -> bool {
+        let types = &self.types;
+        let is_plain = || types.file_type.base().is_none_or(|base| !base.is_quantized());
+        // Embedded cards are valid.
+        let is_written =
+            || DiffusionCards::embedded().is_ok_and(|cards| cards.common().types(types.file_type).is_some());
+        types.output.is_none() && types.embeddings.is_none() && (is_plain() || is_written())
     }
 
     /// Returns the bits per weight on a well-known model, by which files are ordered; infinite for types without.
@@ -163,5 +175,10 @@ mod tests {
         assert_eq!(names, ["Q8_0", "IQ2_M"]);
         assert!("IQ2_M".parse::<Rung>().unwrap().needs_importance());
         assert!(!"Q2_K".parse::<Rung>().unwrap().needs_importance());
+        for (name, is_of_images) in
+            [("q4_k_s", true), ("f16", true), ("copy", true), ("q4_k_l", false), ("iq2_xs", false)]
+        {
+            assert_eq!(rung(name).unwrap().is_of_images(), is_of_images, "{name}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::GgufFile;
 use serde_json::{Value as Json, json};
 
+use super::table::EqualFiles;
 use super::{convert, run};
 use crate::support::goldens::{Goldens, corpus_tests};
 use crate::support::{files, in_json, report_cases, sha256};
@@ -37,7 +38,7 @@ fn compare(found: &Path, expected: &Json, at: &str) {
 
 corpus_tests!(files_are_those_of_the_corpus);
 fn files_are_those_of_the_corpus(corpus: &Goldens) {
-    let mut n_cases = 0;
+    let (mut n_cases, mut equal) = (0, EqualFiles::default());
     let dir = tempfile::tempdir().unwrap();
     for case in files::entries(corpus.join("diffusion")).iter().filter(|path| path.is_dir()) {
         let name = case.file_name().unwrap().to_str().unwrap();
@@ -64,7 +65,9 @@ fn files_are_those_of_the_corpus(corpus: &Goldens) {
                 compare(&dir.path().join("two.gguf"), &expected, &format!("{name} {ty}, in two steps"));
                 n_cases += 1;
             }
+            equal.add(about["gguf_arch"].as_str().unwrap(), ty);
         }
     }
+    equal.check();
     report_cases("image and video models", n_cases);
 }

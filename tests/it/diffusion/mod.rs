@@ -1,9 +1,14 @@
 //! Image and video models: conversion, quantization, verification and inspection of small checkpoints.
 
+mod broken;
 mod corpus;
 mod inputs;
+mod ladder;
 mod models;
+mod parts;
 mod quantized;
+mod recipe;
+mod table;
 
 use std::path::Path;
 
@@ -15,6 +20,10 @@ use crate::testkit::checkpoints::Safetensors;
 
 /// Runs a program in a directory.
 fn run(program: &str, dir: &Path, args: &[&str]) -> Outcome {
+    if program == "gguf-quantize" {
+        // Subcommands have the option themselves.
+        return programs::run(program, dir, &[args, &["--no-sync"]].concat());
+    }
     programs::run_unsynced(program, dir, args)
 }
 
@@ -48,7 +57,7 @@ fn values(n: u64, seed: u64) -> Vec<f32> {
 }
 
 /// Adds a tensor of BF16.
-fn add(file: &mut Safetensors, name: &str, dims: &[u64]) {
+pub fn add(file: &mut Safetensors, name: &str, dims: &[u64]) {
     let seed = name.bytes().fold(7u64, |seed, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte)));
     file.add_bf16(name, dims, &values(dims.iter().product(), seed));
 }
@@ -76,7 +85,7 @@ pub fn flux(prefix: &str) -> Safetensors {
 }
 
 /// Small Wan model, with a convolution over time.
-fn wan() -> Safetensors {
+pub fn wan() -> Safetensors {
     let mut file = Safetensors::default();
     let all: [(&str, &[u64]); 8] = [
         ("patch_embedding.weight", &[6, 4, 1, 2, 2]),

@@ -51,6 +51,26 @@ fn types_can_be_asked_for() {
 }
 
 #[test]
+fn a_bare_parameter_in_bf16_is_warned_of() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = Safetensors::default();
+    add(&mut file, "joint_blocks.0.x_block.attn.qkv.weight", &[12, 256]);
+    add(&mut file, "pos_embed", &[1, 9, 256]);
+    file.write(&dir.path().join("in.safetensors"));
+    for ty in ["auto", "q8_0"] {
+        let said = convert(dir.path(), "in.safetensors", "out.gguf", ty).ok().err;
+        assert!(said.contains("`pos_embed`: a parameter in BF16") && said.contains("`--type f16`"), "{said}");
+        assert_eq!(type_of(&dir.path().join("out.gguf"), "pos_embed"), Bf16);
+    }
+    // The way out.
+    assert!(!convert(dir.path(), "in.safetensors", "f16.gguf", "f16").ok().err.contains("pos_embed"));
+    run("gguf-quantize", dir.path(), &["f16.gguf", "out.gguf", "q8_0"]).ok();
+    assert_eq!(type_of(&dir.path().join("out.gguf"), "pos_embed"), F16);
+    flux("").write(&dir.path().join("in.safetensors"));
+    assert!(!convert(dir.path(), "in.safetensors", "out.gguf", "auto").ok().err.contains("no layer"));
+}
+
+#[test]
 fn five_dimensions_are_written_read_and_shown() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);

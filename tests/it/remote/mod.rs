@@ -2,6 +2,7 @@
 
 mod encrypted;
 mod headers;
+mod images;
 mod server;
 mod shared_cache;
 

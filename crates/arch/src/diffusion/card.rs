@@ -22,6 +22,9 @@ pub struct DiffusionCard {
     pub order: u32,
     /// Public repositories of such models.
     pub examples: Vec<String>,
+    /// What most models of the architecture do.
+    #[serde(default)]
+    pub task: ImageTask,
     /// Sets of names: a checkpoint with all names of one set has this architecture.
     pub recognize: Vec<Vec<String>>,
     /// Layouts of the architecture that runtimes do not read.
@@ -47,6 +50,37 @@ pub struct DiffusionCard {
     pub copied: Vec<String>,
     /// Types of the first and last blocks.
     ends: Option<EndBlocks>,
+}
+
+/// What an image or video model does, as a tag of the Hugging Face hub.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ImageTask {
+    /// `text-to-image`.
+    #[default]
+    TextToImage,
+    /// `image-to-image`.
+    ImageToImage,
+    /// `text-to-video`.
+    TextToVideo,
+    /// `image-to-video`.
+    ImageToVideo,
+}
+
+impl ImageTask {
+    /// All tasks.
+    pub const ALL: [Self; 4] = [Self::TextToImage, Self::ImageToImage, Self::TextToVideo, Self::ImageToVideo];
+
+    /// Tag of the hub.
+    #[must_use]
+    pub const fn tag(self) -> &'static str {
+        match self {
+            Self::TextToImage => "text-to-image",
+            Self::ImageToImage => "image-to-image",
+            Self::TextToVideo => "text-to-video",
+            Self::ImageToVideo => "image-to-video",
+        }
+    }
 }
 
 /// Layout of an architecture that runtimes do not read.
@@ -146,6 +180,12 @@ mod tests {
         assert!(error("y", TEXT).contains("`x`"));
         assert!(error("x", &TEXT.replace("\"diffusion\"", "\"text\"")).contains("found `text`"));
         assert!(error("x", &TEXT.replace("[[\"a.weight\"]]", "[]")).contains("an empty list"));
+        assert_eq!(card.task, ImageTask::TextToImage);
+        let task = |name: &str| format!("{TEXT}task = \"{name}\"\n");
+        for known in ImageTask::ALL {
+            assert_eq!(DiffusionCard::parse("x", &task(known.tag())).unwrap().task, known);
+        }
+        assert!(error("x", &task("text-to-sound")).contains("text-to-sound"));
         let ends = format!("{TEXT}[ends]\nparts = [\"b.\"]\ntypes = {{ q9 = \"q4_k\" }}\n");
         assert!(error("x", &ends).contains("`q9`"));
         let ends = format!("{TEXT}[ends]\nparts = [\"b.\"]\ntypes = {{ q2_k = \"q9_k\" }}\n");

@@ -158,6 +158,14 @@ impl<'a> NamePrefix<'a> {
 }
 
 impl CommonRules {
+    /// Returns the first part of a name that has no prefix (any longer); `None` for names of one part.
+    #[must_use]
+    pub fn module_of<'n>(&self, name: &'n str) -> Option<&'n str> {
+        let mut prefixes = self.prefixes.iter().chain(&self.prefixes_of_all);
+        let bare = prefixes.find_map(|prefix| name.strip_prefix(prefix.as_str())).unwrap_or(name);
+        bare.split_once('.').map(|(module, _)| module)
+    }
+
     /// Parses the rules.
     ///
     /// # Errors

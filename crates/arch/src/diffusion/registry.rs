@@ -18,6 +18,8 @@ static EMBEDDED: OnceLock<DiffusionCards> = OnceLock::new();
 pub struct DiffusionCards {
     common: Arc<CommonRules>,
     cards: Vec<Arc<DiffusionCard>>,
+    /// Number of cards that were added; they are the first.
+    n_added: usize,
 }
 
 /// Result of recognizing a checkpoint by its names.
@@ -25,6 +27,8 @@ pub struct DiffusionCards {
 pub enum Recognition<'a> {
     /// Model of this architecture.
     Card(&'a Arc<DiffusionCard>),
+    /// Models of two architectures.
+    Two(&'a Arc<DiffusionCard>, &'a Arc<DiffusionCard>),
     /// File that is not converted.
     Refused {
         /// Description of the file.
@@ -51,7 +55,7 @@ impl DiffusionCards {
         let cards = own.map(|(stem, text)| DiffusionCard::parse(stem, text).map(Arc::new));
         let mut cards = cards.collect::<Result<Vec<_>, _>>()?;
         cards.sort_by_key(|card| card.order);
-        Ok(EMBEDDED.get_or_init(|| Self { common, cards }))
+        Ok(EMBEDDED.get_or_init(|| Self { common, cards, n_added: 0 }))
     }
 
     /// Adds a card before all others; it replaces one of the same architecture.
@@ -64,6 +68,7 @@ impl DiffusionCards {
         Ok(Self {
             cards: [Arc::clone(&card)].into_iter().chain(others).collect(),
             common: self.common.clone(),
+            n_added: self.n_added + 1,
         })
     }
 
@@ -100,17 +105,29 @@ impl DiffusionCards {
         if let Some(refused) = refused(true) {
             return refused;
         }
-        for card in &self.cards {
+        for (at, card) in self.cards.iter().enumerate() {
             if let Some(row) = card.refused.iter().find(|row| row.names.iter().any(has)) {
                 let what = format!("`{}` in the layout of {}", card.gguf, row.layout);
                 return Recognition::Refused { what, way_out: &row.way_out };
             }
             if card.recognize.iter().any(|set| set.iter().all(has)) {
-                return Recognition::Card(card);
+                // An added card decides about names that others know as well.
+                let mut others = self.cards.iter().skip(at + 1).filter(|_| at >= self.n_added);
+                return match others.find(|other| is_apart(card, other, has)) {
+                    Some(other) => Recognition::Two(card, other),
+                    None => Recognition::Card(card),
+                };
             }
         }
         refused(false).unwrap_or(Recognition::Unknown)
     }
+}
+
+/// Returns true if names of which one card knows none show the architecture of the other.
+fn is_apart(card: &DiffusionCard, other: &DiffusionCard, has: impl Fn(&String) -> bool) -> bool {
+    let is_own = |name: &String| card.recognize.iter().flatten().any(|own| own == name);
+    let shows = |set: &&Vec<String>| set.iter().all(|name| has(name) && !is_own(name));
+    other.recognize.iter().any(|set| shows(&set))
 }
 
 #[cfg(test)]
@@ -135,11 +152,32 @@ mod tests {
     }
 
     #[test]
+    fn two_models_in_one_file_are_found() {
+        let cards = DiffusionCards::embedded().unwrap();
+        let names_of = |gguf: &str, at: usize| -> Vec<&str> {
+            cards.by_gguf(gguf).unwrap().recognize[at].iter().map(String::as_str).collect()
+        };
+        let both = [names_of("wan", 0), names_of("flux", 0)].concat();
+        let Recognition::Two(first, second) = cards.recognize(&both) else { panic!("one model") };
+        assert_eq!((first.gguf.as_str(), second.gguf.as_str()), ("flux", "wan"));
+        // Names that both know are those of the first.
+        let hyvid = names_of("hyvid", 1);
+        assert!(hyvid.contains(&names_of("flux", 0)[0]));
+        assert!(matches!(cards.recognize(&hyvid), Recognition::Card(card) if card.gguf == "hyvid"));
+        let text = "schema = 1\nkind = \"diffusion\"\ngguf = \"mine\"\norder = 1\nexamples = [\"a/b\"]\n\
+                    recognize = [[\"own.weight\"]]\n";
+        let with = cards.with("mine", text).unwrap();
+        let names = [names_of("flux", 0), vec!["own.weight"]].concat();
+        assert!(matches!(with.recognize(&names), Recognition::Card(card) if card.gguf == "mine"));
+    }
+
+    #[test]
     fn other_files_are_named() {
         let cards = DiffusionCards::embedded().unwrap();
         let what = |names: &[&str]| match cards.recognize(names) {
             Recognition::Refused { what, .. } => what,
             Recognition::Card(card) => card.gguf.clone(),
+            Recognition::Two(first, second) => format!("{} and {}", first.gguf, second.gguf),
             Recognition::Unknown => "unknown".to_owned(),
         };
         assert_eq!(what(&["a.lora_down.weight"]), "a LoRA, which is no model of its own");

@@ -241,6 +241,7 @@ impl Hint for TorchError {
             Self::Tensor { problem, .. } if problem.is_unreadable() => {
                 "convert the tensor to a float type in PyTorch and save again"
             }
+            Self::Magic => "the file is damaged, or the checkpoint of another program: fetch it again",
             _ => return Vec::new(),
         };
         vec![hint.to_owned()]

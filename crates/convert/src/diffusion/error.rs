@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use gguf_core::text::escape;
-use gguf_core::{Hint, Shape};
+use gguf_core::{ElementType, Hint, Shape};
 
 /// Reasons why a file is not converted as an image or video model.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +22,27 @@ pub enum DiffusionError {
     /// Several models in one folder.
     #[error("{}: `{}` and `{}` are both image or video models", shown(path), shown(first), shown(second))]
     Several { path: PathBuf, first: PathBuf, second: PathBuf },
+    /// Models of two architectures in one file.
+    #[error("{}: models of two architectures, `{first}` and `{second}`", shown(path))]
+    TwoArchitectures { path: PathBuf, first: String, second: String },
+    /// Names of one module with and without the prefix.
+    #[error(
+        "{}: tensor `{}`: it lacks the prefix `{}`, which other tensors of its module have",
+        shown(path),
+        escape(name),
+        escape(prefix)
+    )]
+    MixedPrefix { path: PathBuf, name: String, prefix: String },
+    /// A weight of bytes, without a description of what they are.
+    #[error(
+        "{}: tensor `{}`: a weight of {ty}, which is the code of an unknown quantization",
+        shown(path),
+        escape(tensor)
+    )]
+    Codes { path: PathBuf, tensor: String, ty: ElementType },
+    /// A name that readers do not take.
+    #[error("{}: tensor `{}`: name of {found} bytes, 1 to {most} allowed", shown(path), escape(tensor))]
+    NameLength { path: PathBuf, tensor: String, found: usize, most: u64 },
     /// Two names that are the same without their prefix.
     #[error("{}: two tensors are named `{}` without their prefix", shown(path), escape(name))]
     Twice { path: PathBuf, name: String },
@@ -42,7 +63,7 @@ impl DiffusionError {
     /// Returns true if the names tell what the file is.
     #[must_use]
     pub fn is_recognized(&self) -> bool {
-        matches!(self, Self::Twice { .. } | Self::Dimensions { .. } | Self::Several { .. })
+        !self.is_unsupported()
     }
 
     /// Returns true if the file may be sound but is not converted.
@@ -61,7 +82,17 @@ impl Hint for DiffusionError {
                 "`gguf-convert archs` lists the architectures; `--card FILE` adds one".to_owned(),
             ],
             Self::Several { .. } => vec!["name one of the files".to_owned()],
-            Self::Twice { .. } | Self::Dimensions { .. } => Vec::new(),
+            Self::TwoArchitectures { .. } => {
+                vec!["a GGUF file holds one model: convert the files that this one was put together from".to_owned()]
+            }
+            Self::MixedPrefix { .. } | Self::Twice { .. } => vec![
+                "the file was put together from several: convert the original, or save it again with one form of names"
+                    .to_owned(),
+            ],
+            Self::Codes { .. } => vec!["convert the original checkpoint, in BF16, F16 or FP8".to_owned()],
+            Self::NameLength { .. } | Self::Dimensions { .. } => {
+                vec!["no runtime reads such a tensor; `--drop REGEX` leaves it out".to_owned()]
+            }
         }
     }
 }

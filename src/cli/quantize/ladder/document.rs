@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::arch::diffusion::{DiffusionRules, ImageTask};
 use crate::cli::memory::{ContextMemory, ModelMemory};
 use crate::cli::verify::page::{JudgedFile, JudgedModels};
 use crate::core::text::escape;
@@ -69,6 +70,10 @@ pub(super) struct LadderModel {
     pub(super) languages: Vec<String>,
     /// What the model does, as a tag of the hub.
     pub(super) pipeline: String,
+    /// True for an image or video model.
+    pub(super) image: bool,
+    /// Programs that load the files; empty if none is known.
+    pub(super) runtimes: Vec<String>,
     /// Number of weights.
     pub(super) weights: u64,
 }
@@ -126,8 +131,13 @@ pub(super) struct LadderEntry {
 }
 
 impl LadderModel {
-    /// Describes the model of these keys. `source` is as it was given.
-    pub(super) fn new(metadata: &Metadata, source: &Path, weights: u64) -> Self {
+    /// Describes the model of a ladder. `source` is as it was given.
+    pub(super) fn new(report: &LadderReport, source: &Path) -> Self {
+        Self::of_keys(&report.metadata, report.image.as_ref(), source, report.n_weights)
+    }
+
+    /// Describes the model of these keys; `image` are the rules of an image or video model.
+    fn of_keys(metadata: &Metadata, image: Option<&DiffusionRules>, source: &Path, weights: u64) -> Self {
         let text =
             |key: &str| metadata.get(key).and_then(Value::as_str).map(|text| escape(text).into_owned());
         let list = |key: &str| match metadata.get(key).and_then(Value::as_array) {
@@ -139,9 +149,15 @@ impl LadderModel {
         };
         let architecture = text("general.architecture").unwrap_or_default();
         let tags: Vec<String> = list("general.tags");
-        let tag = PIPELINES.iter().find(|known| tags.iter().any(|tag| tag == *known));
-        let is_encoder = metadata.contains(&format!("{architecture}.pooling_type"));
-        let pipeline = tag.copied().unwrap_or(if is_encoder { "feature-extraction" } else { PIPELINES[0] });
+        let is_tag = |known: &&str| tags.iter().any(|tag| tag == *known);
+        let pipeline = if let Some(rules) = image {
+            let tag = ImageTask::ALL.map(ImageTask::tag).into_iter().find(is_tag);
+            tag.unwrap_or_else(|| rules.card().map(|card| card.task).unwrap_or_default().tag())
+        } else {
+            let is_encoder = metadata.contains(&format!("{architecture}.pooling_type"));
+            let usual = if is_encoder { "feature-extraction" } else { PIPELINES[0] };
+            PIPELINES.into_iter().find(is_tag).unwrap_or(usual)
+        };
         let file_name = || source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         Self {
             name: text("general.name").unwrap_or_else(|| escape(&file_name()).into_owned()),
@@ -150,8 +166,21 @@ impl LadderModel {
             license: text("general.license"),
             languages: list("general.languages"),
             pipeline: pipeline.to_owned(),
+            image: image.is_some(),
+            runtimes: runtimes(image).iter().map(ToString::to_string).collect(),
             weights,
         }
+    }
+}
+
+/// Returns the programs that load the files of a model; `image` are the rules of an image or video model.
+fn runtimes(image: Option<&DiffusionRules>) -> &'static [&'static str] {
+    match image.map(DiffusionRules::card) {
+        None => &["llama.cpp"],
+        // Its shapes are in keys, which stable-diffusion.cpp does not read.
+        Some(Some(card)) if card.reshape => &["ComfyUI-GGUF"],
+        Some(Some(_)) => &["ComfyUI-GGUF", "stable-diffusion.cpp"],
+        Some(None) => &[],
     }
 }
 
@@ -163,7 +192,9 @@ fn repository(source: &Path) -> Option<String> {
     if let Some((org, name)) = folder {
         return Some(format!("{org}/{name}"));
     }
-    let text = source.to_str().filter(|_| source.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound))?;
+    let text = source
+        .to_str()
+        .filter(|_| source.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound))?;
     let text = text.strip_prefix("hf://").unwrap_or(text);
     let name = text.split('@').next()?;
     let is_name = name.split('/').count() == 2 && !name.contains("://");
@@ -244,10 +275,32 @@ mod tests {
         metadata.set("general.architecture", "llama");
         metadata.set("general.license", "apache-2.0");
         metadata.set("general.languages", Value::Array(Array::String(vec![b"en".to_vec(), b"de".to_vec()])));
-        let model = LadderModel::new(&metadata, Path::new("dir/tiny-F16.gguf"), 7);
+        let describe = |metadata: &Metadata, image: Option<&DiffusionRules>| {
+            LadderModel::of_keys(metadata, image, Path::new("dir/tiny-F16.gguf"), 7)
+        };
+        let model = describe(&metadata, None);
         assert_eq!((model.name.as_str(), model.pipeline.as_str()), ("tiny-F16", "text-generation"));
         assert_eq!(model.languages, ["en", "de"]);
         metadata.set("llama.pooling_type", 1_u32);
-        assert_eq!(LadderModel::new(&metadata, Path::new("x"), 7).pipeline, "feature-extraction");
+        assert_eq!(describe(&metadata, None).pipeline, "feature-extraction");
+    }
+
+    #[test]
+    fn an_image_model_is_described_by_its_card() {
+        let of = |arch: &str, tag: &str| {
+            let mut metadata = Metadata::new();
+            metadata.set("general.architecture", arch);
+            metadata.set("general.file_type", 1_u32);
+            metadata.set("general.tags", Value::Array(Array::String(vec![tag.as_bytes().to_vec()])));
+            let rules = DiffusionRules::of_file(&metadata, &[]).unwrap();
+            let model = LadderModel::of_keys(&metadata, rules.as_ref(), Path::new("x.safetensors"), 7);
+            assert!(model.image);
+            (model.pipeline, model.runtimes)
+        };
+        let both = vec!["ComfyUI-GGUF".to_owned(), "stable-diffusion.cpp".to_owned()];
+        assert_eq!(of("flux", "gguf"), ("text-to-image".to_owned(), both.clone()));
+        assert_eq!(of("wan", "text-generation"), ("text-to-video".to_owned(), both.clone()));
+        assert_eq!(of("wan", "image-to-video"), ("image-to-video".to_owned(), both));
+        assert_eq!(of("sdxl", "gguf").1, ["ComfyUI-GGUF"]);
     }
 }
