@@ -82,9 +82,16 @@ fn check_all(
     found.len()
 }
 
+/// Every third case. Which ones, differs by `turn`.
+fn third(cases: Vec<CardFixture>, turn: usize) -> Vec<CardFixture> {
+    let chosen = cases.into_iter().enumerate().filter(|(at, _)| (at + turn).is_multiple_of(3));
+    chosen.map(|(_, case)| case).collect()
+}
+
+/// The first wrapper in every case; the others, which are treated alike, in a third of them each.
 #[test]
 fn wrappers_before_all_names_change_nothing() {
-    for prefix in [
+    for (turn, prefix) in [
         "module.",
         "_orig_mod.",
         "_fsdp_wrapped_module.",
@@ -92,18 +99,23 @@ fn wrappers_before_all_names_change_nothing() {
         "base_model.model.",
         "module._orig_mod.",
         "_orig_mod.base_model.model.",
-    ] {
+    ]
+    .into_iter()
+    .enumerate()
+    {
         let change = |case: &CardFixture| {
             let changed = case.renamed(|name| format!("{prefix}{name}"));
             Some((changed, format!("all names begin with `{prefix}`, which is left out")))
         };
-        assert!(check_all(&all_cases(), change) > 100);
+        let cases = if turn == 0 { all_cases() } else { third(all_cases(), turn) };
+        assert!(check_all(&cases, change) > cases.len() / 2 && cases.len() > 60);
     }
 }
 
 #[test]
 fn wrappers_inside_names_change_nothing() {
-    for word in ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"] {
+    let words = ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"];
+    for (turn, word) in words.into_iter().enumerate() {
         let change = |case: &CardFixture| {
             let inside = |name: &str| match name.find(".0.") {
                 Some(at) => format!("{}.{word}{}", &name[..at + 2], &name[at + 2..]),
@@ -112,7 +124,8 @@ fn wrappers_inside_names_change_nothing() {
             let changed = case.renamed(inside);
             case.has_name(|name| name.contains(".0.")).then(|| (changed, format!("`{word}` of wrappers")))
         };
-        assert!(check_all(&all_cases(), change) > 100);
+        let cases = if turn == 0 { all_cases() } else { third(all_cases(), turn) };
+        assert!(check_all(&cases, change) > 40);
     }
 }
 

@@ -1,5 +1,5 @@
-//! Sizes of a configuration that contradict the weights: each size of each case is changed. The result must be an
-//! error, a file with the keys of the unchanged case, or a warning; any other outcome has a listed reason.
+//! Sizes of a configuration that contradict the weights: each size of each case is changed, to twice or half of it in
+//! turns and to null. The result must be an error, a file with the keys of the unchanged case, or a warning; any other outcome has a listed reason.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -92,10 +92,10 @@ struct Silent {
     line: String,
 }
 
-/// Changed values of a size.
-fn changes(value: &Json) -> Vec<Json> {
+/// Changed values of a size; `turn` counts the sizes of a case.
+fn changes(value: &Json, turn: usize) -> Vec<Json> {
     match value.as_u64() {
-        Some(n) if n > 1 && n % 2 == 0 => vec![json!(n * 2), json!(n / 2), Json::Null],
+        Some(n) if n > 1 && n % 2 == 0 && turn % 2 == 1 => vec![json!(n / 2), Json::Null],
         Some(n) if n > 0 => vec![json!(n * 2), Json::Null],
         _ => Vec::new(),
     }
@@ -138,9 +138,9 @@ fn sweep(
 ) {
     let unchanged = plan().unwrap_or_else(|error| panic!("{at_case}: {error}"));
     let original = load(config);
-    for path in sizes(original.as_object().unwrap()) {
+    for (turn, path) in sizes(original.as_object().unwrap()).into_iter().enumerate() {
         let old = at(&mut original.clone(), &path).clone();
-        for new in changes(&old) {
+        for new in changes(&old, turn + at_case.len()) {
             let mut changed = original.clone();
             *at(&mut changed, &path) = new.clone();
             fs_err::write(config, changed.to_string()).unwrap();

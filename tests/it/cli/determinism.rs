@@ -7,10 +7,9 @@ use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::gguf::FileType;
 use proptest::prelude::Rng;
 use proptest::test_runner::TestRng;
-use safetensors::SafeTensors;
 use serde_json::json;
 
-use crate::support::{files, fixture, programs, rng, seed, sha256};
+use crate::support::{bundled, files, fixture, programs, rng, seed, sha256};
 
 /// Environment variable that repeats the choices of an earlier run.
 const SEED: &str = "GGUF_DETERMINISM_SEED";
@@ -38,20 +37,7 @@ impl Bench {
     /// importance matrix.
     fn new() -> Self {
         let bench = Self { dir: tempfile::tempdir().unwrap() };
-        let hf = bench.path("hf");
-        fs_err::create_dir(&hf).unwrap();
-        for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-            fs_err::copy(fixture("tiny-llama").join(name), hf.join(name)).unwrap();
-        }
-        let mut config = files::json(fixture("tiny-llama/config.json"));
-        config["num_hidden_layers"] = json!(1);
-        fs_err::write(hf.join("config.json"), config.to_string()).unwrap();
-        let bytes = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
-        let kept = tensors
-            .into_iter()
-            .filter(|(name, _)| !["s.1.", "s.2.", "s.3."].iter().any(|n| name.contains(n)));
-        fs_err::write(hf.join("model.safetensors"), safetensors::serialize(kept, None).unwrap()).unwrap();
+        bundled::write_layers(1, &bench.path("hf"));
         let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
         let end = text.char_indices().nth(6000).unwrap().0;
         fs_err::write(bench.path("prompts.txt"), &text[..end]).unwrap();

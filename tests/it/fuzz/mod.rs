@@ -26,7 +26,7 @@ use crate::testkit::noise::Noise;
 /// Maximum inputs of a target.
 const N_CASES: u64 = 1500;
 /// Maximum time of a target: slow targets get fewer inputs.
-const MOST: Duration = Duration::from_secs(1);
+const MOST: Duration = Duration::from_millis(500);
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;

@@ -16,8 +16,8 @@ fn make(dir: &Path, args: &[&str]) -> Outcome {
 fn each_type_has_the_bytes_of_its_own_calibrated_run() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    calibrate::prepare(dir);
-    let args = [&["-o", "out", "--types", "q8_0,q4_k_l,iq2_xs"][..], &CALIBRATED].concat();
+    calibrate::prepare_two_layers(dir);
+    let args = [&["-o", "out", "--types", "q8_0,q4_k_l,q2_k_s"][..], &CALIBRATED].concat();
     let planned = make(dir, &[&args[..], &["--dry-run", "--json"]].concat()).ok().json();
     let is_calibrated = |at: usize| planned["files"][at]["is_calibrated"].as_bool().unwrap();
     assert_eq!([0, 1, 2].map(is_calibrated), [false, true, true], "Q8_0 is not solved");
@@ -28,9 +28,9 @@ fn each_type_has_the_bytes_of_its_own_calibrated_run() {
 
     let larger = ["--type", "q4_k_m", "--output-tensor-type", "q8_0", "--token-embedding-type", "q8_0"];
     run(dir, &[&["in.gguf", "one.gguf"][..], &larger, &CALIBRATED].concat()).ok();
-    run(dir, &[&["in.gguf", "two.gguf", "--type", "iq2_xs"][..], &CALIBRATED].concat()).ok();
+    run(dir, &[&["in.gguf", "two.gguf", "--type", "q2_k_s"][..], &CALIBRATED].concat()).ok();
     run(dir, &["in.gguf", "three.gguf", "--type", "q8_0"]).ok();
-    for (own, single) in [("Q4_K_L", "one"), ("IQ2_XS", "two"), ("Q8_0", "three")] {
+    for (own, single) in [("Q4_K_L", "one"), ("Q2_K_S", "two"), ("Q8_0", "three")] {
         let own = fs_err::read(dir.join(format!("out/in-{own}.gguf"))).unwrap();
         assert!(own == fs_err::read(dir.join(format!("{single}.gguf"))).unwrap(), "{single}");
     }
@@ -52,10 +52,11 @@ fn each_type_has_the_bytes_of_its_own_calibrated_run() {
 fn finished_types_are_kept_only_for_the_same_calibration() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    calibrate::prepare(dir);
+    calibrate::prepare_two_layers(dir);
     // The page fails in the end: everything else is done.
     fs_err::write(dir.join("page.md"), "{{ missing.key }}").unwrap();
-    let args = [&["-o", "out", "--types", "q4_0,iq4_nl", "--resume"][..], &CALIBRATED].concat();
+    let base = ["-o", "out", "--types", "q4_0,iq4_nl", "--resume"];
+    let args = [&base[..], &["--solver", "gptq"], &CALIBRATED].concat();
     let failing = [&args[..], &["--template", "page.md"]].concat();
     make(dir, &failing).says(1, "page.md");
     let before = fs_err::read(dir.join("out/in-Q4_0.gguf")).unwrap();
@@ -63,7 +64,7 @@ fn finished_types_are_kept_only_for_the_same_calibration() {
     assert!(said.err.contains("already written: Q4_0, IQ4_NL"), "{}", said.err);
     // Another text, another number of tokens, another method.
     let rest: Vec<&str> = args.iter().map(|arg| if *arg == "text.txt" { "rest.txt" } else { arg }).collect();
-    for other in [rest, [&args[..], &["--solver", "gptq"]].concat()] {
+    for other in [rest, [&base[..], &CALIBRATED].concat()] {
         let said = make(dir, &[&other[..], &["--template", "page.md"]].concat()).says(1, "page.md");
         assert!(said.err.contains("was made of another source or with other options"), "{}", said.err);
         assert!(fs_err::read(dir.join("out/in-Q4_0.gguf")).unwrap() != before);
@@ -79,7 +80,7 @@ fn finished_types_are_kept_only_for_the_same_calibration() {
 fn contradictory_options_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    calibrate::prepare(dir);
+    calibrate::prepare_two_layers(dir);
     let args = |more: &[&'static str]| [&["-o", "out", "--types", "q4_0"][..], &CALIBRATED, more].concat();
     make(dir, &args(&["--calibration", "text.txt"])).says(2, "cannot be used with");
     make(dir, &args(&["--imatrix", "m.gguf"])).says(2, "cannot be used with");

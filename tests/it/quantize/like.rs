@@ -188,7 +188,7 @@ fn what_the_file_lacks_and_other_architectures_are_said() {
 fn types_that_need_an_importance_matrix_are_refused_without_one() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
+    super::convert_two_layers(dir, "f16");
     importance(dir, "in.gguf");
     run(dir, &["in.gguf", "made.gguf", "--type", "iq2_xs", "--imatrix", "m.gguf"]).ok();
     run(dir, &["in.gguf", "out.gguf", "--like", "made.gguf"]).says(1, "needs an importance matrix");

@@ -11,7 +11,7 @@ use gguf_foundry::job::JobInput;
 use gguf_foundry::job::recipe::{self, RecipeOutput, RecipeSource};
 use serde_json::Value as Json;
 
-use super::{convert, run};
+use super::{convert_two_layers as convert, run};
 use crate::support::programs::Outcome;
 use crate::support::{files, fixture, programs};
 
@@ -279,9 +279,9 @@ fn a_damaged_recipe_never_gives_a_wrong_file() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     convert(dir, "f16");
-    run(dir, &["in.gguf", "q.gguf", "--type", "q4_k_m"]).ok();
+    run(dir, &["in.gguf", "q.gguf", "--type", "q4_0"]).ok();
     let original = Edited::of(dir, "q.gguf");
-    let (_, offset, n_bytes, _) = original.tensor("blk.1.ffn_gate");
+    let (_, offset, n_bytes, _) = original.tensor("blk.1.attn_v");
     let (_, other, _, block_bytes) = original.tensor("blk.0.attn_q.");
     let mut bytes = original.bytes.clone();
     bytes[offset..offset + n_bytes].reverse();

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use super::calibrate::prepare;
+use super::calibrate::prepare_two_layers as prepare;
 use super::run;
 use crate::support::files;
 use crate::support::programs::{self, Outcome};
@@ -37,7 +37,7 @@ fn parts_make_what_a_quantization_saves() {
     run(dir, &[&quantize[..], &texts, &["one.gguf"]].concat()).ok();
     let whole = ok(dir, &[&texts[..], &["-o", "whole"]].concat());
     assert!(files::contents(dir.join("whole")) == files::contents(dir.join("saved")));
-    assert_eq!((&whole["part"], &whole["layers"]), (&Json::Null, &5.into()));
+    assert_eq!((&whole["part"], &whole["layers"]), (&Json::Null, &3.into()));
     assert_eq!(whole["kinds"][2]["name"], "self");
 
     let mut tokens = 0;

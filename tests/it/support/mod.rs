@@ -1,6 +1,7 @@
 //! Helpers of the test modules: paths of fixtures, reports of cases.
 #![allow(dead_code, reason = "each item is used by some of the modules only")]
 
+pub mod bundled;
 pub mod files;
 pub mod goldens;
 pub mod programs;

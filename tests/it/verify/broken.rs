@@ -1,17 +1,22 @@
 //! Intentionally damaged files: the check that finds each, without and with a baseline. The table in `docs/verify.md`
 //! is made from these.
 
+use std::sync::LazyLock;
+
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{Array, Value};
-use gguf_foundry::verify::{Verdict, verify};
+use gguf_foundry::verify::{Model, Recall, Verdict, verify};
 
 use super::tiny::Tiny;
-use super::{corpus, errors, llama, model, options, run};
+use super::{corpus, errors, judged, llama, model, options, run};
 
 /// Limits that a wrong computation exceeds.
 const MEASURED: [&str; 4] = ["max-kld", "max-kld-99", "max-ppl-increase", "min-top1"];
+
+/// What the baseline predicts. It runs once for each text that a vocabulary makes of the prompts.
+static RECALL: LazyLock<Recall> = LazyLock::new(Recall::default);
 
 /// Checks the errors of a broken file. Without a baseline they must be those of `alone` (no limit judges the perplexity
 /// then). With a baseline the verdict is `fail`, and one of `checks` gives the reason.
@@ -23,7 +28,9 @@ fn caught(what: &str, broken: &Tiny, alone: &[&str], checks: &[&str]) {
     let ppl = report.perplexity.map(|p| p.value);
     println!("{what}: alone {found:?}, perplexity {ppl:?}");
     assert_eq!(found, alone, "{what}, alone");
-    let report = run(broken, Some(&Tiny::new()), Some(8));
+    let (base, features) = (Tiny::new(), llama());
+    let reference = Model { recall: Some(&RECALL), ..model(&base, &features) };
+    let report = judged(broken, Some(&reference), Some(8));
     let found = errors(&report);
     println!("    with baseline {found:?}, divergence {:?}", report.divergence.map(|d| d.mean.value));
     assert_eq!(report.verdict, Verdict::Fail, "{what}");

@@ -69,9 +69,9 @@ fn scores_of_decoders_equal_transformers() {
     }
 }
 
-/// Bundled model as a decoder that scores texts under two labels.
+/// First layers of the bundled model as a decoder that scores texts under two labels.
 fn reranker() -> Tiny {
-    let mut tiny = Tiny::new();
+    let mut tiny = Tiny::new().with_layers(2);
     tiny.metadata.set("llama.pooling_type", 4u32);
     let labels = ["yes", "no"].map(|label| label.as_bytes().to_vec()).to_vec();
     tiny.metadata.set("llama.classifier.output_labels", Value::Array(Array::String(labels)));
@@ -110,7 +110,7 @@ fn damages_of_a_decoder_that_scores_fail() {
             tiny.edit("cls.output.weight", |rows| rows.iter_mut().for_each(|x| *x = -*x));
         }),
         ("two layers' matrices swapped", |tiny| {
-            tiny.tensors.swap("blk.1.ffn_up.weight", "blk.2.ffn_up.weight");
+            tiny.tensors.swap("blk.0.ffn_up.weight", "blk.1.ffn_up.weight");
         }),
         ("queries not permuted", |tiny| *tiny = tiny.unpermuted()),
         ("a norm of ones", |tiny| tiny.set_values("output_norm.weight", &[1.0; 256])),

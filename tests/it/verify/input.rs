@@ -173,7 +173,7 @@ fn chats_are_written_out_by_the_file() {
 #[test]
 fn several_files_end_in_one_table() {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new();
+    let base = Tiny::new().with_layers(2);
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
     let mut broken = base.clone();
@@ -238,7 +238,7 @@ fn what_was_judged_is_shown_although_another_file_cannot_be() {
 #[test]
 fn a_file_alone_is_scored_on_the_text_that_comes_with_the_program() {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new();
+    let base = Tiny::new().with_layers(2);
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q4_0).write(dir.path(), "q4_0.gguf");
     let found = gguf_verify(&["q4_0.gguf", "--json"], dir.path()).exits_with(4).json();

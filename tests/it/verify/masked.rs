@@ -46,9 +46,9 @@ fn pseudo_perplexity_equals_transformers() {
     }
 }
 
-/// Bundled model as an encoder with a head for masked tokens.
+/// First layers of the bundled model as an encoder with a head for masked tokens.
 fn encoder() -> (Tiny, GraphFeatures) {
-    let mut tiny = Tiny::new();
+    let mut tiny = Tiny::new().with_layers(2);
     tiny.metadata.set("llama.attention.causal", false);
     tiny.metadata.set("llama.pooling_type", 1u32);
     tiny.metadata.set(MASK, 1u32);
@@ -62,7 +62,7 @@ fn encoder() -> (Tiny, GraphFeatures) {
 }
 
 fn diffusion() -> (Tiny, GraphFeatures) {
-    let mut tiny = Tiny::new();
+    let mut tiny = Tiny::new().with_layers(2);
     tiny.metadata.set(MASK, 1u32);
     let graph = "kind = 'diffusion'\nattention.mask = 'full'";
     (tiny, GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap())
@@ -134,7 +134,7 @@ fn damages_show_at_masked_tokens() {
     }
     let of_layers: [(&str, Damage); 2] = [
         ("two layers' matrices swapped", |tiny| {
-            tiny.tensors.swap("blk.1.ffn_up.weight", "blk.2.ffn_up.weight");
+            tiny.tensors.swap("blk.0.ffn_up.weight", "blk.1.ffn_up.weight");
         }),
         ("queries not permuted", |tiny| *tiny = tiny.unpermuted()),
     ];

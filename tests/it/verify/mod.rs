@@ -15,6 +15,7 @@ mod logit_file;
 mod masked;
 mod memory;
 mod metadata;
+mod one_arithmetic;
 mod origin;
 mod output;
 mod parts;

@@ -84,7 +84,7 @@ fn data_and_binary_files_are_refused_with_a_way_out() {
 #[test]
 fn files_share_the_chunks_and_each_has_its_row() {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new();
+    let base = Tiny::new().with_layers(2);
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
     base.quantized(GgmlType::Q4_0).write(dir.path(), "q4_0.gguf");

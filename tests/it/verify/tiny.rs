@@ -202,7 +202,8 @@ impl Tiny {
     /// Copy without the reordering of q and k.
     pub fn unpermuted(&self) -> Self {
         let mut model = self.clone();
-        for layer in 0..4 {
+        let n_layers = self.metadata.get("llama.block_count").and_then(Value::as_u64).unwrap();
+        for layer in 0..n_layers {
             model.unpermute(&format!("blk.{layer}.attn_q.weight"), 4);
             model.unpermute(&format!("blk.{layer}.attn_k.weight"), 2);
         }

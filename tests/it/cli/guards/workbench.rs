@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use safetensors::SafeTensors;
-
-use crate::dequant::msmodelslim::made::{Layout, config, is_in_layers, write_tiny};
+use crate::dequant::msmodelslim::made::{Layout, write_tiny};
+use crate::support::bundled::write_layers;
 use crate::support::programs::run;
 use crate::support::{files, fixture};
 use crate::verify::tiny::Tiny;
@@ -16,15 +15,6 @@ const N_LAYERS: u32 = 1;
 
 pub struct Workbench(tempfile::TempDir);
 
-/// Writes weights and configuration of the bundled model with its first layers only.
-fn write_layers(n_layers: u32, dir: &Path) {
-    let file = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
-    let tensors = SafeTensors::deserialize(&file).unwrap().tensors();
-    let kept = tensors.into_iter().filter(|(name, _)| is_in_layers(name, n_layers));
-    fs_err::write(dir.join("model.safetensors"), safetensors::serialize(kept, None).unwrap()).unwrap();
-    fs_err::write(dir.join("config.json"), config(n_layers).to_string()).unwrap();
-}
-
 impl Workbench {
     pub fn new() -> Self {
         let bench = Self(tempfile::tempdir().unwrap());
@@ -32,9 +22,6 @@ impl Workbench {
         let copy = |from: &str, to: &str| fs_err::copy(fixture(from), at(to)).unwrap();
         for dir in ["model", "ms", "adapter"] {
             fs_err::create_dir(at(dir)).unwrap();
-        }
-        for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-            copy(&format!("tiny-llama/{name}"), &format!("model/{name}"));
         }
         write_layers(N_LAYERS, &at("model"));
         write_tiny(Layout::W8A8, N_LAYERS, &at("ms"));

@@ -6,7 +6,8 @@ use gguf_foundry::core::numeric::bf16_to_f32;
 use safetensors::SafeTensors;
 use serde_json::{Map, Value as Json, json};
 
-use crate::support::{files, fixture};
+use crate::support::bundled::{config, is_in_layers};
+use crate::support::fixture;
 use crate::testkit::checkpoints::Safetensors;
 use crate::testkit::memory::f32_bytes;
 use crate::testkit::noise::Noise;
@@ -82,19 +83,6 @@ pub enum Layout {
     W8A8,
     /// W4A16 in groups of 32, rows packed in pairs.
     W4A16,
-}
-
-/// Returns true for a tensor of the first layers, or of none.
-pub fn is_in_layers(name: &str, n_layers: u32) -> bool {
-    let layer = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
-    layer.is_none_or(|(layer, _)| layer.parse::<u32>().unwrap() < n_layers)
-}
-
-/// Configuration of the bundled model with another number of layers.
-pub fn config(n_layers: u32) -> Json {
-    let mut config = files::json(fixture("tiny-llama/config.json"));
-    config["num_hidden_layers"] = n_layers.into();
-    config
 }
 
 /// First layers of the bundled model, with quantized linear layers.
