@@ -6,8 +6,8 @@ use clap::Args;
 
 use crate::cli::UsageError;
 use crate::core::TensorMeta;
-use crate::core::text::escape;
 use crate::engine::{Arithmetic, ArithmeticChoice};
+use crate::job::check_integers;
 
 /// Choice of arithmetic. Flatten it.
 #[derive(Clone, Copy, Debug, Default, Args)]
@@ -23,15 +23,17 @@ impl ArithmeticArg {
         self.arithmetic.into()
     }
 
+    /// Returns true if a run is to be refused in which nothing is multiplied in integers.
+    pub(crate) fn needs_integers(self) -> bool {
+        self.arithmetic == ArithmeticChoice::Integer
+    }
+
     /// Refuses `integer` for a model in which it has no effect.
     pub(crate) fn check(self, path: &Path, tensors: &[TensorMeta]) -> Result<(), UsageError> {
-        let has_integers = || tensors.iter().any(|meta| self.engine().is_integer(meta.ty));
-        if self.arithmetic != ArithmeticChoice::Integer || has_integers() {
+        if !self.needs_integers() {
             return Ok(());
         }
-        Err(UsageError(format!(
-            "`--arithmetic integer`: no tensor of {} has a block type with integers; leave it out",
-            escape(&path.to_string_lossy())
-        )))
+        check_integers(path, tensors.iter().map(|meta| meta.ty))
+            .map_err(|error| UsageError(error.to_string()))
     }
 }

@@ -232,14 +232,13 @@ impl Quantize {
     /// Returns the job: a GGUF file is quantized, and the folder of a checkpoint is converted in one pass, as with
     /// `gguf-convert hf2gguf` and the same type.
     fn job(&self, found: &Arguments) -> anyhow::Result<Job> {
-        let is_checkpoint = found.input.is_dir() || is_weight_file(&found.input);
+        let input = JobInput::of_path(found.input.clone());
+        let is_checkpoint = matches!(input, JobInput::Checkpoint(_));
         if is_checkpoint && self.keep_split {
             let text =
                 "--keep-split goes with GGUF files: `gguf-convert hf2gguf --split-max-size` writes parts";
             return Err(UsageError(text.to_owned()).into());
         }
-        let input = found.input.clone();
-        let input = if is_checkpoint { JobInput::Checkpoint(input) } else { JobInput::Gguf(input) };
         let types = match &found.types {
             JobTypes::Mixture { file_type, .. } if is_checkpoint => {
                 let is_quantizing = self.job.asks_for_quantization();
@@ -260,12 +259,6 @@ impl Quantize {
         job.convert.allow_nonfinite = job.quantize.allow_nonfinite;
         Ok(job)
     }
-}
-
-/// Returns true for a file of weights, which is the checkpoint of an image or video model.
-fn is_weight_file(path: &Path) -> bool {
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
-    ["safetensors", "ckpt", "pt", "pth"].iter().any(|own| extension.eq_ignore_ascii_case(own))
 }
 
 impl Tool for Quantize {

@@ -41,8 +41,10 @@ pub struct Calibration {
     pub save_statistics: Option<PathBuf>,
     /// Moments to use instead of a text.
     pub statistics: Option<GivenStatistics>,
-    /// Threads, memory and vector instructions.
+    /// Threads, memory, vector instructions and arithmetic.
     pub engine: EngineOptions,
+    /// True to refuse a run in which no product is in integers, neither of the model nor of the file that is measured.
+    pub needs_integers: bool,
 }
 
 /// Text that the model itself writes, in addition to given texts.
@@ -89,6 +91,7 @@ impl Calibration {
             save_statistics: None,
             statistics: None,
             engine: EngineOptions::default(),
+            needs_integers: false,
         }
     }
 

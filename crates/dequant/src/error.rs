@@ -142,6 +142,16 @@ impl Hint for DequantError {
                         .to_owned(),
                 ]
             }
+            Self::DtypeMismatch { .. }
+            | Self::ShapeMismatch { .. }
+            | Self::NonFinite { .. }
+            | Self::BadMetadata { .. } => {
+                vec![
+                    "the file may be damaged, or written by a program that is not known: fetch it again, or convert the \
+                     checkpoint in its original float weights"
+                        .to_owned(),
+                ]
+            }
             Self::MsModelSlim(error) => error.hints(),
             _ => Vec::new(),
         }

@@ -308,7 +308,7 @@ fn healthy(
     progress: &dyn Progress,
 ) -> Result<Option<HealthyVectors>, VerifyError> {
     let options = *engine.options();
-    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, options.level) else {
+    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, &options) else {
         return Ok(None);
     };
     let is_score = engine.plan().pooling.classifier.is_some();

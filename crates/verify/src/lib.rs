@@ -21,6 +21,7 @@
 
 mod answer;
 mod answers;
+mod arithmetic;
 mod chat;
 mod checks;
 mod cost;
@@ -62,6 +63,7 @@ mod weights;
 mod windows;
 
 pub use answers::cut_sources;
+pub use arithmetic::arithmetic_name;
 pub use chat::{Chat, ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate, renderer};
 pub use checks::Check;
 pub use checks::label::{FileLabel, Label};

@@ -10,7 +10,7 @@ use crate::{VerifyError, Window};
 use gguf_core::GgmlType;
 use gguf_core::progress::Progress;
 use gguf_core::sync::Unpoisoned;
-use gguf_engine::{Engine, Hidden, Observer, TokenChunk, TokenDivergence, TokenScore};
+use gguf_engine::{Arithmetic, Engine, Hidden, Observer, TokenChunk, TokenDivergence, TokenScore};
 
 /// Result of the reference at a position.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -49,14 +49,27 @@ pub struct Recall {
 /// Positions of the baseline quantized to the types of a file; files with the same types share them.
 #[derive(Debug)]
 struct RecalledTwin {
-    types: Vec<Option<GgmlType>>,
+    /// Arithmetic of the baseline that they are compared with.
+    arithmetic: Arithmetic,
+    types: Vec<TwinType>,
     windows: Vec<Window>,
     positions: Vec<Position>,
+}
+
+/// Types of a tensor of the baseline as a healthy file would hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct TwinType {
+    /// Type that it is quantized to; `None` if it stays as it is.
+    pub(super) quantized: Option<GgmlType>,
+    /// Type that the engine gets: F32, unless blocks are multiplied in integers.
+    pub(super) run: GgmlType,
 }
 
 /// Chunks of a group and the baseline's output for them.
 #[derive(Debug)]
 struct Recalled {
+    /// Arithmetic of the baseline's products.
+    arithmetic: Arithmetic,
     chunks: Vec<TokenChunk>,
     output: BaselineOutput,
 }
@@ -92,27 +105,40 @@ impl Recall {
     }
 
     /// Returns the positions of the baseline in these types over these windows, if they are known.
-    pub(super) fn twin(&self, types: &[Option<GgmlType>], windows: &[Window]) -> Option<Vec<Position>> {
+    pub(super) fn twin(
+        &self,
+        arithmetic: Arithmetic,
+        types: &[TwinType],
+        windows: &[Window],
+    ) -> Option<Vec<Position>> {
         let twins = self.twins.lock().unpoisoned();
-        let found = twins.iter().find(|twin| twin.types == types && twin.windows == windows)?;
-        Some(found.positions.clone())
+        let is_own = |twin: &&RecalledTwin| {
+            twin.arithmetic == arithmetic && twin.types == types && twin.windows == windows
+        };
+        Some(twins.iter().find(is_own)?.positions.clone())
     }
 
     /// Stores the positions of the baseline in these types.
-    pub(super) fn keep_twin(&self, types: &[Option<GgmlType>], windows: &[Window], positions: &[Position]) {
-        let twin =
-            RecalledTwin { types: types.to_vec(), windows: windows.to_vec(), positions: positions.to_vec() };
+    pub(super) fn keep_twin(
+        &self,
+        arithmetic: Arithmetic,
+        types: &[TwinType],
+        windows: &[Window],
+        positions: &[Position],
+    ) {
+        let (types, windows, positions) = (types.to_vec(), windows.to_vec(), positions.to_vec());
+        let twin = RecalledTwin { arithmetic, types, windows, positions };
         self.twins.lock().unpoisoned().push(twin);
     }
 
-    fn knows(&self, chunks: &[TokenChunk]) -> bool {
+    fn knows(&self, arithmetic: Arithmetic, chunks: &[TokenChunk]) -> bool {
         let groups = self.groups.lock().unpoisoned();
-        groups.iter().any(|group| group.chunks.as_slice() == chunks)
+        groups.iter().any(|group| group.is_of(arithmetic, chunks))
     }
 
-    fn take(&self, chunks: &[TokenChunk]) -> Option<BaselineOutput> {
+    fn take(&self, arithmetic: Arithmetic, chunks: &[TokenChunk]) -> Option<BaselineOutput> {
         let mut groups = self.groups.lock().unpoisoned();
-        let at = groups.iter().position(|group| group.chunks.as_slice() == chunks)?;
+        let at = groups.iter().position(|group| group.is_of(arithmetic, chunks))?;
         Some(groups.swap_remove(at).output)
     }
 
@@ -121,9 +147,20 @@ impl Recall {
         let mut groups = self.groups.lock().unpoisoned();
         let taken: u64 = groups.iter().map(|group| group.output.n_bytes()).sum();
         if taken + output.n_bytes() <= Self::most(baseline) {
-            groups.push(Recalled { chunks, output });
+            groups.push(Recalled { arithmetic: arithmetic_of(baseline), chunks, output });
         }
     }
+}
+
+impl Recalled {
+    fn is_of(&self, arithmetic: Arithmetic, chunks: &[TokenChunk]) -> bool {
+        self.arithmetic == arithmetic && self.chunks.as_slice() == chunks
+    }
+}
+
+/// Returns the arithmetic that an engine's weights get.
+fn arithmetic_of(engine: &Engine<'_>) -> Arithmetic {
+    engine.options().arithmetic.of_tensors(engine.source.tensors())
 }
 
 /// Baseline that is run, with its stored results.
@@ -141,7 +178,7 @@ impl Baseline<'_> {
         is_routed: bool,
         progress: &dyn Progress,
     ) -> Result<BaselineOutput, VerifyError> {
-        if let Some(output) = self.recall.and_then(|recall| recall.take(chunks)) {
+        if let Some(output) = self.recall.and_then(|recall| recall.take(arithmetic_of(self.engine), chunks)) {
             return Ok(output);
         }
         let recorder = if is_routed { ChoiceRecorder::of(self.engine.plan()) } else { None };
@@ -227,7 +264,10 @@ pub(super) fn measure_with(
         .into_iter()
         .map(|group| (group, group.iter().map(|window| window.chunk.clone()).collect()))
         .collect();
-    let knows = |chunks: &[TokenChunk]| baseline.and_then(|b| b.recall).is_some_and(|r| r.knows(chunks));
+    let knows = |chunks: &[TokenChunk]| {
+        let stored = baseline.and_then(|baseline| Some((baseline.engine, baseline.recall?)));
+        stored.is_some_and(|(engine, recall)| recall.knows(arithmetic_of(engine), chunks))
+    };
     let again = |chunks: &[TokenChunk]| baseline.filter(|_| !knows(chunks));
     let work = |chunks: &[TokenChunk]| {
         // If the hidden states of the baseline are known, only its head is computed again.

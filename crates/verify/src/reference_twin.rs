@@ -7,13 +7,13 @@ use std::mem;
 use std::ops::Range;
 
 use crate::cost::Cost;
-use crate::measure::{Baseline, measure};
+use crate::measure::{Baseline, TwinType, measure};
 use crate::model::LoadedModel;
 use crate::{Divergence, HealthyCost, Model, Position, VerifyError, Window};
 use gguf_core::progress::{Progress, Titled};
 use gguf_core::simd::SimdLevel;
 use gguf_core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource};
-use gguf_engine::{Engine, EngineError};
+use gguf_engine::{Engine, EngineError, EngineOptions};
 use gguf_quant::{can_quantize, dequantize, quantize_rows};
 
 /// Number of tokens that are run: enough for the cost to about 10 %, which is well within the margin of the limits.
@@ -21,30 +21,39 @@ const TOKENS: usize = 4096;
 /// Title of the run.
 pub(super) const TITLE: &str = "running a reference copy, the baseline in the file's types";
 
-/// Baseline as a healthy file would hold it: quantized to the file's types and decoded, so that all tensors are F32.
+/// Baseline as a healthy file would hold it: quantized to the file's types. Its weights are multiplied as the file's
+/// are: blocks that the run multiplies in integers stay blocks, all others are decoded to F32.
 pub(super) struct ReferenceTwin<'a> {
     baseline: &'a dyn TensorSource,
-    /// Tensors of the baseline, as F32.
+    /// Tensors of the baseline, in the types that the engine gets.
     metas: Vec<TensorMeta>,
-    /// Type of each tensor in the file; `None` if the tensor stays as it is.
-    types: Vec<Option<GgmlType>>,
+    types: Vec<TwinType>,
     level: SimdLevel,
 }
 
 impl<'a> ReferenceTwin<'a> {
-    /// Creates the twin of a file; `None` if a tensor of the file has a type without a quantizer.
-    pub(super) fn new(file: &[TensorMeta], baseline: &'a dyn TensorSource, level: SimdLevel) -> Option<Self> {
+    /// Creates the twin of a file for a run with these options; `None` if a tensor of the file has a type without a
+    /// quantizer.
+    pub(super) fn new(
+        file: &[TensorMeta],
+        baseline: &'a dyn TensorSource,
+        options: &EngineOptions,
+    ) -> Option<Self> {
+        let EngineOptions { level, arithmetic, .. } = *options;
         let types: HashMap<&str, &TensorMeta> = file.iter().map(|meta| (meta.name.as_str(), meta)).collect();
         let ty = |meta: &TensorMeta| {
-            let own = types.get(meta.name.as_str()).filter(|own| own.shape == meta.shape)?;
-            (own.ty != GgmlType::F32 && own.ty != meta.ty).then_some(own.ty)
+            let own = types.get(meta.name.as_str()).filter(|own| own.shape == meta.shape);
+            let stored = own.map_or(meta.ty, |own| own.ty);
+            let quantized = (stored != GgmlType::F32 && stored != meta.ty).then_some(stored);
+            let run = if arithmetic.is_integer(stored) { stored } else { GgmlType::F32 };
+            TwinType { quantized, run }
         };
-        let types: Vec<Option<GgmlType>> = baseline.tensors().iter().map(ty).collect();
-        if types.iter().flatten().any(|&ty| !can_quantize(ty)) {
+        let types: Vec<TwinType> = baseline.tensors().iter().map(ty).collect();
+        if types.iter().filter_map(|ty| ty.quantized).any(|ty| !can_quantize(ty)) {
             return None;
         }
-        let metas =
-            baseline.tensors().iter().map(|meta| TensorMeta { ty: GgmlType::F32, ..meta.clone() }).collect();
+        let metas = baseline.tensors().iter().zip(&types);
+        let metas = metas.map(|(meta, ty)| TensorMeta { ty: ty.run, ..meta.clone() }).collect();
         Some(Self { baseline, metas, types, level })
     }
 }
@@ -60,22 +69,30 @@ impl TensorSource for ReferenceTwin<'_> {
 
     fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let meta = &self.baseline.tensors()[tensor];
+        let TwinType { quantized, run } = self.types[tensor];
+        if quantized.is_none() && run == meta.ty {
+            return self.baseline.read_rows(tensor, first_row, out);
+        }
         let n_cols = usize::try_from(meta.shape.n_cols()).unwrap_or(0).max(1);
-        let n_rows = out.len() / (n_cols * mem::size_of::<f32>());
-        let bytes_of = |ty: GgmlType| {
-            let row = ty.row_bytes(n_cols as u64).and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
-            vec![0; row * n_rows]
-        };
-        let mut bytes = bytes_of(meta.ty);
+        let row_bytes =
+            |ty: GgmlType| ty.row_bytes(n_cols as u64).and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
+        let n_rows = out.len() / row_bytes(run).max(1);
+        let mut bytes = vec![0; row_bytes(meta.ty) * n_rows];
         self.baseline.read_rows(tensor, first_row, &mut bytes)?;
         let mut values = vec![0.0; n_cols * n_rows];
         dequantize(meta.ty, self.level, &bytes, &mut values).map_err(|error| failed(meta, error))?;
-        if let Some(ty) = self.types[tensor] {
+        if let Some(ty) = quantized {
             let flat = (ty.info().imatrix == ImatrixNeed::Required).then(|| vec![1.0; n_cols]);
-            let mut blocks = bytes_of(ty);
-            quantize_rows(ty, self.level, n_cols, &values, flat.as_deref(), &mut blocks)
-                .and_then(|()| dequantize(ty, self.level, &blocks, &mut values))
-                .map_err(|error| failed(meta, error))?;
+            let quantize = |blocks: &mut [u8]| {
+                quantize_rows(ty, self.level, n_cols, &values, flat.as_deref(), blocks)
+                    .map_err(|error| failed(meta, error))
+            };
+            if run == ty {
+                return quantize(out);
+            }
+            let mut blocks = vec![0; row_bytes(ty) * n_rows];
+            quantize(&mut blocks)?;
+            dequantize(ty, self.level, &blocks, &mut values).map_err(|error| failed(meta, error))?;
         }
         for (out, value) in out.chunks_exact_mut(mem::size_of::<f32>()).zip(&values) {
             out.copy_from_slice(&value.to_le_bytes());
@@ -97,7 +114,8 @@ pub(super) enum TwinRun {
 
 /// Returns true if a healthy file can be run.
 pub(super) fn has_twin(model: &Model<'_>, baseline: &Model<'_>) -> bool {
-    ReferenceTwin::new(model.source.tensors(), baseline.source, SimdLevel::Scalar).is_some()
+    let options = EngineOptions { level: SimdLevel::Scalar, ..EngineOptions::default() };
+    ReferenceTwin::new(model.source.tensors(), baseline.source, &options).is_some()
 }
 
 /// Runs the baseline in the types of `model` and compares it with the baseline itself, on windows that [`evenly`]
@@ -126,10 +144,12 @@ fn twin_positions(
 ) -> Result<Option<Vec<Position>>, VerifyError> {
     let LoadedModel { model: baseline, engine: reference } = baseline;
     let options = *reference.options();
-    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, options.level) else {
+    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, &options) else {
         return Ok(None);
     };
-    if let Some(positions) = baseline.recall.and_then(|recall| recall.twin(&twin.types, windows)) {
+    let arithmetic = options.arithmetic.of_tensors(baseline.source.tensors());
+    let recalled = baseline.recall.and_then(|recall| recall.twin(arithmetic, &twin.types, windows));
+    if let Some(positions) = recalled {
         return Ok(Some(positions));
     }
     let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
@@ -142,7 +162,7 @@ fn twin_positions(
             other => other,
         })?;
     if let Some(recall) = baseline.recall {
-        recall.keep_twin(&twin.types, windows, &positions);
+        recall.keep_twin(arithmetic, &twin.types, windows, &positions);
     }
     Ok(Some(positions))
 }

@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use crate::answers::cut_sources;
+use crate::arithmetic::deciding;
 use crate::checks::input::CheckedFile;
 use crate::checks::{
     adapter, check_baseline, check_file, check_texts, graph, images, label, towers, vocabulary,
@@ -96,6 +97,9 @@ fn run_checks(
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
 ) -> Result<Verification, VerifyError> {
+    if let Some(file) = extras.logits {
+        file.check_arithmetic(options.engine.arithmetic)?;
+    }
     progress.steps(n_steps(model, baseline, prompts, options, extras));
     let weights = |report: &mut Report| match baseline {
         Some(baseline) => compare_all_weights(model, baseline, options, report, progress),
@@ -140,7 +144,14 @@ fn run_checks(
     // If the baseline cannot be compared with, neither its logits nor the model's are saved.
     let wanted = extras.save.as_ref().filter(|_| baseline.is_some() == reference.is_some());
     let mut save = match wanted {
-        Some(save) => Some(begin(save, &windows, &encoded, &scoring, engine.plan().n_vocab)?),
+        Some(save) => {
+            let saved = baseline.unwrap_or(model);
+            let arithmetic = deciding(options.engine.arithmetic, saved.source.tensors());
+            let n_ctx = scoring.n_ctx;
+            let n_vocab = engine.plan().n_vocab;
+            let writer = LogitWriter::create(save.path, &windows, &encoded, n_ctx, n_vocab, arithmetic)?;
+            Some(announced(writer, save)?)
+        }
         None => None,
     };
     let logits = LogitFiles { known, save: save.as_mut() };
@@ -308,15 +319,8 @@ fn is_comparable(other: usize, own: usize, report: &mut Report) -> bool {
     own == other
 }
 
-/// Begins a logit file, after announcing its size.
-fn begin(
-    save: &SaveLogits<'_>,
-    windows: &[Window],
-    prompts: &[Prompt],
-    scoring: &Scoring,
-    n_vocab: usize,
-) -> Result<LogitWriter, VerifyError> {
-    let writer = LogitWriter::create(save.path, windows, prompts, scoring.n_ctx, n_vocab)?;
+/// Announces the size of a logit file, and reserves it.
+fn announced(writer: LogitWriter, save: &SaveLogits<'_>) -> Result<LogitWriter, VerifyError> {
     (save.announce)(&writer.size());
     writer.reserve()?;
     Ok(writer)

@@ -9,6 +9,7 @@ use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::quantize::solver::SolverName;
 use crate::cli::verify::engine_options;
 use crate::cli::{Common, UsageError};
+use crate::engine::Arithmetic;
 use crate::job::{Calibration, GivenStatistics, OwnText};
 
 /// Options of calibration. Flatten it.
@@ -71,6 +72,10 @@ impl CalibrateArgs {
     /// As [`own_text`].
     pub(crate) fn calibration(&self, common: &Common) -> Result<Option<Calibration>, UsageError> {
         if !self.is_given() {
+            if self.arithmetic.engine() != Arithmetic::F32 {
+                let text = "`--arithmetic` needs `--calibrate` or `--stats`: without them no model is run";
+                return Err(UsageError(text.to_owned()));
+            }
             return Ok(None);
         }
         let statistics = self.stats.as_ref();
@@ -85,6 +90,7 @@ impl CalibrateArgs {
             statistics: statistics
                 .map(|path| GivenStatistics { path: path.clone(), kinds: self.kinds.clone() }),
             engine: engine_options(common, self.arithmetic),
+            needs_integers: self.arithmetic.needs_integers(),
         }))
     }
 }

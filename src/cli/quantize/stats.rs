@@ -122,6 +122,7 @@ impl StatsArgs {
         self.check_self_text()?;
         let texts = calibration.read_texts().map_err(failure)?;
         let (source, metadata, file) = opened.parts();
+        self.arithmetic.check(&self.model, source.tensors())?;
         ModelParts::of(metadata).with(source, metadata, file, |model| {
             // Checked before a model writes any text.
             if model.plan()?.kind == ModelKind::Encoder {
@@ -236,15 +237,17 @@ impl StatsArgs {
             return Ok(None);
         }
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
+        let arithmetic = self.arithmetic.engine();
         // Broken statistics are not replaced either.
         let (is_same, counts) = match self.part {
             Some(share) => {
                 let Ok(part) = StatisticsPart::open(&self.output) else { return Ok(None) };
-                (part.is_of(model, text, seed, TextShare { share, batches: run.batches() })?, part.counts())
+                let own = TextShare { share, batches: run.batches() };
+                (part.is_of(model, arithmetic, text, seed, own)?, part.counts())
             }
             None => {
                 let Ok(whole) = Statistics::open(&self.output) else { return Ok(None) };
-                (whole.are_of(model, text, seed)?, whole.counts())
+                (whole.are_of(model, arithmetic, text, seed)?, whole.counts())
             }
         };
         Ok(is_same.then_some(counts))
@@ -260,9 +263,10 @@ impl StatsArgs {
     ) -> Result<StatisticsCounts, CalibrateError> {
         let (path, sync) = (&self.output, !session.common.no_sync);
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
+        let arithmetic = self.arithmetic.engine();
         let mut found = StatisticsCounts::default();
         let Some(share) = self.part else {
-            let mut writer = StatisticsWriter::create(path, model, text, seed, sync)?;
+            let mut writer = StatisticsWriter::create(path, model, arithmetic, text, seed, sync)?;
             let sums = run.run(&session.progress, &mut |layer: LayerMoments| {
                 found.add(&layer);
                 writer.add(&layer).map_err(CalibrateError::from)
@@ -271,7 +275,7 @@ impl StatsArgs {
             return Ok(found);
         };
         let own = TextShare { share, batches: run.batches() };
-        let mut writer = PartWriter::create(path, model, text, seed, own, sync)?;
+        let mut writer = PartWriter::create(path, model, arithmetic, text, seed, own, sync)?;
         let sums = run.run_share(&session.progress, &mut |layer: LayerSums| {
             found.add(&layer);
             writer.add(&layer).map_err(CalibrateError::from)

@@ -6,6 +6,7 @@ use gguf_foundry::calibrate::{
     CalibrateError, CalibrationRun, LayerMoments, Statistics, StatisticsError, StatisticsWriter,
 };
 use gguf_foundry::core::progress::Silent;
+use gguf_foundry::engine::Arithmetic;
 use gguf_foundry::gguf::ImatrixSums;
 use serde_json::{Value, json};
 
@@ -18,7 +19,7 @@ use crate::testkit::models::TinyModel;
 fn save(model: &TinyModel, path: &Path) -> (Vec<LayerMoments>, Vec<ImatrixSums>) {
     let model = model.model();
     let text = text(&model);
-    let mut writer = StatisticsWriter::create(path, &model, &text, Some(7), false).unwrap();
+    let mut writer = StatisticsWriter::create(path, &model, Arithmetic::F32, &text, Some(7), false).unwrap();
     let run = CalibrationRun::new(&model, &text, options(2)).unwrap();
     let mut layers = Vec::new();
     let mut keep = |layer: LayerMoments| {
@@ -74,12 +75,14 @@ fn a_run_that_ends_early_leaves_nothing_and_what_is_there_stays() {
     let path = dir.path().join("new/stats");
     let (layers, _) = collect(&model.model(), 1);
     let mut writer =
-        StatisticsWriter::create(&path, &model.model(), &text(&model.model()), None, false).unwrap();
+        StatisticsWriter::create(&path, &model.model(), Arithmetic::F32, &text(&model.model()), None, false)
+            .unwrap();
     writer.add(&layers[0]).unwrap();
     drop(writer);
     assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 0);
     save(&model, &path);
-    let again = StatisticsWriter::create(&path, &model.model(), &text(&model.model()), None, false);
+    let again =
+        StatisticsWriter::create(&path, &model.model(), Arithmetic::F32, &text(&model.model()), None, false);
     assert!(matches!(again, Err(StatisticsError::Output(_))), "{again:?}");
     assert!(read(&path).is_ok());
 }

@@ -4,6 +4,7 @@ mod alibi;
 mod bad_input;
 mod chatglm;
 mod continued;
+mod integers;
 mod quantized;
 
 use std::path::Path;

@@ -28,7 +28,7 @@ const KINDS: [&str; 3] = ["dense models", "models with experts", "encoders"];
 const TYPES: [(&str, [f64; 3]); 2] = [("Q8_0", [0.03, 0.25, 0.003]), ("Q4_K_M", [1.5, 1.5, 0.06])];
 
 /// Token ids of a case's reference, cut to a length.
-fn chunks(dir: &Path) -> Option<Vec<TokenChunk>> {
+pub fn chunks(dir: &Path) -> Option<Vec<TokenChunk>> {
     let text =
         ["logits.json", "hidden.json"].iter().find_map(|name| fs_err::read_to_string(dir.join(name)).ok())?;
     let json: Value = serde_json::from_str(&text).unwrap();
@@ -87,13 +87,17 @@ fn input_tensors<'a>(quantized: &'a QuantizePlan<'_>) -> &'a [gguf_foundry::core
     gguf_foundry::core::TensorSource::tensors(quantized)
 }
 
+/// Returns true if a feed-forward of the graph has experts.
+pub fn has_experts(plan: &GraphPlan) -> bool {
+    plan.layers.iter().any(|layer| matches!(layer.ffn, Ffn::Moe(_) | Ffn::Both(_)))
+}
+
 /// Costs of all types for a case; `None` if it is not run.
 fn costs(dir: &Path) -> Option<(usize, Vec<Result<f64, String>>)> {
     let chunks = chunks(dir)?;
     let model = F32::open(dir)?;
     let plan = model.plan()?.ok()?;
-    let has_experts = plan.layers.iter().any(|layer| matches!(layer.ffn, Ffn::Moe(_) | Ffn::Both(_)));
-    let kind = if plan.kind == ModelKind::Encoder { 2 } else { usize::from(has_experts) };
+    let kind = if plan.kind == ModelKind::Encoder { 2 } else { usize::from(has_experts(&plan)) };
     Some((kind, TYPES.iter().map(|(ty, _)| cost(&model, &plan, &chunks, ty)).collect()))
 }
 

@@ -15,7 +15,7 @@ use crate::{CalibrateError, LayerMoments, MatrixName, MomentSums, Moments};
 use gguf_core::progress::Progress;
 use gguf_engine::EngineError;
 use gguf_format::{ImatrixSums, PartsGap, each_once};
-use gguf_verification::ExactColumns;
+use gguf_verification::{ExactColumns, arithmetic_name};
 
 /// Reason for sums that no rows can give.
 const NO_SUMS: &str = "the sums of all parts are not finite, or squares that are negative";
@@ -87,9 +87,16 @@ pub fn combine_statistics(
 fn belong_together(parts: &[StatisticsPart]) -> Result<(), StatisticsError> {
     let first = parts.first().ok_or(StatisticsError::NoParts)?;
     for part in parts {
+        let paths = || (part.path().to_owned(), first.path().to_owned());
         if let Some(what) = difference(part, first) {
-            let (path, other) = (part.path().to_owned(), first.path().to_owned());
+            let (path, other) = paths();
             return Err(StatisticsError::OtherPart { path, other, what });
+        }
+        let arithmetic = |part: &StatisticsPart| arithmetic_name(part.manifest().arithmetic);
+        let (found, expected) = (arithmetic(part), arithmetic(first));
+        if found != expected {
+            let (path, other) = paths();
+            return Err(StatisticsError::PartArithmetic { path, other, found, expected });
         }
     }
     let numbers: Vec<usize> = parts.iter().map(|part| part.part().number).collect();

@@ -10,6 +10,9 @@ use gguf_core::limits::Limits;
 
 const FORMAT: &str = "gguf-foundry work";
 const VERSION: u64 = 1;
+/// Fact of the arithmetic of products with weights, and its value in work that does not say it.
+pub(crate) const ARITHMETIC: &str = "arithmetic";
+const F32: &str = "f32";
 
 /// Named facts that decide the result, each with its value or the value's digest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -76,10 +79,10 @@ impl WorkManifest {
             expected: expected.to_owned(),
         };
         for (what, expected) in &facts.0 {
-            let found = self.facts.iter().find(|(own, _)| own == what);
-            match found {
-                Some((_, found)) if found == expected => {}
-                Some((_, found)) => return Err(other(what, found, expected)),
+            let found = self.facts.iter().find(|(own, _)| own == what).map(|(_, found)| found.as_str());
+            match found.or((what == ARITHMETIC).then_some(F32)) {
+                Some(found) if found == expected => {}
+                Some(found) => return Err(other(what, found, expected)),
                 None => return Err(other(what, "not said", expected)),
             }
         }

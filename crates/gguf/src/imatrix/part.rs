@@ -134,8 +134,7 @@ pub fn combine_imatrix_parts(paths: &[PathBuf]) -> Result<CombinedImatrix, Imatr
         parts.push((path, part, run, sums));
     }
     parts.sort_by_key(|(_, part, ..)| part.number);
-    let places: Vec<_> =
-        parts.iter().map(|(path, part, run, _)| (path.as_path(), part, run.n_done)).collect();
+    let places: Vec<_> = parts.iter().map(|(path, part, run, _)| (path.as_path(), part, run)).collect();
     belong_together(&places)?;
     let mut combined: Option<CombinedImatrix> = None;
     let mut rests: BTreeMap<String, Vec<f64>> = BTreeMap::new();
@@ -165,14 +164,18 @@ pub fn combine_imatrix_parts(paths: &[PathBuf]) -> Result<CombinedImatrix, Imatr
     combined.ok_or(ImatrixError::NoParts)
 }
 
-/// Checks that sorted parts (path, part, number of chunks) belong to one run, and that each occurs once.
-fn belong_together(parts: &[(&std::path::Path, &ImatrixPart, usize)]) -> Result<(), ImatrixError> {
-    let Some((first_path, first, _)) = parts.first() else { return Err(ImatrixError::NoParts) };
-    for (path, part, _) in parts {
+/// Checks that sorted parts (path, part, state) belong to one run, and that each occurs once.
+fn belong_together(parts: &[(&std::path::Path, &ImatrixPart, &UnfinishedRun)]) -> Result<(), ImatrixError> {
+    let Some((first_path, first, first_run)) = parts.first() else { return Err(ImatrixError::NoParts) };
+    for (path, part, run) in parts {
         let (path, other) = (path.to_path_buf(), first_path.to_path_buf());
         let what = match () {
             () if part.model != first.model => "another model",
             () if part.plan != first.plan => "another text or other options",
+            () if run.arithmetic != first_run.arithmetic => {
+                let (found, expected) = (run.arithmetic.clone(), first_run.arithmetic.clone());
+                return Err(ImatrixError::PartArithmetic { path, other, found, expected });
+            }
             () if part.count != first.count => "another number of parts",
             () => continue,
         };
@@ -190,8 +193,8 @@ fn belong_together(parts: &[(&std::path::Path, &ImatrixPart, usize)]) -> Result<
         }
     }
     let mut next = 0;
-    for (path, part, n_chunks) in parts {
-        let end = part.first_chunk.saturating_add(*n_chunks);
+    for (path, part, run) in parts {
+        let end = part.first_chunk.saturating_add(run.n_done);
         let is_end = part.number != part.count || end == part.all_chunks;
         if part.first_chunk != next || !is_end {
             return Err(ImatrixError::DamagedPart { path: path.to_path_buf() });

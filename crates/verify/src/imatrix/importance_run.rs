@@ -11,7 +11,9 @@ use crate::imatrix::fingerprint::Fingerprint;
 use crate::prompts::shares;
 use crate::verification::beyond_training;
 use crate::windows::{Cut, Scoring, cut};
-use crate::{Model, Perplexity, Prompt, PromptError, PromptFile, PromptSource, VerifyError, Window};
+use crate::{
+    Model, Perplexity, Prompt, PromptError, PromptFile, PromptSource, VerifyError, Window, arithmetic_name,
+};
 use gguf_core::exact::add_exactly;
 use gguf_core::progress::Progress;
 use gguf_core::text::escape;
@@ -221,6 +223,12 @@ impl<'a> ImportanceRun<'a> {
         }
     }
 
+    /// Name of the arithmetic of products with the model's weights.
+    fn arithmetic(&self) -> &'static str {
+        let chosen = self.options.engine.arithmetic;
+        arithmetic_name(chosen.of_tensors(self.engine.source.tensors()))
+    }
+
     /// Returns the identity of the run's first `n_chunks` chunks; `before` holds the sums that it began with.
     ///
     /// # Errors
@@ -232,7 +240,6 @@ impl<'a> ImportanceRun<'a> {
         fingerprint.number(u64::from(self.options.process_output));
         fingerprint.number(u64::from(self.options.perplexity));
         fingerprint.number(self.options.scoring.n_ctx as u64);
-        fingerprint.value(&self.options.engine.arithmetic)?;
         fingerprint.sums(before);
         fingerprint.windows(self.windows.get(..n_chunks).unwrap_or(&self.windows));
         Ok(fingerprint.hex())
@@ -251,6 +258,7 @@ impl<'a> ImportanceRun<'a> {
             fingerprint: self.fingerprint(before, collected.n_done)?,
             n_done: collected.n_done,
             n_total: self.windows.len(),
+            arithmetic: self.arithmetic().to_owned(),
             nll: collected.nll.clone(),
             rests: collected.rests.clone(),
             part: self.part.clone(),
@@ -260,7 +268,8 @@ impl<'a> ImportanceRun<'a> {
     /// Resumes an earlier run. The number of chunks may have changed since.
     ///
     /// # Errors
-    /// [`ImatrixError::OtherRun`], [`ImatrixError::BeyondRun`]; a model that cannot be read.
+    /// [`ImatrixError::OtherRun`], [`ImatrixError::OtherArithmetic`], [`ImatrixError::BeyondRun`]; a model that cannot
+    /// be read.
     pub fn resume(
         &self,
         path: &Path,
@@ -275,6 +284,10 @@ impl<'a> ImportanceRun<'a> {
         }
         if self.fingerprint(before, n_done)? != run.fingerprint {
             return Err(ImatrixError::OtherRun { path, n_done }.into());
+        }
+        if run.arithmetic != self.arithmetic() {
+            let (found, expected) = (run.arithmetic, self.arithmetic().to_owned());
+            return Err(ImatrixError::OtherArithmetic { path, n_done, found, expected }.into());
         }
         Ok(Collected { sums, n_done, nll: run.nll, rests: run.rests })
     }

@@ -81,6 +81,11 @@ fn belong_together(parts: &[VerificationPart]) -> Result<(), PartError> {
         if let Some(what) = part.facts.plan.difference(&first.facts.plan) {
             return Err(PartError::OtherPlan { path, other, what });
         }
+        if let Some((what, found, expected)) =
+            part.facts.plan.arithmetic.difference(first.facts.plan.arithmetic)
+        {
+            return Err(PartError::OtherArithmetic { path, other, what, found, expected });
+        }
         if part.facts.count != count {
             let (count, other_count) = (part.facts.count, count);
             return Err(PartError::OtherCount { path, other, count, other_count });

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::arithmetic::RunArithmetic;
 use crate::imatrix::Fingerprint;
 use crate::judgement::JudgedModel;
 use crate::routing::watch::RouteCounts;
@@ -25,6 +26,9 @@ pub(super) struct Plan {
     prompts: String,
     /// Digest of the options that cut and score the prompts.
     options: String,
+    /// Arithmetic of products with weights. Earlier versions had F32 alone and did not write it.
+    #[serde(default)]
+    pub(super) arithmetic: RunArithmetic,
 }
 
 impl Plan {
@@ -47,13 +51,13 @@ impl Plan {
         }
         let mut options = Fingerprint::default();
         options.value(scoring)?;
-        options.value(&arithmetic)?;
         Ok(Self {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             model: digest(model)?,
             baseline: baseline.map(digest).transpose()?,
             prompts: prompts.hex(),
             options: options.hex(),
+            arithmetic: RunArithmetic::of(arithmetic, model, baseline),
         })
     }
 
@@ -67,10 +71,7 @@ impl Plan {
             ("version of the program", self.version == other.version),
             ("model", self.model == other.model),
             ("baseline", self.baseline == other.baseline),
-            (
-                "choice of `--ctx`, `--chunks`, `--stride`, `--score` or `--arithmetic`",
-                self.options == other.options,
-            ),
+            ("choice of `--ctx`, `--chunks`, `--stride` or `--score`", self.options == other.options),
             ("text of the prompts", self.prompts == other.prompts),
         ];
         pairs.into_iter().find(|(_, is_same)| !is_same).map(|(what, _)| what)
@@ -116,7 +117,7 @@ pub(super) struct PartChecks {
     #[serde(with = "exact::double_if_any")]
     pub(super) bits_per_weight: Option<f64>,
     pub(super) label: Option<FileLabel>,
-    /// Arithmetic of the run, if there is one.
+    /// Arithmetic of the run, if there is one; earlier versions did not write it.
     pub(super) arithmetic: Option<Arithmetic>,
     pub(super) findings: Vec<StoredFinding>,
     /// Index in `findings` at which the findings about weights are inserted.
@@ -199,6 +200,16 @@ pub(super) struct PartFacts {
     pub(super) tensors: Vec<TensorWeights>,
     /// Run of the part; `None` if errors or a missing graph prevented it.
     pub(super) run: Option<RunFacts>,
+}
+
+impl PartFacts {
+    /// Adds the arithmetic of a run that an earlier version made.
+    pub(super) fn with_arithmetic(mut self) -> Self {
+        if self.run.is_some() && self.checks.arithmetic.is_none() {
+            self.checks.arithmetic = Some(self.plan.arithmetic.model);
+        }
+        self
+    }
 }
 
 /// Names of the files in the report. They may differ between machines; those of the first part count.
