@@ -19,7 +19,7 @@ use gguf_core::{GgmlType, TensorMeta};
 use gguf_engine::{Arithmetic, EngineError, EngineOptions};
 use gguf_format::{ColumnSums, Imatrix, ImatrixSums};
 use gguf_quantization::{Input, QuantizeError, QuantizePlan};
-use gguf_verification::{Divergence, Fingerprint, Model, Window, arithmetic_name, divergence_on};
+use gguf_verification::{Divergence, Fingerprint, Model, Window, divergence_on};
 
 /// Inputs that all attempts share.
 pub(super) struct Attempts<'a> {
@@ -283,7 +283,7 @@ impl Attempts<'_> {
         facts.add("program", program());
         // Sums of products have the same bits only with the same instructions.
         facts.add("vector instructions", self.options.engine.level.name());
-        facts.add(ARITHMETIC, arithmetic_name(self.arithmetic()));
+        facts.add(ARITHMETIC, self.arithmetic().name());
         facts.add("model", model);
         facts.add("tokenizer", tokenizer);
         facts.add("solver", self.options.solver.name());

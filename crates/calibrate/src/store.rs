@@ -40,7 +40,7 @@ use std::path::Path;
 use gguf_core::TensorSource;
 use gguf_engine::Arithmetic;
 use gguf_format::Metadata;
-use gguf_verification::{Fingerprint, Model, arithmetic_name};
+use gguf_verification::{Fingerprint, Model};
 use manifest::StatisticsManifest;
 
 const MANIFEST: &str = "statistics.json";
@@ -73,7 +73,7 @@ fn same_arithmetic(path: &Path, found: Arithmetic, expected: Arithmetic) -> Resu
     if found == expected {
         return Ok(());
     }
-    let (found, expected) = (arithmetic_name(found), arithmetic_name(expected));
+    let (found, expected) = (found.name(), expected.name());
     Err(StatisticsError::OtherArithmetic { path: path.to_owned(), found, expected })
 }
 

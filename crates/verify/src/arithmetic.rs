@@ -6,15 +6,6 @@ use crate::Model;
 use gguf_core::TensorMeta;
 use gguf_engine::Arithmetic;
 
-/// Returns the name of an arithmetic, as `--arithmetic` accepts it.
-#[must_use]
-pub fn arithmetic_name(arithmetic: Arithmetic) -> &'static str {
-    match arithmetic {
-        Arithmetic::F32 => "f32",
-        Arithmetic::Integer => "integer",
-    }
-}
-
 /// Returns the arithmetic that decides a model's figures; `None` if its weights are multiplied alike in every one.
 pub(super) fn deciding(chosen: Arithmetic, tensors: &[TensorMeta]) -> Option<Arithmetic> {
     (Arithmetic::Integer.of_tensors(tensors) == Arithmetic::Integer).then_some(chosen)
@@ -41,7 +32,7 @@ impl RunArithmetic {
     pub(super) fn difference(self, other: Self) -> Option<(&'static str, &'static str, &'static str)> {
         let pairs = [("model", self.model, other.model), ("baseline", self.baseline, other.baseline)];
         let found = pairs.into_iter().find(|(_, own, other)| own != other);
-        found.map(|(what, own, other)| (what, arithmetic_name(own), arithmetic_name(other)))
+        found.map(|(what, own, other)| (what, own.name(), other.name()))
     }
 }
 
@@ -53,7 +44,7 @@ mod tests {
     #[test]
     fn names_are_those_of_reports_and_options() {
         for arithmetic in [Arithmetic::F32, Arithmetic::Integer] {
-            let name = arithmetic_name(arithmetic);
+            let name = arithmetic.name();
             assert_eq!(serde_json::to_value(arithmetic).unwrap(), name);
             assert_eq!(name.parse::<ArithmeticChoice>().map(Arithmetic::from), Ok(arithmetic));
         }

@@ -63,7 +63,6 @@ mod weights;
 mod windows;
 
 pub use answers::cut_sources;
-pub use arithmetic::arithmetic_name;
 pub use chat::{Chat, ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate, renderer};
 pub use checks::Check;
 pub use checks::label::{FileLabel, Label};

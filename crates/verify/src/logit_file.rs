@@ -16,7 +16,6 @@ pub(super) mod write;
 
 use std::path::PathBuf;
 
-use crate::arithmetic_name;
 use gguf_core::Hint;
 use gguf_core::output::OutputError;
 use gguf_core::text;
@@ -100,7 +99,7 @@ impl Hint for LogitFileError {
 /// Returns the bytes that name an arithmetic at the end of a file.
 fn arithmetic_bytes(arithmetic: Arithmetic) -> [u8; ARITHMETIC_BYTES] {
     let mut bytes = [0; ARITHMETIC_BYTES];
-    let text = ARITHMETIC.iter().chain(arithmetic_name(arithmetic).as_bytes());
+    let text = ARITHMETIC.iter().chain(arithmetic.name().as_bytes());
     bytes.iter_mut().zip(text).for_each(|(byte, own)| *byte = *own);
     bytes
 }

@@ -15,7 +15,7 @@ use crate::{CalibrateError, LayerMoments, MatrixName, MomentSums, Moments};
 use gguf_core::progress::Progress;
 use gguf_engine::EngineError;
 use gguf_format::{ImatrixSums, PartsGap, each_once};
-use gguf_verification::{ExactColumns, arithmetic_name};
+use gguf_verification::ExactColumns;
 
 /// Reason for sums that no rows can give.
 const NO_SUMS: &str = "the sums of all parts are not finite, or squares that are negative";
@@ -92,7 +92,7 @@ fn belong_together(parts: &[StatisticsPart]) -> Result<(), StatisticsError> {
             let (path, other) = paths();
             return Err(StatisticsError::OtherPart { path, other, what });
         }
-        let arithmetic = |part: &StatisticsPart| arithmetic_name(part.manifest().arithmetic);
+        let arithmetic = |part: &StatisticsPart| part.manifest().arithmetic.name();
         let (found, expected) = (arithmetic(part), arithmetic(first));
         if found != expected {
             let (path, other) = paths();

@@ -12,7 +12,7 @@ use crate::{CalibrateError, SelfText};
 use gguf_core::limits::Limits;
 use gguf_core::output::OutputFile;
 use gguf_engine::{Arithmetic, EngineOptions};
-use gguf_verification::{Fingerprint, Model, Window, arithmetic_name};
+use gguf_verification::{Fingerprint, Model, Window};
 
 /// Kept text of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,7 +106,7 @@ impl SelfTextKeeper<'_> {
                     return Err(other(what));
                 }
                 if found.arithmetic != arithmetic {
-                    let (found, expected) = (arithmetic_name(found.arithmetic), arithmetic_name(arithmetic));
+                    let (found, expected) = (found.arithmetic.name(), arithmetic.name());
                     let path = path.to_owned();
                     return Err(CalibrateError::SelfTextArithmetic { path, found, expected });
                 }

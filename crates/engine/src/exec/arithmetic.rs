@@ -20,6 +20,15 @@ pub enum Arithmetic {
 }
 
 impl Arithmetic {
+    /// Name, as `--arithmetic` accepts it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Integer => "integer",
+        }
+    }
+
     /// Returns true if matrices of this type are multiplied in integers.
     #[must_use]
     pub fn is_integer(self, ty: GgmlType) -> bool {

@@ -11,9 +11,7 @@ use crate::imatrix::fingerprint::Fingerprint;
 use crate::prompts::shares;
 use crate::verification::beyond_training;
 use crate::windows::{Cut, Scoring, cut};
-use crate::{
-    Model, Perplexity, Prompt, PromptError, PromptFile, PromptSource, VerifyError, Window, arithmetic_name,
-};
+use crate::{Model, Perplexity, Prompt, PromptError, PromptFile, PromptSource, VerifyError, Window};
 use gguf_core::exact::add_exactly;
 use gguf_core::progress::Progress;
 use gguf_core::text::escape;
@@ -226,7 +224,7 @@ impl<'a> ImportanceRun<'a> {
     /// Name of the arithmetic of products with the model's weights.
     fn arithmetic(&self) -> &'static str {
         let chosen = self.options.engine.arithmetic;
-        arithmetic_name(chosen.of_tensors(self.engine.source.tensors()))
+        chosen.of_tensors(self.engine.source.tensors()).name()
     }
 
     /// Returns the identity of the run's first `n_chunks` chunks; `before` holds the sums that it began with.

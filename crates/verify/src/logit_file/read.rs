@@ -4,7 +4,6 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::VerifyError;
-use crate::arithmetic_name;
 use crate::logit_file::{
     ARITHMETIC_BYTES, Geometry, HEADER_BYTES, LogitFileError, MAGIC, ROW_HEAD_BYTES, arithmetic_of,
 };
@@ -105,8 +104,8 @@ impl LogitFile {
         match self.arithmetic {
             Some(own) if own != run => Err(LogitFileError::OtherArithmetic {
                 path: self.map.path().to_owned(),
-                found: arithmetic_name(own),
-                expected: arithmetic_name(run),
+                found: own.name(),
+                expected: run.name(),
             }),
             _ => Ok(()),
         }
