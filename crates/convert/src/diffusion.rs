@@ -336,17 +336,23 @@ fn check_storage(stored: ElementType, meta: &WeightMeta, path: &Path) -> Result<
     Err(DiffusionError::Codes { path: path.to_owned(), tensor: meta.name.clone(), ty: stored })
 }
 
+/// Returns the first names of a list, for a message.
+fn first_names<'n>(names: impl ExactSizeIterator<Item = &'n str>) -> String {
+    const SHOWN: usize = 4;
+    let more = if names.len() > SHOWN { ", ..." } else { "" };
+    let shown: Vec<String> = names.take(SHOWN).map(|name| format!("`{}`", escape(name))).collect();
+    format!("{}{more}", shown.join(", "))
+}
+
 /// Returns the warning about FP8 weights that have no factor, next to others that have one.
 fn without_factors(weights: &ImageWeights) -> Option<String> {
     let names = weights.without_factors();
-    let listed: Vec<String> = names.iter().take(4).map(|name| format!("`{}`", escape(name))).collect();
-    let more = if names.len() > 4 { ", ..." } else { "" };
     (!names.is_empty()).then(|| {
         format!(
             "{} in FP8 without a factor, in a checkpoint that has factors: as in ComfyUI, it is taken as 1; if the file is \
-             incomplete, fetch it again: {}{more}",
+             incomplete, fetch it again: {}",
             plural(names.len() as u64, "weight"),
-            listed.join(", "),
+            first_names(names.iter().map(String::as_str)),
         )
     })
 }
@@ -484,18 +490,13 @@ fn bare_bf16(tensors: &[PlannedTensor]) -> Option<String> {
             && meta.shape.rank() > 1
             && !OF_LAYERS.iter().any(|end| meta.name.ends_with(end))
     };
-    let names: Vec<String> = tensors
-        .iter()
-        .map(|tensor| &tensor.meta)
-        .filter(is_bare)
-        .map(|meta| format!("`{}`", escape(&meta.name)))
-        .collect();
-    let more = if names.len() > 4 { ", ..." } else { "" };
-    let listed = names.iter().take(4).cloned().collect::<Vec<_>>().join(", ");
+    let names: Vec<&str> =
+        tensors.iter().map(|tensor| &tensor.meta).filter(is_bare).map(|meta| meta.name.as_str()).collect();
     (!names.is_empty()).then(|| {
         format!(
-            "{listed}{more}: a parameter in BF16 that belongs to no layer, which ComfyUI-GGUF does not load (nor from the \
-             file of its own converter): convert with `--type f16`, and quantize that file"
+            "{}: a parameter in BF16 that belongs to no layer, which ComfyUI-GGUF does not load (nor from the \
+             file of its own converter): convert with `--type f16`, and quantize that file",
+            first_names(names.iter().copied())
         )
     })
 }

@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 use crate::work::WorkError;
 use gguf_checkpoint::parse_object;
 use gguf_core::limits::Limits;
+use gguf_engine::Arithmetic;
 
 const FORMAT: &str = "gguf-foundry work";
 const VERSION: u64 = 1;
-/// Fact of the arithmetic of products with weights, and its value in work that does not say it.
+/// Fact of the arithmetic of products with weights; work that does not say it was done in F32.
 pub(crate) const ARITHMETIC: &str = "arithmetic";
-const F32: &str = "f32";
 
 /// Named facts that decide the result, each with its value or the value's digest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -80,7 +80,7 @@ impl WorkManifest {
         };
         for (what, expected) in &facts.0 {
             let found = self.facts.iter().find(|(own, _)| own == what).map(|(_, found)| found.as_str());
-            match found.or((what == ARITHMETIC).then_some(F32)) {
+            match found.or((what == ARITHMETIC).then_some(Arithmetic::F32.name())) {
                 Some(found) if found == expected => {}
                 Some(found) => return Err(other(what, found, expected)),
                 None => return Err(other(what, "not said", expected)),
