@@ -9,6 +9,10 @@
 //! y        += step · Σ over scales (scale · Σ r · integer - min_scale · Σ minimum · Σ r)
 //! ```
 //!
+//! An uneven group, with an activation that is far larger than the others, would have a step that is too coarse for them.
+//! What its integers leave, `x - step · r`, is rounded as a second group, with its own step, and its products are added
+//! after those of the first. So what rounding loses is bounded by the mean magnitude of a group, whatever its largest is.
+//!
 //! # Exactness
 //! The sums of products are exact integers, whatever their order. They become F32 after [`run_columns`] columns at
 //! most, before they could leave 32 bits; the F32 operations run in the order of columns, each rounded. So a product

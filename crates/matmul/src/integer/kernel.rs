@@ -25,39 +25,60 @@ impl Multiply<'_> {
             let (records, steps) = x.group(group);
             for (strip, sums) in sums.chunks_exact_mut(x.n_tokens()).enumerate() {
                 let w = w.strip_group(strip, group);
-                let done = tiles::<L, T>(l, &w, records, steps, sums);
-                let done = done + tiles::<L, 2>(l, &w, &records[done..], &steps[done..], &mut sums[done..]);
-                tiles::<L, 1>(l, &w, &records[done..], &steps[done..], &mut sums[done..]);
+                add_all::<L, T>(l, &w, records, steps, |at| at, sums);
+                for (some, rests) in x.rests(group) {
+                    let (records, steps) = (&rests.records[some.clone()], &rests.steps[some.clone()]);
+                    let tokens = &rests.tokens[some];
+                    add_all::<L, T>(l, &w, records, steps, |at| tokens[at] - x.first_token(), sums);
+                }
             }
         }
     }
 }
 
-/// Adds the products with as many tokens as there are whole tiles of `T`, and returns the number of these tokens.
+/// Adds the products of a group of columns of a strip with records, the sums of each being at `place`.
 #[inline(always)]
-fn tiles<L: Lanes, const T: usize>(
+fn add_all<L: Lanes, const T: usize>(
     l: L,
     w: &StripGroup<'_>,
     records: &[[i32; RECORD]],
     steps: &[f32],
+    place: impl Fn(usize) -> usize,
     sums: &mut [[f32; STRIP]],
-) -> usize {
-    let (records, steps) = (records.as_chunks::<T>().0, steps.as_chunks::<T>().0);
-    for ((x, steps), sums) in records.iter().zip(steps).zip(sums.as_chunks_mut::<T>().0) {
-        tile(l, w, x, steps, sums);
-    }
-    T * records.len()
+) {
+    let done = add_tiles::<L, T>(l, w, records, steps, 0, &place, sums);
+    let done = add_tiles::<L, 2>(l, w, records, steps, done, &place, sums);
+    add_tiles::<L, 1>(l, w, records, steps, done, &place, sums);
 }
 
-/// Adds the products of a group of columns of a strip with `T` tokens.
+/// Adds the products with as many records after the first `done` as there are whole tiles of `T`, and returns the
+/// number of records that are done.
 #[inline(always)]
-fn tile<L: Lanes, const T: usize>(
+fn add_tiles<L: Lanes, const T: usize>(
     l: L,
     w: &StripGroup<'_>,
-    x: &[[i32; RECORD]; T],
-    steps: &[f32; T],
-    sums: &mut [[f32; STRIP]; T],
-) {
+    records: &[[i32; RECORD]],
+    steps: &[f32],
+    mut done: usize,
+    place: &impl Fn(usize) -> usize,
+    sums: &mut [[f32; STRIP]],
+) -> usize {
+    let (records, steps) = (records[done..].as_chunks::<T>().0, steps[done..].as_chunks::<T>().0);
+    for (x, steps) in records.iter().zip(steps) {
+        let products = tile(l, w, x);
+        for t in 0..T {
+            let sums = &mut sums[place(done + t)];
+            let sum = l.add(l.load(sums), l.mul(products[t], l.splat(steps[t])));
+            l.store(sum, sums);
+        }
+        done += T;
+    }
+    done
+}
+
+/// Returns the products of a group of columns of a strip with the integers of `T` records.
+#[inline(always)]
+fn tile<L: Lanes, const T: usize>(l: L, w: &StripGroup<'_>, x: &[[i32; RECORD]; T]) -> [L::F; T] {
     let mut scaled = [l.zero_f(); T];
     let (mut codes, mut minima) = (w.codes, w.minima);
     let (mut first, mut first_sum) = (0, if w.shared == 16 { SUMS_16 } else { SUMS_32 });
@@ -91,10 +112,7 @@ fn tile<L: Lanes, const T: usize>(
             minima = later;
         }
     }
-    for t in 0..T {
-        let sum = l.add(l.load(&sums[t]), l.mul(scaled[t], l.splat(steps[t])));
-        l.store(sum, &mut sums[t]);
-    }
+    scaled
 }
 
 /// Returns the sums of products of pairs as F32, for all rows of a strip and `T` tokens.

@@ -20,6 +20,9 @@ pub(super) const SUMS_32: usize = SUMS_16 + GROUP / 16;
 /// Number of tokens of a part.
 const PART_TOKENS: usize = 64;
 
+/// Multiple of the mean magnitude of a group above which its largest magnitude makes the step too coarse for the others.
+const UNEVEN: f32 = 32.0;
+
 /// Value below which activations are scaled by [`LIFT`] before they are rounded, so that the inverse of their step is
 /// finite.
 const TINY: f32 = f32::from_bits((127 - 100) << 23);
@@ -35,6 +38,33 @@ pub struct RoundedRows {
     pub(super) records: Vec<[i32; RECORD]>,
     /// Steps, `[n_groups, n_tokens]`.
     pub(super) steps: Vec<f32>,
+    /// What the records of uneven groups leave, `[n_groups, n_parts]`.
+    rests: Vec<Rests>,
+}
+
+/// What the records of some tokens' uneven groups leave, rounded with smaller steps. Empty for most.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rests {
+    /// Ascending.
+    pub(super) tokens: Vec<usize>,
+    pub(super) records: Vec<[i32; RECORD]>,
+    pub(super) steps: Vec<f32>,
+}
+
+impl Rests {
+    fn clear(&mut self) {
+        self.tokens.clear();
+        self.records.clear();
+        self.steps.clear();
+    }
+
+    #[inline(always)]
+    fn push(&mut self, token: usize, x: &[f32; GROUP]) {
+        let mut record = [0; RECORD];
+        self.tokens.push(token);
+        self.steps.push(round(x, &mut record));
+        self.records.push(record);
+    }
 }
 
 /// Some tokens of one group of columns, to be rounded by any thread.
@@ -45,13 +75,14 @@ pub struct RoundedPart<'a> {
     first_token: usize,
     records: &'a mut [[i32; RECORD]],
     steps: &'a mut [f32],
+    rests: &'a mut Rests,
 }
 
 impl RoundedRows {
-    /// Returns the bytes of a row of `n_cols` columns.
+    /// Returns the bytes of a row of `n_cols` columns at most: if all groups are uneven.
     #[must_use]
     pub const fn row_bytes(n_cols: usize) -> usize {
-        n_cols.div_ceil(GROUP) * (4 * RECORD + 4)
+        n_cols.div_ceil(GROUP) * 2 * (4 * RECORD + 8)
     }
 
     /// Makes room for other rows and returns their parts, each of which must be rounded.
@@ -63,16 +94,20 @@ impl RoundedRows {
             (self.records, self.steps) = (vec![[0; RECORD]; n], vec![0.0; n]);
         }
         let (records, steps) = (&mut self.records[..n], &mut self.steps[..n]);
+        let n_parts = n_tokens.div_ceil(PART_TOKENS);
+        self.rests.resize_with(n_parts * n_cols.div_ceil(GROUP), Rests::default);
         let groups = records.chunks_mut(n_tokens.max(1)).zip(steps.chunks_mut(n_tokens.max(1)));
-        let parts = groups.enumerate().flat_map(|(group, (records, steps))| {
+        let groups = groups.zip(self.rests.chunks_mut(n_parts.max(1)));
+        let parts = groups.enumerate().flat_map(|(group, ((records, steps), rests))| {
             let columns = group * GROUP..n_cols.min((group + 1) * GROUP);
-            let parts = records.chunks_mut(PART_TOKENS).zip(steps.chunks_mut(PART_TOKENS)).enumerate();
-            parts.map(move |(part, (records, steps))| RoundedPart {
+            let parts = records.chunks_mut(PART_TOKENS).zip(steps.chunks_mut(PART_TOKENS)).zip(rests);
+            parts.enumerate().map(move |(part, ((records, steps), rests))| RoundedPart {
                 n_cols,
                 columns: columns.clone(),
                 first_token: part * PART_TOKENS,
                 records,
                 steps,
+                rests,
             })
         });
         parts.collect()
@@ -105,19 +140,42 @@ impl VectorLoop for RoundPart<'_> {
 
     #[inline(always)]
     fn run(self) {
-        let RoundedPart { n_cols, columns, first_token, records, steps } = self.part;
+        let RoundedPart { n_cols, columns, first_token, records, steps, rests } = self.part;
+        rests.clear();
         let rows = self.x[first_token * n_cols..].chunks(n_cols);
-        for ((row, record), step) in rows.zip(records).zip(steps) {
+        for (at, ((row, record), step)) in rows.zip(records).zip(steps).enumerate() {
             let row = &row[columns.clone()];
-            *step = match row.as_array() {
-                Some(row) => round(row, record),
-                None => {
-                    let mut filled = [0.0; GROUP];
-                    filled[..row.len()].copy_from_slice(row);
-                    round(&filled, record)
-                }
-            };
+            let mut x = [0.0; GROUP];
+            x[..row.len()].copy_from_slice(row);
+            *step = round(&x, record);
+            if is_uneven(&x, row.len(), *step) {
+                subtract(&mut x, record, *step);
+                rests.push(first_token + at, &x);
+            }
         }
+    }
+}
+
+/// Whether the largest of the first `n` activations is more than [`UNEVEN`] times their mean.
+#[inline(always)]
+fn is_uneven(x: &[f32; GROUP], n: usize, step: f32) -> bool {
+    let mut sums = [0f32; 16];
+    for x in x.as_chunks::<16>().0 {
+        for i in 0..16 {
+            sums[i] += x[i].abs();
+        }
+    }
+    let mean = sums.iter().sum::<f32>() / n as f32;
+    step * LARGEST as f32 > UNEVEN * mean
+}
+
+/// Subtracts the integers of a record times their step.
+#[inline(always)]
+fn subtract(x: &mut [f32; GROUP], record: &[i32; RECORD], step: f32) {
+    // In F64, product and difference are exact: they have less than 53 bits.
+    let rest = |x: f32, r: i32| (f64::from(x) - f64::from(step) * f64::from(r)) as f32;
+    for (x, pair) in x.as_chunks_mut::<2>().0.iter_mut().zip(record) {
+        *x = [rest(x[0], i32::from(*pair as i16)), rest(x[1], pair >> 16)];
     }
 }
 
@@ -194,6 +252,23 @@ impl<'a> RoundedView<'a> {
         assert!(range.start <= range.end && range.end <= self.n_tokens());
         let first = self.tokens.start;
         Self { rows: self.rows, tokens: first + range.start..first + range.end }
+    }
+
+    /// Returns what is left of the uneven groups of a group of columns, with tokens counted from the view's first.
+    pub(super) fn rests(&self, group: usize) -> impl Iterator<Item = (Range<usize>, &'a Rests)> + use<'a> {
+        let n_parts = self.rows.n_tokens.div_ceil(PART_TOKENS);
+        let tokens = self.tokens.clone();
+        let parts = tokens.start / PART_TOKENS..tokens.end.div_ceil(PART_TOKENS);
+        let rests = &self.rows.rests[group * n_parts..][parts];
+        rests.iter().map(move |rests| {
+            let before = |end: usize| rests.tokens.partition_point(|&token| token < end);
+            (before(tokens.start)..before(tokens.end), rests)
+        })
+    }
+
+    /// Number of tokens before the view.
+    pub(super) fn first_token(&self) -> usize {
+        self.tokens.start
     }
 
     /// Returns the records and steps of a group of columns.

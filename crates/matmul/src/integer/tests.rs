@@ -94,17 +94,34 @@ fn product(kernel: IntegerKernel, x: &RoundedView<'_>, w: &IntegerPanel<'_>) -> 
     out
 }
 
+/// Integers of activations, and their step.
+fn integers(x: &[f32]) -> (Vec<i64>, f32) {
+    let largest = x.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+    let inverse = LARGEST as f32 / largest;
+    (x.iter().map(|x| (x * inverse).round_ties_even() as i64).collect(), largest / LARGEST as f32)
+}
+
+/// Integers and steps of a group: those of what they leave, too, if the group is uneven.
+fn all_integers(x: &[f32]) -> Vec<(Vec<i64>, f32)> {
+    let (r, step) = integers(x);
+    // Sums of every 16th activation first.
+    let mean = (0..16).map(|first| x.iter().skip(first).step_by(16).fold(0f32, |sum, x| sum + x.abs()));
+    let mean = mean.fold(0f32, |sum, part| sum + part) / x.len() as f32;
+    let rest = x.iter().zip(&r).map(|(&x, &r)| (f64::from(x) - f64::from(step) * r as f64) as f32);
+    let rest = (step * 32767.0 > 32.0 * mean).then(|| integers(&rest.collect::<Vec<f32>>()));
+    std::iter::once((r, step)).chain(rest).collect()
+}
+
 /// Computes the product in the order that the module states, with sums in 64 bits.
 fn reference(x: &[f32], n_cols: usize, w: &Weights) -> Vec<f32> {
     let (form, run) = (w.form, run_columns(&w.form));
     let mut out = Vec::new();
     for x in x.chunks(n_cols) {
+        let groups: Vec<_> = x.chunks(GROUP).map(all_integers).collect();
         for row in &w.rows {
             let mut y = 0f32;
-            for (x, part) in x.chunks(GROUP).zip(row) {
-                let largest = x.iter().fold(0f32, |largest, x| largest.max(x.abs()));
-                let inverse = LARGEST as f32 / largest;
-                let r: Vec<i64> = x.iter().map(|x| (x * inverse).round_ties_even() as i64).collect();
+            let groups = groups.iter().zip(row).flat_map(|(all, part)| all.iter().map(move |r| (r, part)));
+            for ((r, step), part) in groups {
                 let mut sum = 0f32;
                 for (scale, r) in r.chunks(form.scaled).enumerate() {
                     let mut in_floats = 0f32;
@@ -121,7 +138,7 @@ fn reference(x: &[f32], n_cols: usize, w: &Weights) -> Vec<f32> {
                         sum -= i32::try_from(dot).unwrap() as f32 * part.min_scales[scale];
                     }
                 }
-                y += sum * (largest / LARGEST as f32);
+                y += sum * step;
             }
             out.push(1.5 * y);
         }
@@ -142,7 +159,11 @@ fn every_kernel_gives_the_bits_of_the_reference() {
     for form in FORMS {
         for (n_tokens, n_rows, n_cols) in [(1, 1, form.scaled), (13, 17, 512), (7, 32, 256 + form.scaled)] {
             let w = Weights::new(form, n_rows, n_cols, &mut || random_part(form, &mut noise));
-            let x: Vec<f32> = (0..n_tokens * n_cols).map(|_| noise.unit() * noise.unit()).collect();
+            let mut x: Vec<f32> = (0..n_tokens * n_cols).map(|_| noise.unit() * noise.unit()).collect();
+            // Uneven groups.
+            for x in x.chunks_mut(n_cols).step_by(3) {
+                x[noise.next() as usize % n_cols] = 1000.0 * noise.unit();
+            }
             let want = reference(&x, n_cols, &w);
             for kernel in IntegerKernel::available() {
                 let rows = rounded(SimdLevel::detect(), &x, n_cols);
@@ -203,12 +224,22 @@ fn runs_are_as_long_as_32_bits_allow() {
 fn rounding_is_the_same_at_every_level() {
     let mut noise = Noise(2);
     for n_cols in [32, 256, 400] {
-        let x: Vec<f32> = (0..131 * n_cols).map(|_| noise.unit() * (noise.next() % 1000) as f32).collect();
+        let spread = |noise: &mut Noise| noise.unit() * (noise.next() % 1000) as f32;
+        let mut x: Vec<f32> = (0..131 * n_cols).map(|_| spread(&mut noise)).collect();
+        x.chunks_mut(n_cols).step_by(5).for_each(|x| x[7] = 1e6);
         let want = rounded(SimdLevel::Scalar, &x, n_cols);
         for level in SimdLevel::available() {
             let found = rounded(level, &x, n_cols);
             assert_eq!(found.records, want.records, "{level}");
             assert_eq!(found.steps, want.steps, "{level}");
+            let rests = |rows: &RoundedRows| {
+                let all = rows.view().rests(0).map(|(_, rests)| rests.clone());
+                all.map(|rests| (rests.tokens, rests.records, rests.steps)).collect::<Vec<_>>()
+            };
+            assert_eq!(rests(&found), rests(&want), "{level}");
+            let n_rests: usize = rests(&found).iter().map(|rests| rests.0.len()).sum();
+            // One of 32 is never 32 times the mean.
+            assert_eq!(n_rests, if n_cols == 32 { 0 } else { 27 }, "{level}");
         }
     }
 }
@@ -218,13 +249,35 @@ fn a_row_does_not_depend_on_other_rows() {
     let mut noise = Noise(3);
     let (form, n_cols) = (FORMS[6], 768);
     let w = Weights::new(form, 40, n_cols, &mut || random_part(form, &mut noise));
-    let x: Vec<f32> = (0..700 * n_cols).map(|_| noise.unit()).collect();
+    let mut x: Vec<f32> = (0..700 * n_cols).map(|_| noise.unit()).collect();
+    // Groups of some tokens are uneven: none, one, or many of those that are rounded together.
+    for at in [0, 5, 6, 7, 11, 12, 100, 255, 256, 257, 258, 263, 264, 300, 699] {
+        x[at * n_cols + 300] = 1e5;
+    }
     let rows = rounded(SimdLevel::detect(), &x, n_cols);
     let kernel = IntegerKernel::of(SimdLevel::detect());
     let all = product(kernel, &rows.view(), &w.panel());
     for range in [0..1, 5..12, 250..270, 699..700, 3..700] {
         let some = product(kernel, &rows.view().tokens(range.clone()), &w.panel());
         same(&some, &all[range.start * 40..range.end * 40], &format!("{range:?}"));
+    }
+}
+
+#[test]
+fn rows_are_rounded_again_without_what_they_held() {
+    let mut noise = Noise(6);
+    let w = Weights::new(FORMS[0], 3, 512, &mut || random_part(FORMS[0], &mut noise));
+    let mut x: Vec<f32> = (0..100 * 512).map(|_| noise.unit()).collect();
+    let even = x.clone();
+    x.chunks_mut(256).for_each(|x| x[3] = 1e4);
+    let level = SimdLevel::detect();
+    let mut rows = rounded(level, &x, 512);
+    for n_tokens in [70, 100, 1] {
+        let even = &even[..n_tokens * 512];
+        rows.parts(n_tokens, 512).into_iter().for_each(|part| part.round(level, even));
+        let [again, fresh] = [&rows, &rounded(level, even, 512)]
+            .map(|rows| product(IntegerKernel::of(level), &rows.view(), &w.panel()));
+        same(&again, &fresh, "rounded again");
     }
 }
 
@@ -251,6 +304,33 @@ fn groups_have_their_own_steps() {
     assert!((half - 1.5 * 2.56).abs() < 1e-5);
     (x[0], x[1]) = (1e30, -1e30);
     assert_eq!(f64::from(sum_of(&x)), half);
+}
+
+#[test]
+fn a_large_activation_spoils_no_other_in_its_group() {
+    let mut noise = Noise(5);
+    let form = IntegerForm::plain(256, 128);
+    let kernel = IntegerKernel::of(SimdLevel::detect());
+    for large in [1.0, 31.0, 1e2, 1e4, 1e6, -1e6] {
+        let w = Weights::new(form, 1, 256, &mut || {
+            let mut part = random_part(form, &mut noise);
+            part.values[77] = 0;
+            part
+        });
+        let mut x: Vec<f32> = (0..256).map(|_| noise.unit()).collect();
+        x[77] = large;
+        let rows = rounded(SimdLevel::detect(), &x, 256);
+        let found = f64::from(product(kernel, &rows.view(), &w.panel())[0]);
+        let part = &w.rows[0][0];
+        let products = x.iter().zip(&part.values).map(|(x, v)| f64::from(*x) * f64::from(*v));
+        let products = products.map(|product| 1.5 * f64::from(part.scales[0]) * product);
+        let (sum, power) = products.fold((0.0, 0.0), |(sum, power), p| (sum + p, power + p * p));
+        // A step is at most 32 means of magnitudes through 32767, whatever the largest is.
+        let off = (found - sum).abs() / f64::sqrt(power);
+        assert!(off < 1e-3, "{large}: {found}, expected {sum}, {off}");
+        let all_equal = rounded(SimdLevel::detect(), &vec![large; 256], 256);
+        assert!(all_equal.view().rests(0).all(|(some, _)| some.is_empty()), "{large} everywhere is even");
+    }
 }
 
 #[test]
