@@ -23,7 +23,7 @@ for target in "${targets[@]}"; do
       export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld
       cargo build --release --bins --target "$target"
       if emulator=$(command -v qemu-aarch64-static); then
-        CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=$emulator cargo test --release --target "$target" -p gguf-foundry-quant -p gguf-foundry-core --lib
+        CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=$emulator cargo test --release --target "$target" -p gguf-foundry-quant -p gguf-foundry-matmul -p gguf-foundry-core --lib
       else
         echo "no qemu-aarch64-static here: the tests were not run" >&2
       fi

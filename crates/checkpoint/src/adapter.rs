@@ -10,7 +10,7 @@ use crate::torch::TorchFiles;
 use crate::wrappers::{self, Owner};
 use crate::{CheckpointError, Container};
 use gguf_core::limits::Limits;
-use gguf_core::{SourceError, WeightMeta, WeightSource};
+use gguf_core::WeightMeta;
 
 /// File name of the adapter's configuration.
 const CONFIG: &str = "adapter_config.json";
@@ -111,24 +111,4 @@ impl AdapterDir {
     }
 }
 
-impl WeightSource for AdapterDir {
-    fn weights(&self) -> &[WeightMeta] {
-        &self.weights
-    }
-
-    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        self.container.read_elems(weight, first, out)
-    }
-
-    fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        self.container.borrow(weight)
-    }
-
-    fn expect(&self, weight: usize) {
-        self.container.expect(weight);
-    }
-
-    fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        self.container.release_elems(weight, first, n);
-    }
-}
+crate::read_through_container!(AdapterDir, |own| &own.weights);

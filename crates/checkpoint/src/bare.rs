@@ -8,7 +8,6 @@ use crate::shards::SafetensorsShards;
 use crate::torch::TorchFiles;
 use crate::{CheckpointError, Container, ModelDir};
 use gguf_core::limits::Limits;
-use gguf_core::{SourceError, WeightMeta, WeightSource};
 
 const SAFETENSORS: &str = ".safetensors";
 const INDEX: &str = ".safetensors.index.json";
@@ -221,27 +220,7 @@ impl BareWeights {
     }
 }
 
-impl WeightSource for BareWeights {
-    fn weights(&self) -> &[WeightMeta] {
-        self.container.weights()
-    }
-
-    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        self.container.read_elems(weight, first, out)
-    }
-
-    fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        self.container.borrow(weight)
-    }
-
-    fn expect(&self, weight: usize) {
-        self.container.expect(weight);
-    }
-
-    fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        self.container.release_elems(weight, first, n);
-    }
-}
+crate::read_through_container!(BareWeights, |own| own.container.weights());
 
 #[cfg(test)]
 mod tests {

@@ -34,7 +34,7 @@ mod wrappers;
 use std::path::{Path, PathBuf};
 
 use gguf_core::limits::Limits;
-use gguf_core::{SourceError, WeightMeta, WeightSource};
+use gguf_core::{WeightMeta, WeightSource};
 use wrappers::Owner;
 
 pub use adapter::{AdapterDir, MLX_WAY_OUT};
@@ -71,6 +71,40 @@ pub trait Container: WeightSource + Send + std::fmt::Debug {
         &[]
     }
 }
+
+/// Reads the numbers of a type through its field `container`, with the list of weights that the type shows.
+macro_rules! read_through_container {
+    ($name:ident, |$own:ident| $weights:expr) => {
+        impl gguf_core::WeightSource for $name {
+            fn weights(&self) -> &[gguf_core::WeightMeta] {
+                let $own = self;
+                $weights
+            }
+
+            fn read_elems(
+                &self,
+                weight: usize,
+                first: u64,
+                out: &mut [u8],
+            ) -> Result<(), gguf_core::SourceError> {
+                self.container.read_elems(weight, first, out)
+            }
+
+            fn borrow(&self, weight: usize) -> Option<&[u8]> {
+                self.container.borrow(weight)
+            }
+
+            fn expect(&self, weight: usize) {
+                self.container.expect(weight);
+            }
+
+            fn release_elems(&self, weight: usize, first: u64, n: u64) {
+                self.container.release_elems(weight, first, n);
+            }
+        }
+    };
+}
+pub(crate) use read_through_container;
 
 /// A model directory and its weights, in any supported container.
 ///
@@ -153,24 +187,4 @@ impl Checkpoint {
     }
 }
 
-impl WeightSource for Checkpoint {
-    fn weights(&self) -> &[WeightMeta] {
-        &self.weights
-    }
-
-    fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError> {
-        self.container.read_elems(weight, first, out)
-    }
-
-    fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        self.container.borrow(weight)
-    }
-
-    fn expect(&self, weight: usize) {
-        self.container.expect(weight);
-    }
-
-    fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        self.container.release_elems(weight, first, n);
-    }
-}
+read_through_container!(Checkpoint, |own| &own.weights);

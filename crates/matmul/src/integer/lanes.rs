@@ -7,6 +7,8 @@
 
 use super::panel::STRIP;
 
+#[cfg(target_arch = "aarch64")]
+pub(super) mod neon;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod x86;
 

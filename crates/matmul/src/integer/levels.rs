@@ -10,6 +10,8 @@ use gguf_core::simd::VectorLoop;
 
 use super::kernel::Multiply;
 use super::lanes::Portable;
+#[cfg(target_arch = "aarch64")]
+use super::lanes::neon;
 #[cfg(target_arch = "x86_64")]
 use super::lanes::{Lanes, x86};
 
@@ -20,6 +22,8 @@ pub struct IntegerKernel(Kernel);
 #[derive(Clone, Copy, Debug)]
 enum Kernel {
     Portable,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
     #[cfg(target_arch = "x86_64")]
     Avx2(gguf_core::simd::Avx2),
     #[cfg(target_arch = "x86_64")]
@@ -51,7 +55,9 @@ impl IntegerKernel {
             ];
             portable.chain(own.into_iter().flatten())
         };
-        #[cfg(not(target_arch = "x86_64"))]
+        #[cfg(target_arch = "aarch64")]
+        let kernels = portable.chain([Kernel::Neon]);
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
         let kernels = portable;
         kernels.map(Self)
     }
@@ -61,6 +67,8 @@ impl IntegerKernel {
     pub fn name(self) -> &'static str {
         match self.0 {
             Kernel::Portable => "scalar",
+            #[cfg(target_arch = "aarch64")]
+            Kernel::Neon => "neon",
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx2(_) => "avx2",
             #[cfg(target_arch = "x86_64")]
@@ -75,6 +83,8 @@ impl IntegerKernel {
     fn level(self) -> SimdLevel {
         match self.0 {
             Kernel::Portable => SimdLevel::Scalar,
+            #[cfg(target_arch = "aarch64")]
+            Kernel::Neon => SimdLevel::Neon,
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx2(_) | Kernel::AvxVnni(_) => SimdLevel::Avx2,
             #[cfg(target_arch = "x86_64")]
@@ -86,6 +96,9 @@ impl IntegerKernel {
     pub(super) fn run(self, work: Multiply<'_>) {
         match self.0 {
             Kernel::Portable => work.run::<_, 2>(Portable),
+            // The sums of two tokens take 16 of 32 registers, the pairs of a strip 4; with three tokens the compiler spills.
+            #[cfg(target_arch = "aarch64")]
+            Kernel::Neon => work.run::<_, 2>(neon::Neon),
             #[cfg(target_arch = "x86_64")]
             Kernel::Avx2(token) => token.run(Run::<_, 5>(token, work)),
             #[cfg(target_arch = "x86_64")]
