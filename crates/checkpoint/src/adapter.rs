@@ -9,8 +9,8 @@ use crate::shards::SafetensorsShards;
 use crate::torch::TorchFiles;
 use crate::wrappers::{self, Owner};
 use crate::{CheckpointError, Container};
-use gguf_core::limits::Limits;
 use gguf_core::WeightMeta;
+use gguf_core::limits::Limits;
 
 /// File name of the adapter's configuration.
 const CONFIG: &str = "adapter_config.json";
@@ -23,7 +23,7 @@ const MLX: [&str; 2] = ["adapters.safetensors", "adapters.npz"];
 pub const MLX_WAY_OUT: &str = "`mlx_lm.fuse --model BASE --adapter-path ADAPTER --dequantize --save-path OUT` merges it \
                                       into its base model: convert OUT";
 
-/// An adapter directory; as a [`WeightSource`] it lists the matrices in file order.
+/// An adapter directory; as a [`WeightSource`](gguf_core::WeightSource) it lists the matrices in file order.
 #[derive(Debug)]
 pub struct AdapterDir {
     dir: ModelDir,

@@ -263,7 +263,9 @@ fn sync_directory(dir: &Path) -> io::Result<()> {
 /// Returns true if both paths lead to one existing file, through links of any kind.
 #[must_use]
 pub fn same_file(a: &Path, b: &Path) -> bool {
-    matches!((FileId::at(a), FileId::at(b)), (Ok(a), Ok(b)) if a == b)
+    // A file may be replaced between two looks, and another may get its number.
+    let [first, other, again] = [a, b, a].map(|path| FileId::at(path).ok());
+    first.is_some() && first == other && other == again
 }
 
 #[cfg(test)]

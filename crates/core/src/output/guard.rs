@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::link::follow;
-use super::parent;
+use super::{parent, same_file};
 use crate::Hint;
 use crate::platform::FileId;
 
@@ -95,7 +95,6 @@ pub struct OutputGuard {
 
 #[derive(Debug)]
 struct GuardedInput {
-    path: PathBuf,
     identity: FileIdentity,
     role: &'static str,
     /// True for a file in a directory that is read, which is perhaps not read itself.
@@ -104,7 +103,6 @@ struct GuardedInput {
 
 #[derive(Debug)]
 struct GuardedOutput {
-    path: PathBuf,
     identity: FileIdentity,
     option: &'static str,
     /// True if there is a file of that kind, which may be replaced unless it is named as an input.
@@ -132,7 +130,7 @@ impl OutputGuard {
         let first = self.inputs.len();
         for (path, is_in_directory) in found {
             if let Some(identity) = FileIdentity::of_file(&path) {
-                self.inputs.push(GuardedInput { path, identity, role, is_in_directory });
+                self.inputs.push(GuardedInput { identity, role, is_in_directory });
             }
         }
         let mut pairs =
@@ -150,7 +148,7 @@ impl OutputGuard {
         let found = kind_of(path);
         let is_own_kind =
             matches!(found, Ok(Some(found)) if found != FoundKind::Empty && kind.replaces(found));
-        let output = GuardedOutput { path: path.to_owned(), identity, option, is_own_kind };
+        let output = GuardedOutput { identity, option, is_own_kind };
         let checked = self.check(&output, found, kind);
         self.outputs.push(output);
         checked
@@ -167,15 +165,15 @@ impl OutputGuard {
         }
         if let Some(other) = self.outputs.iter().find(|other| other.identity.is(&output.identity)) {
             let (first, second) = (other.option, output.option);
-            return Err(GuardError::Twice { output: output.path.clone(), first, second });
+            return Err(GuardError::Twice { output: output.identity.path.clone(), first, second });
         }
-        replaceable(&output.path, found, kind)
+        replaceable(&output.identity.path, found, kind)
     }
 }
 
 fn apart(output: &GuardedOutput, input: &GuardedInput) -> Result<(), GuardError> {
     if output.identity.is(&input.identity) && !(input.is_in_directory && output.is_own_kind) {
-        let (output, input, role) = (output.path.clone(), input.path.clone(), input.role);
+        let (output, input, role) = (output.identity.path.clone(), input.identity.path.clone(), input.role);
         return Err(GuardError::SameFile { output, input, role });
     }
     Ok(())
@@ -219,6 +217,7 @@ fn kind_of(path: &Path) -> io::Result<Option<FoundKind>> {
 /// Identity of a file, whatever its name.
 #[derive(Debug)]
 struct FileIdentity {
+    path: PathBuf,
     /// Identity of an existing file on its file system.
     id: Option<FileId>,
     /// Path after following links, for a file that may not exist yet.
@@ -229,7 +228,7 @@ impl FileIdentity {
     /// Returns the identity of an existing regular file.
     fn of_file(path: &Path) -> Option<Self> {
         path.metadata().ok().filter(std::fs::Metadata::is_file)?;
-        Some(Self { id: FileId::at(path).ok(), name: path.canonicalize().ok() })
+        Some(Self { path: path.to_owned(), id: FileId::at(path).ok(), name: path.canonicalize().ok() })
     }
 
     /// Returns the identity of a regular file that exists or may be created.
@@ -237,13 +236,15 @@ impl FileIdentity {
         if path.metadata().is_ok() {
             return Self::of_file(path);
         }
-        let path = follow(path).ok()?;
-        let name = parent(&path).canonicalize().ok()?.join(path.file_name()?);
-        Some(Self { id: None, name: Some(name) })
+        let target = follow(path).ok()?;
+        let name = parent(&target).canonicalize().ok()?.join(target.file_name()?);
+        Some(Self { path: path.to_owned(), id: None, name: Some(name) })
     }
 
     fn is(&self, other: &Self) -> bool {
-        (self.id.is_some() && self.id == other.id) || (self.name.is_some() && self.name == other.name)
+        // Another program may have replaced one file since, and the other may have got its number.
+        let has_id = self.id.is_some() && self.id == other.id && same_file(&self.path, &other.path);
+        has_id || (self.name.is_some() && self.name == other.name)
     }
 }
 
@@ -253,6 +254,21 @@ mod tests {
 
     fn refusal(done: Result<(), GuardError>) -> String {
         done.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_number_that_another_file_had_before_is_no_identity() {
+        let dir = tempfile::tempdir().unwrap();
+        let [first, second] = ["first.gguf", "second.gguf"].map(|name| dir.path().join(name));
+        fs_err::write(&first, "GGUF").unwrap();
+        fs_err::write(&second, "GGUF").unwrap();
+        let before = FileIdentity::of(&second).unwrap();
+        // As if the first file were replaced and the second got its number.
+        let reused = FileIdentity { id: FileIdentity::of(&first).unwrap().id, ..before };
+        assert!(!FileIdentity::of(&first).unwrap().is(&reused));
+        fs_err::remove_file(&second).unwrap();
+        std::fs::hard_link(&first, &second).unwrap();
+        assert!(FileIdentity::of(&first).unwrap().is(&FileIdentity::of(&second).unwrap()));
     }
 
     #[cfg(unix)]
