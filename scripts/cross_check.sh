@@ -3,8 +3,8 @@
 #
 #   scripts/cross_check.sh [TARGET...]
 #
-# Without arguments all of these. Linux on ARM is built static, and the tests of the block quantizers run under qemu-aarch64-static where that is
-# installed. Windows and macOS are checked, library and programs, with and without the network: linking needs the systems' own tools. Any
+# Without arguments all of these. Linux on ARM is built static, and the tests of the block quantizers and of the matrix products run under
+# qemu-aarch64-static where that is installed. Windows and macOS are checked, library and programs, with and without the network: linking needs the systems' own tools. Any
 # other target is checked in the same way. Standard libraries come by `rustup target add`.
 #
 # Where a linker for Windows (x86_64-w64-mingw32-gcc) and wine are installed, `scripts/cross_check.sh x86_64-pc-windows-gnu` builds the programs and

@@ -11,7 +11,8 @@
 //!
 //! An uneven group, with an activation that is far larger than the others, would have a step that is too coarse for them.
 //! What its integers leave, `x - step · r`, is rounded as a second group, with its own step, and its products are added
-//! after those of the first. So what rounding loses is bounded by the mean magnitude of a group, whatever its largest is.
+//! after those of the first. So the last step of a group is at most a thousandth of its mean magnitude, or 2⁻³¹ of its
+//! largest.
 //!
 //! # Exactness
 //! The sums of products are exact integers, whatever their order. They become F32 after [`run_columns`] columns at

@@ -254,7 +254,8 @@ impl<'a> RoundedView<'a> {
         Self { rows: self.rows, tokens: first + range.start..first + range.end }
     }
 
-    /// Returns what is left of the uneven groups of a group of columns, with tokens counted from the view's first.
+    /// Returns what the records of a group of columns leave, in parts, each with the range of its entries whose tokens are in
+    /// the view. Tokens are counted from the first of all rows.
     pub(super) fn rests(&self, group: usize) -> impl Iterator<Item = (Range<usize>, &'a Rests)> + use<'a> {
         let n_parts = self.rows.n_tokens.div_ceil(PART_TOKENS);
         let tokens = self.tokens.clone();
