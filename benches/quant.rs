@@ -1,13 +1,12 @@
 //! Speed of each type in bytes of f32 per second on one thread, scalar and at each level of the machine.
 //!
-//! `cargo bench --bench quant -- q6_k` runs one type. Names are `quantize/<type>[+imatrix]/<level>` and
-//! `dequantize/<type>/<level>`.
-#![allow(missing_docs, reason = "criterion's macro writes an undocumented main")]
+//! `cargo bench --bench quant -- q6_k` runs the cases with this text in their names, which are
+//! `quantize/<type>[+imatrix]/<level>` and `dequantize/<type>/<level>`. As a test every case runs once.
+#![allow(clippy::print_stdout, reason = "a benchmark prints for its reader")]
 
 use std::hint::black_box;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{GgmlType, ImatrixNeed};
 use gguf_foundry::quant::{can_quantize, dequantize, quantize_rows};
@@ -15,6 +14,8 @@ use gguf_testkit::noise::Noise;
 
 const N_COLS: usize = 2048;
 const N_ROWS: usize = 512;
+const WARM_UP: Duration = Duration::from_millis(100);
+const SAMPLE: Duration = Duration::from_millis(30);
 
 /// Returns bell-shaped values like weights, from a fixed seed.
 fn bell(n_elems: usize) -> Vec<f32> {
@@ -22,7 +23,34 @@ fn bell(n_elems: usize) -> Vec<f32> {
     (0..n_elems).map(|_| noise.bell() / 32.0).collect()
 }
 
-fn all(criterion: &mut Criterion) {
+/// Calls a function for at least this time and returns the seconds of a call.
+fn seconds<T>(least: Duration, work: &mut impl FnMut() -> T) -> f64 {
+    let (start, mut n_calls) = (Instant::now(), 0u32);
+    while n_calls == 0 || start.elapsed() < least {
+        black_box(work());
+        n_calls += 1;
+    }
+    start.elapsed().as_secs_f64() / f64::from(n_calls)
+}
+
+/// Runs a case, if it is wanted, and prints the median of ten samples.
+fn run<T>(name: &str, n_elems: usize, mut work: impl FnMut() -> T) {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
+    if !wanted.is_empty() && !wanted.iter().any(|text| name.contains(text)) {
+        return;
+    }
+    if !std::env::args().any(|arg| arg == "--bench") {
+        black_box(work());
+        return;
+    }
+    seconds(WARM_UP, &mut work);
+    let mut samples = [(); 10].map(|()| seconds(SAMPLE, &mut work));
+    samples.sort_by(f64::total_cmp);
+    let median = f64::midpoint(samples[4], samples[5]);
+    println!("{name:<40} {:>10.1} µs {:>8.3} GB/s", median * 1e6, (4 * n_elems) as f64 / median / 1e9);
+}
+
+fn main() {
     let src = bell(N_ROWS * N_COLS);
     let imatrix: Vec<f32> = bell(N_COLS).iter().map(|value| value * value + 1e-4).collect();
     for ty in GgmlType::all().filter(|ty| can_quantize(*ty)) {
@@ -34,22 +62,14 @@ fn all(criterion: &mut Criterion) {
         };
         for weights in weights {
             let suffix = if weights.is_some() { "+imatrix" } else { "" };
-            let name = format!("quantize/{}{suffix}", ty.name().to_lowercase());
-            let mut group = criterion.benchmark_group(name);
             for level in SimdLevel::available() {
                 // A slow scalar search gets few rows, so that a run stays short.
                 let n_rows = if level == SimdLevel::Scalar { 16 } else { N_ROWS };
                 let src = &src[..n_rows * N_COLS];
-                let dst_bytes = src.len() / ty.block_elems() * ty.block_bytes();
-                group.throughput(Throughput::Bytes(4 * src.len() as u64));
-                group.bench_function(level.name(), |bencher| {
-                    bencher.iter(|| {
-                        let dst = &mut dst[..dst_bytes];
-                        quantize_rows(ty, level, N_COLS, black_box(src), *weights, dst)
-                    });
-                });
+                let dst = &mut dst[..src.len() / ty.block_elems() * ty.block_bytes()];
+                let name = format!("quantize/{}{suffix}/{}", ty.name().to_lowercase(), level.name());
+                run(&name, src.len(), || quantize_rows(ty, level, N_COLS, black_box(src), *weights, dst));
             }
-            group.finish();
         }
     }
     for ty in GgmlType::all().filter(|ty| can_quantize(*ty)) {
@@ -63,23 +83,9 @@ fn all(criterion: &mut Criterion) {
         }
         let blocks = blocks.repeat(N_ROWS / 8);
         let mut values = vec![0.0; src.len()];
-        let mut group = criterion.benchmark_group(format!("dequantize/{}", ty.name().to_lowercase()));
-        group.throughput(Throughput::Bytes(4 * values.len() as u64));
         for level in SimdLevel::available() {
-            group.bench_function(level.name(), |bencher| {
-                bencher.iter(|| dequantize(ty, level, black_box(&blocks), &mut values));
-            });
+            let name = format!("dequantize/{}/{}", ty.name().to_lowercase(), level.name());
+            run(&name, src.len(), || dequantize(ty, level, black_box(&blocks), &mut values));
         }
-        group.finish();
     }
 }
-
-criterion_group! {
-    name = benches;
-    config = Criterion::default()
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(100))
-        .measurement_time(Duration::from_millis(300));
-    targets = all
-}
-criterion_main!(benches);

@@ -2,14 +2,9 @@
 # Reports of gguf-verify in a real browser: one file, six, encoders, experts, a failing one, names that are markup.
 # Opened by headless Chromium at 400 and 1600 pixels, light and dark: nothing in the console, nothing outside the window,
 # no request beyond the page, foreign names as text. Screenshots are kept. Without Chromium it says so and passes.
-# Usage: scripts/browser_check.sh [--profile release|dev] [OUTPUT_DIRECTORY]
+# Usage: scripts/browser_check.sh [OUTPUT_DIRECTORY]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-profile=release
-if [ "${1:-}" = --profile ]; then
-    profile=$2
-    shift 2
-fi
 out=${1:-target/browser}
 
 for name in "${CHROMIUM:-chromium}" chromium-browser google-chrome; do
@@ -24,8 +19,8 @@ if ! command -v python3 >/dev/null; then
     exit 0
 fi
 
-cargo build --profile "$profile" --bins
-bin=$PWD/target/$([ "$profile" = dev ] && echo debug || echo "$profile")
+cargo build --bins
+bin=$PWD/target/debug
 rm -rf "$out"
 mkdir -p "$out"
 model=$PWD/fixtures/tiny-llama

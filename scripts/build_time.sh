@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # How long a newcomer waits: a fresh clone with an empty target folder, wall time by phase.
 # Usage: scripts/build_time.sh [demo] [test] [edit] [ci]     (default: demo test edit)
-#   demo   scripts/demo.sh to its table, release profile
-#   test   cargo test, the README's
+#   demo   scripts/demo.sh to its table
+#   test   cargo test, the README's, after the demo if that was measured before
 #   edit   a change in src/cli, rebuilt in the dev profile
 #   ci     all of .ci/run
 # The registry's crates are fetched before the clock starts. Figures of a busy machine are worth nothing: quote an idle one.

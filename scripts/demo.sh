@@ -1,20 +1,22 @@
 #!/usr/bin/env bash
 # The main job on the bundled model: convert a Hugging Face checkpoint, quantize it to several types, look into one,
 # and verify them all against the checkpoint: one table, one exit code.
-# Usage: scripts/demo.sh [--profile release|dev | --programs DIRECTORY] [OUTPUT_DIRECTORY]
-# With --programs nothing is built: those of a release (dist/) are tried.
+# Usage: scripts/demo.sh [--programs DIRECTORY] [OUTPUT_DIRECTORY]
+# Builds the programs as the tests do, so that both take one build. With --programs nothing is built: those of a release
+# (target/release, dist/) are tried, on all of the text.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-profile=release
 bin=
-case ${1:-} in
-    --profile) profile=$2; shift 2 ;;
-    --programs) bin=$2; shift 2 ;;
-esac
+# A part of the text is enough to see that it works; the README shows the figures of all of it.
+chunks=(--chunks 12)
+if [ "${1:-}" = --programs ]; then
+    bin=$2 chunks=()
+    shift 2
+fi
 out=${1:-target/demo}
 if [ -z "$bin" ]; then
-    cargo build --profile "$profile" --bins
-    bin=${CARGO_TARGET_DIR:-target}/$([ "$profile" = dev ] && echo debug || echo "$profile")
+    cargo build --bins
+    bin=${CARGO_TARGET_DIR:-target}/debug
 fi
 mkdir -p "$out"
 
@@ -33,8 +35,5 @@ done
 run "$bin/gguf-convert" hf2gguf fixtures/tiny-llama -o "$out/tiny-llama-q4_k_m-one-pass.gguf" --type q4_k_m
 cmp "$out/tiny-llama-q4_k_m.gguf" "$out/tiny-llama-q4_k_m-one-pass.gguf"
 run "$bin/gguf-inspect" "$out/tiny-llama-q4_k_m.gguf"
-# A third of the text is enough to see that it works; the README shows the figures of all of it.
-chunks=()
-if [ "$profile" = dev ]; then chunks=(--chunks 32); fi
 run "$bin/gguf-verify" "${files[@]}" --baseline fixtures/tiny-llama --prompts fixtures/tiny-llama/corpus.txt --ctx 256 \
     "${chunks[@]}"

@@ -241,6 +241,12 @@ impl Session {
     /// # Errors
     /// I/O errors. The caller must return a closed pipe: it ends the program without an error.
     pub fn print(&self, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> anyhow::Result<()> {
+        let mut write = Some(write);
+        self.print_once(&mut |out| write.take().map_or(Ok(()), |write| write(out)))
+    }
+
+    /// [`Session::print`], compiled once.
+    fn print_once(&self, write: &mut dyn FnMut(&mut dyn Write) -> std::io::Result<()>) -> anyhow::Result<()> {
         self.progress.suspend(|| {
             let out = std::io::stdout().lock();
             let is_terminal = out.is_terminal();

@@ -3,7 +3,7 @@
 
     bench_blocks.py --ggml libggml-base.so [--types Q6_K,IQ3_S] [--rounds 3] [--json FILE]
 
-Ours are measured by `cargo bench --bench quant` (criterion), the peer's by calls of the library, both over bell-shaped
+Ours are measured by `cargo bench --bench quant`, the peer's by calls of the library, both over bell-shaped
 values in rows of 2048. MB/s of f32, the best of all rounds; ratios to the peer. `+` is with an importance matrix.
 Needs numpy.
 """
@@ -29,7 +29,6 @@ TYPES = {
     "TQ1_0": (34, "no"), "TQ2_0": (35, "no"), "MXFP4": (39, "no"),
 }
 N_COLS, N_ROWS = 2048, 64
-UNITS = {"KiB": 1024, "MiB": 1 << 20, "GiB": 1 << 30}
 
 
 class Peer:
@@ -58,14 +57,12 @@ class Peer:
 
 def ours(name):
     """MB/s by (with importance, level)."""
-    pattern = f"^quantize/{name.lower()}([+]imatrix)?/"
-    command = ["cargo", "bench", "--quiet", "--bench", "quant", "--", pattern]
-    command += ["--warm-up-time", "0.2", "--measurement-time", "0.6", "--sample-size", "10", "--noplot"]
+    command = ["cargo", "bench", "--quiet", "--bench", "quant", "--", f"quantize/{name.lower()}"]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     found = {}
-    rows = re.finditer(r"quantize/[a-z0-9_]+(\+imatrix)?/(\w+)\s+time:.*?thrpt:\s+\[\S+ \S+ ([\d.]+) (\w+)/s", text, re.S)
-    for row in rows:
-        found[bool(row[1]), row[2]] = float(row[3]) * UNITS[row[4]] / 1e6
+    for row in re.finditer(r"^quantize/([a-z0-9_]+)(\+imatrix)?/(\w+) .* ([\d.]+) GB/s$", text, re.M):
+        if row[1] == name.lower():
+            found[bool(row[2]), row[3]] = float(row[4]) * 1000
     return found
 
 

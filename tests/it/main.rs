@@ -6,14 +6,9 @@
     reason = "a test stops by panicking, and prints for its reader"
 )]
 
-mod arch;
-mod calibrate;
-mod checkpoint;
 mod cli;
 mod convert;
-mod dequant;
 mod diffusion;
-mod engine;
 #[cfg(target_os = "linux")]
 mod faults;
 mod fuzz;
@@ -21,7 +16,6 @@ mod gguf;
 mod hostile_corpus;
 mod inspect;
 mod job;
-mod quant;
 mod quantize;
 #[cfg(all(unix, feature = "remote"))]
 mod remote;
@@ -29,5 +23,4 @@ mod repository;
 mod support;
 #[path = "../testkit/mod.rs"]
 mod testkit;
-mod tokenizer;
 mod verify;

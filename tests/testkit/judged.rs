@@ -1,8 +1,13 @@
 //! A tiny model as the verification takes it.
 
-use gguf_foundry::verify::{Model, NoTemplate};
+use gguf_verification::{Model, NoTemplate};
+
+use gguf_arch::GraphFeatures;
+use gguf_core::TensorSource;
+use gguf_format::Metadata;
 
 use super::models::TinyModel;
+use super::tiny::Tiny;
 
 const NO_TEMPLATE: NoTemplate = NoTemplate;
 
@@ -14,16 +19,30 @@ pub trait Judged {
 
 impl Judged for TinyModel {
     fn model(&self) -> Model<'_> {
-        Model {
-            source: &self.tensors,
-            metadata: &self.metadata,
-            file: None,
-            features: Ok(&self.features),
-            encoder: Err("none"),
-            template: &NO_TEMPLATE,
-            origin: None,
-            lost: &[],
-            recall: None,
-        }
+        bare_model(&self.tensors, &self.metadata, &self.features)
+    }
+}
+
+/// The bundled model as the verification takes it, with its vocabulary.
+pub fn model<'a>(tiny: &'a Tiny, features: &'a GraphFeatures) -> Model<'a> {
+    Model { encoder: Ok(&*tiny.encoder), ..bare_model(&tiny.tensors, &tiny.metadata, features) }
+}
+
+/// Model without a vocabulary.
+pub fn bare_model<'a>(
+    source: &'a dyn TensorSource,
+    metadata: &'a Metadata,
+    features: &'a GraphFeatures,
+) -> Model<'a> {
+    Model {
+        source,
+        metadata,
+        file: None,
+        features: Ok(features),
+        encoder: Err("not read"),
+        template: &NO_TEMPLATE,
+        origin: None,
+        lost: &[],
+        recall: None,
     }
 }

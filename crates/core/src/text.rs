@@ -134,6 +134,21 @@ pub fn parse_bytes(text: &str) -> Option<u64> {
     (n < u64::MAX as f64).then_some(n as u64)
 }
 
+/// Returns year, month, day, hour, minute and second in UTC of a number of seconds since 1970.
+pub fn date_time(seconds: u64) -> [u64; 6] {
+    // Counted from 1 March of the year 0, so that a leap day ends a year: 400 years have 146097 days.
+    let days = seconds / 86_400 + 719_468;
+    let (era, day) = (days / 146_097, days % 146_097);
+    let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
+    let day = day - (365 * year + year / 4 - year / 100);
+    // From March on, five months have 153 days.
+    let month = (5 * day + 2) / 153;
+    let day = day - (153 * month + 2) / 5 + 1;
+    let year = 400 * era + year + month / 10;
+    let time = seconds % 86_400;
+    [year, (month + 2) % 12 + 1, day, time / 3600, time / 60 % 60, time % 60]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use super::codec::SourceRows;
 use super::lanes::Lanes;
-#[cfg(test)]
+#[cfg(all(test, feature = "portable"))]
 use super::lanes::portable::Portable;
 use gguf_core::simd::{SimdLevel, VectorLoop};
 
@@ -52,7 +52,7 @@ impl<K: RowsKernel> Kernel for OnRows<'_, K> {
 
 /// Runs a quantizer at a level, or in the scalar form if the machine lacks the level.
 ///
-/// In tests a level that the machine lacks runs on portable lanes.
+/// In tests with the feature `portable` a level that the machine lacks runs on portable lanes.
 pub(crate) fn dispatch<K: Kernel>(level: SimdLevel, kernel: K) {
     match level {
         SimdLevel::Scalar => return kernel.scalar(),
@@ -75,9 +75,9 @@ pub(crate) fn dispatch<K: Kernel>(level: SimdLevel, kernel: K) {
         }
         _ => {}
     }
-    #[cfg(test)]
+    #[cfg(all(test, feature = "portable"))]
     Portable.call(OnLanes { kernel, lanes: Portable });
-    #[cfg(not(test))]
+    #[cfg(not(all(test, feature = "portable")))]
     kernel.scalar();
 }
 

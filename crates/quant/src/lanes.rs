@@ -8,9 +8,9 @@ use std::ops::{Add, BitAnd, BitOr, Div, Mul, Not, Sub};
 
 use gguf_core::simd::VectorLoop;
 
-#[cfg(any(test, target_arch = "aarch64"))]
+#[cfg(any(all(test, feature = "portable"), target_arch = "aarch64"))]
 pub(crate) mod entries;
-#[cfg(test)]
+#[cfg(all(test, feature = "portable"))]
 pub(crate) mod portable;
 mod twice;
 

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::io::Write;
 
 use proptest::prelude::*;
+use proptest::test_runner::TestRunner;
 
 use super::*;
 use crate::noise::Noise;
@@ -112,9 +113,11 @@ fn importance(seed: u64, n_cols: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Returns the levels of this machine, and one that it lacks, if any: portable lanes stand in for that.
+/// Returns the levels of this machine; with the feature `portable` also one that it lacks, if any: portable lanes stand in
+/// for that.
 fn levels() -> Vec<SimdLevel> {
-    let missing = SimdLevel::ALL.into_iter().find(|level| !level.is_available());
+    let is_missing = |level: &SimdLevel| cfg!(feature = "portable") && !level.is_available();
+    let missing = SimdLevel::ALL.into_iter().find(is_missing);
     SimdLevel::available().chain(missing).collect()
 }
 
@@ -177,20 +180,38 @@ fn compare_all(ty: GgmlType, n_cols: usize, src: &[f32], imatrix: &[f32]) {
     }
 }
 
+/// Compares rows of many kinds in one type. It is one function for all types: each copy of the property test would take
+/// seconds to compile.
+fn twins_of(ty: GgmlType, n_cases: u32) {
+    let rows_of_runs = (any::<u64>(), prop::collection::vec(run(), 1..12), 1usize..24);
+    let compared =
+        TestRunner::new(ProptestConfig::with_cases(n_cases)).run(&rows_of_runs, |(seed, runs, n_rows)| {
+            let imatrix = importance(seed ^ 1, N_COLS);
+            compare_all(ty, N_COLS, &rows(seed, &runs, n_rows * N_COLS), &imatrix);
+            Ok(())
+        });
+    compared.unwrap_or_else(|error| panic!("{ty}: {error}"));
+}
+
 macro_rules! twins {
     ($( $name:ident($ty:ident); )*) => {
         $( #[test]
         fn $name() {
-            let cases = ProptestConfig::with_cases(24);
-            proptest!(cases, |(seed: u64, runs in prop::collection::vec(run(), 1..12), n_rows in 1usize..24)| {
-                let imatrix = importance(seed ^ 1, N_COLS);
-                compare_all(GgmlType::$ty, N_COLS, &rows(seed, &runs, n_rows * N_COLS), &imatrix);
-            });
+            twins_of(GgmlType::$ty, 6);
         } )*
 
         /// Types that this file tests; must match the list of codecs.
         const TWINS: &[GgmlType] = &[$( GgmlType::$ty ),*];
     };
+}
+
+/// Every type with four times as many rows.
+#[test]
+#[ignore = "of the deep tier"]
+fn deep() {
+    for ty in TWINS {
+        twins_of(*ty, 24);
+    }
 }
 
 twins! {
@@ -228,7 +249,7 @@ twins! {
 
 #[test]
 fn every_quantizer_has_its_twins() {
-    // The IQ types refuse some rows: `tests/it/quant/iq.rs` compares their levels, including refusals.
+    // The IQ types refuse some rows: `tests/it/iq.rs` compares their levels, including refusals.
     let is_elsewhere = |ty: GgmlType| ty.name().starts_with("IQ");
     for codec in CODECS.iter().filter(|codec| codec.quantize.is_some() && !is_elsewhere(codec.ty)) {
         assert!(TWINS.contains(&codec.ty), "{} is not tested here", codec.ty);

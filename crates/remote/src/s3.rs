@@ -1,12 +1,15 @@
 //! S3 buckets: addresses are signed with the keys from the usual variables and files of AWS programs.
 
+mod list_page;
+mod signature;
+
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rusty_s3::actions::ListObjectsV2;
-use rusty_s3::{Bucket, Credentials, S3Action, UrlStyle};
+use list_page::ListPage;
+use signature::{Signer, encoded, joined};
 use url::Url;
 
 use crate::address::shown;
@@ -26,8 +29,10 @@ const MAX_PAGES: usize = 10_000;
 /// A bucket, and the keys that sign its addresses.
 #[derive(Clone)]
 pub(super) struct S3Bucket {
-    bucket: Arc<Bucket>,
-    credentials: Arc<Option<Credentials>>,
+    /// Address of the bucket, which ends with a slash.
+    url: Arc<Url>,
+    /// Keys that sign addresses; `None` for a public bucket.
+    signer: Option<Arc<Signer>>,
 }
 
 impl S3Bucket {
@@ -37,37 +42,61 @@ impl S3Bucket {
     /// [`RemoteError`].
     pub(super) fn open(bucket: &str, address: &str) -> Result<Self, RemoteError> {
         let profile = AwsProfile::read()?;
-        let bad = |reason: &str| RemoteError::Listing { url: address.to_owned(), reason: reason.to_owned() };
         let region = profile
             .get(&["AWS_REGION", "AWS_DEFAULT_REGION"], "region")
             .unwrap_or_else(|| "us-east-1".to_owned());
         let endpoint = profile.get(&["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"], "endpoint_url");
-        let style =
-            if endpoint.is_some() || bucket.contains('.') { UrlStyle::Path } else { UrlStyle::VirtualHost };
+        let is_in_path = endpoint.is_some() || bucket.contains('.');
         let endpoint = endpoint.unwrap_or_else(|| format!("https://s3.{region}.amazonaws.com"));
-        let endpoint = Url::parse(&endpoint).map_err(|_| bad("`AWS_ENDPOINT_URL` is no address"))?;
-        let bucket = Bucket::new(endpoint, style, bucket.to_owned(), region)
-            .map_err(|error| bad(&error.to_string()))?;
+        let url = bucket_url(&endpoint, bucket, is_in_path)
+            .map_err(|reason| RemoteError::Listing { url: address.to_owned(), reason: reason.to_owned() })?;
         let key = profile.get(&["AWS_ACCESS_KEY_ID"], "aws_access_key_id");
         let secret = profile.get(&["AWS_SECRET_ACCESS_KEY"], "aws_secret_access_key");
-        let session = profile.get(&["AWS_SESSION_TOKEN"], "aws_session_token");
-        let credentials = match (key, secret, session) {
-            (Some(key), Some(secret), Some(session)) => {
-                Some(Credentials::new_with_token(key, secret, session))
-            }
-            (Some(key), Some(secret), None) => Some(Credentials::new(key, secret)),
-            // A public bucket needs no keys.
-            _ => None,
-        };
-        Ok(Self { bucket: Arc::new(bucket), credentials: Arc::new(credentials) })
+        let token =
+            profile.get(&["AWS_SESSION_TOKEN"], "aws_session_token").filter(|token| !token.is_empty());
+        let signer = key.zip(secret).map(|(key, secret)| Arc::new(Signer { key, secret, token, region }));
+        Ok(Self { url: Arc::new(url), signer })
     }
 
     /// Returns the target of an object.
     pub(super) fn object(&self, key: &str, n_bytes: Option<u64>, etag: Option<String>) -> RequestTarget {
         let (store, key) = (self.clone(), key.to_owned());
-        let sign = move || store.bucket.get_object(Option::as_ref(&store.credentials), &key).sign(VALID);
-        RequestTarget::signed(sign, n_bytes, etag)
+        RequestTarget::signed(move || store.request(&key, Vec::new()), n_bytes, etag)
     }
+
+    /// Returns the address of a request for an object, or with an empty key for the bucket.
+    fn request(&self, key: &str, query: Vec<(&str, String)>) -> Url {
+        let mut url = Url::clone(&self.url);
+        let path = format!("{}{}", url.path(), encoded(key, "/"));
+        url.set_path(&path);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+        let query = match &self.signer {
+            Some(signer) => signer.signed(&url, query, now, VALID),
+            None => joined(query),
+        };
+        url.set_query(Some(query.as_str()).filter(|query| !query.is_empty()));
+        url
+    }
+}
+
+/// Returns the address of a bucket, whose name is a part of the path or of the host.
+fn bucket_url(endpoint: &str, bucket: &str, is_in_path: bool) -> Result<Url, &'static str> {
+    // Without user and query: requests have a query of their own, and no other credentials.
+    let url = Url::parse(endpoint).and_then(|url| Url::parse(&shown(&url)));
+    let url = url.ok().filter(|url| matches!(url.scheme(), "http" | "https"));
+    let mut url = url.ok_or("`AWS_ENDPOINT_URL` is no address")?;
+    if is_in_path {
+        let path = url.path();
+        let path = format!("{}/{}/", path.strip_suffix('/').unwrap_or(path), encoded(bucket, ""));
+        url.set_path(&path);
+    } else {
+        let host = format!("{bucket}.{}", url.host_str().unwrap_or_default());
+        // Hosts are in lower case: the bucket could become another one.
+        if url.set_host(Some(&host)).is_err() || url.host_str() != Some(host.as_str()) {
+            return Err("the bucket's name cannot be part of a host");
+        }
+    }
+    Ok(url)
 }
 
 /// Lists the objects of a bucket whose keys start with `prefix`.
@@ -78,33 +107,32 @@ pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<FileLi
     let address = format!("s3://{bucket}/{prefix}");
     let bad = |reason: &str| RemoteError::Listing { url: address.clone(), reason: reason.to_owned() };
     let store = S3Bucket::open(bucket, &address)?;
-    let host = || store.bucket.base_url().host_str().unwrap_or_default().to_owned();
+    let host = || store.url.host_str().unwrap_or_default().to_owned();
     let mut entries = Vec::new();
     let mut next: Option<String> = None;
     let mut n_pages = 0;
     loop {
-        let mut list = store.bucket.list_objects_v2(Option::as_ref(&store.credentials));
-        list.with_prefix(prefix.to_owned());
-        if let Some(token) = &next {
-            list.with_continuation_token(token.clone());
-        }
-        let url = list.sign(VALID);
+        let mut query = vec![
+            ("encoding-type", "url".to_owned()),
+            ("list-type", "2".to_owned()),
+            ("prefix", prefix.to_owned()),
+        ];
+        query.extend(next.clone().map(|token| ("continuation-token", token)));
         let missing =
             || RemoteError::NoCheckpoint { address: address.clone(), host: host(), server_code: None };
-        let target = RequestTarget::signed(move || url.clone(), None, None);
+        let target = RequestTarget::new(store.request("", query), None);
         let (_, page) = client.text(&target, PAGE_BYTES)?.ok_or_else(missing)?;
         n_pages += 1;
-        let page = ListObjectsV2::parse_response(&String::from_utf8_lossy(&page))
-            .map_err(|error| bad(&error.to_string()))?;
-        for object in page.contents {
+        let page = ListPage::parse(&String::from_utf8_lossy(&page)).map_err(bad)?;
+        for object in page.objects {
             let name =
                 object.key.strip_prefix(prefix).filter(|name| !name.is_empty() && !name.ends_with('/'));
             let Some(name) = name.map(str::to_owned) else { continue };
-            let n_bytes = object.size.ok_or_else(|| bad("an object without a size"))?;
+            let n_bytes = object.n_bytes.ok_or_else(|| bad("an object without a size"))?;
             let target = Arc::new(store.object(&object.key, Some(n_bytes), object.etag));
             entries.push(RemoteEntry { name, n_bytes, digest: None, target });
         }
-        let last = std::mem::replace(&mut next, page.next_continuation_token);
+        let last = std::mem::replace(&mut next, page.next);
         if next.is_none() {
             break;
         }
@@ -119,11 +147,7 @@ pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<FileLi
     if entries.is_empty() {
         return Err(RemoteError::NoCheckpoint { address: address.clone(), host: host(), server_code: None });
     }
-    Ok(FileListing { entries: checked(entries, &strip(store.bucket.base_url()))?, commit: None })
-}
-
-fn strip(url: &Url) -> Url {
-    Url::parse(&shown(url)).unwrap_or_else(|_| url.clone())
+    Ok(FileListing { entries: checked(entries, &store.url)?, commit: None })
 }
 
 /// Selected section of the AWS files (`AWS_PROFILE`); variables take precedence over it.
@@ -169,6 +193,26 @@ fn section(text: &str, name: &str) -> Vec<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_lead_to_the_bucket() {
+        let found = |endpoint, is_in_path| bucket_url(endpoint, "my-bucket", is_in_path).map(String::from);
+        let at = |url: &str| Ok(url.to_owned());
+        assert_eq!(found("https://s3.x.com", false), at("https://my-bucket.s3.x.com/"));
+        assert_eq!(found("http://me:pw@host:9000?a=b", true), at("http://host:9000/my-bucket/"));
+        assert_eq!(found("https://host/store/", true), at("https://host/store/my-bucket/"));
+        assert!(found("ftp://host", true).is_err() && found("host", true).is_err());
+        assert!(bucket_url("https://s3.x.com", "MyBucket", false).is_err());
+        // No keys, no signature.
+        let url = Arc::new(Url::parse("https://host/b/").unwrap());
+        let store = S3Bucket { url, signer: None };
+        assert_eq!(
+            store.request("//a b/ü+?.txt", Vec::new()).as_str(),
+            "https://host/b///a%20b/%C3%BC%2B%3F.txt"
+        );
+        let query = vec![("prefix", "a b/".to_owned()), ("list-type", "2".to_owned())];
+        assert_eq!(store.request("", query).as_str(), "https://host/b/?list-type=2&prefix=a%20b%2F");
+    }
 
     #[test]
     fn the_section_of_the_profile_counts() {

@@ -4,6 +4,7 @@ use gguf_core::GgmlType;
 use gguf_core::simd::SimdLevel;
 use gguf_quant::quantize_rows;
 use gguf_quant::states::{BlockState, FORMS, StateForm};
+use gguf_testkit::tiers::{Tier, two_tiers};
 
 use crate::noise::Noise;
 use crate::twin::{GptqTwin, RowTwin, correlated, odd_moments, odd_rows};
@@ -55,8 +56,8 @@ fn values(form: &StateForm, blocks: &[u8]) -> Vec<f64> {
     values
 }
 
-#[test]
-fn codes_and_objectives_are_those_of_the_formulas() {
+two_tiers!(codes_and_objectives_are_those_of_the_formulas);
+fn codes_and_objectives_are_those_of_the_formulas(tier: Tier) {
     let n_rows = 2;
     let moments = moments(1);
     let metric = Metric::new(&moments, SHRINKAGE).unwrap();
@@ -64,7 +65,7 @@ fn codes_and_objectives_are_those_of_the_formulas() {
     let h: Vec<f64> = regularized.values().iter().map(|value| f64::from(*value)).collect();
     let published = GptqTwin::new(metric.order(), &h);
     let w = weights(n_rows, N, 2);
-    for form in FORMS {
+    for form in tier.some(4, FORMS) {
         let blocks = start(form, N, &w, &moments.diagonal());
         for passes in [0, 2] {
             let found =
@@ -112,13 +113,13 @@ fn every_type_comes_out_far_better_than_with_importance_alone() {
     }
 }
 
-#[test]
-fn bytes_depend_on_no_threads_no_level_and_no_neighbours() {
+two_tiers!(bytes_depend_on_no_threads_no_level_and_no_neighbours);
+fn bytes_depend_on_no_threads_no_level_and_no_neighbours(tier: Tier) {
     let moments = moments(7);
     let n_rows = PANEL_ROWS + 37;
     let w = weights(n_rows, N, 8);
     let importance = moments.diagonal();
-    for form in FORMS {
+    for form in tier.some(4, FORMS) {
         let run = |n_threads: usize, level: SimdLevel| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().unwrap();
             pool.install(|| {

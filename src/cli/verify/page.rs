@@ -95,12 +95,9 @@ pub(in crate::cli) struct JudgedFile {
 
 impl JudgedModels {
     /// Collects the results.
-    ///
-    /// # Errors
-    /// Only for defects: a chart that cannot be drawn.
     pub(super) fn new(session: &Session, entries: &[ModelReport], baseline: &Path) -> anyhow::Result<Self> {
         let page = data::PageData::new(entries, Some(baseline), &[], RunInfo::of(session, &[])?);
-        let size_chart = charts::size_against_kld(&page.files)?.map(charts::Chart::into_file);
+        let size_chart = charts::size_against_kld(&page.files).map(charts::Chart::into_file);
         let judged = |file: data::FileData| {
             let divergence = file.divergence;
             JudgedFile {

@@ -2,9 +2,12 @@
 
 use crate::inspect::Bench;
 use crate::support::programs::finish;
+use crate::support::tiers::{Tier, two_tiers};
 
-#[test]
-fn every_program_completes_itself_in_every_shell() {
+two_tiers!(every_program_completes_itself_in_every_shell);
+
+/// Every day each program and each shell, but not all pairs.
+fn every_program_completes_itself_in_every_shell(tier: Tier) {
     let bench = Bench::new();
     let programs = [
         ("gguf-convert", "hf2gguf"),
@@ -12,14 +15,15 @@ fn every_program_completes_itself_in_every_shell() {
         ("gguf-verify", "--baseline"),
         ("gguf-inspect", "checkpoint"),
     ];
-    for (program, word) in programs {
-        for (shell, sign) in [
-            ("bash", "complete -F"),
-            ("zsh", "#compdef"),
-            ("fish", "complete -c"),
-            ("elvish", "edit:completion"),
-            ("powershell", "Register-ArgumentCompleter"),
-        ] {
+    let shells = [
+        ("bash", "complete -F"),
+        ("zsh", "#compdef"),
+        ("fish", "complete -c"),
+        ("elvish", "edit:completion"),
+        ("powershell", "Register-ArgumentCompleter"),
+    ];
+    for (at, (program, word)) in programs.into_iter().enumerate() {
+        for (shell, sign) in shells.into_iter().skip(tier.of(at, 0)).step_by(tier.of(4, 1)) {
             let out = finish(bench.program(program).args(["completions", shell])).says_only(0, "").out;
             let word = if shell == "fish" { word.trim_start_matches('-') } else { word };
             assert!(

@@ -2,6 +2,7 @@
 //! all programs, all types and all ways to run them.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::gguf::FileType;
@@ -9,6 +10,8 @@ use proptest::prelude::Rng;
 use proptest::test_runner::TestRng;
 use serde_json::json;
 
+use super::Made;
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{bundled, files, fixture, programs, rng, seed, sha256};
 
 /// Environment variable that repeats the choices of an earlier run.
@@ -33,9 +36,14 @@ struct Bench {
 }
 
 impl Bench {
+    fn new() -> Self {
+        static MADE: LazyLock<Made> = LazyLock::new(|| Made::of(Bench::make().dir.path()));
+        Self { dir: MADE.copy() }
+    }
+
     /// Creates a checkpoint of one layer of the bundled model, its GGUF file as one file and in parts, and an
     /// importance matrix.
-    fn new() -> Self {
+    fn make() -> Self {
         let bench = Self { dir: tempfile::tempdir().unwrap() };
         bundled::write_layers(1, &bench.path("hf"));
         let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
@@ -105,15 +113,31 @@ fn compare(bench: &Bench, program: &str, arguments: &str, rng: &mut TestRng, n_w
     }
 }
 
-#[test]
-fn every_type_has_the_same_bytes_however_it_is_made() {
+two_tiers!(every_type_has_the_same_bytes_however_it_is_made);
+
+/// Every day a type of each family, made by one of the two programs in turn.
+fn every_type_has_the_same_bytes_however_it_is_made(tier: Tier) {
     let (bench, mut rng) = (Bench::new(), rng(seed(SEED)));
-    let mut n_types = 0;
-    for file_type in FileType::all() {
+    let types = match tier {
+        Tier::Everyday => vec![
+            FileType::Bf16,
+            FileType::Q5_1,
+            FileType::Q4KM,
+            FileType::Iq4Xs,
+            FileType::Tq2_0,
+            FileType::Copy,
+        ],
+        Tier::Deep => FileType::all().collect(),
+    };
+    for (at, file_type) in types.iter().enumerate() {
         let name = file_type.name();
-        n_types += 1;
-        let quantize = format!("f32.gguf out/m.gguf --type {name} --imatrix i.gguf");
-        compare(&bench, "gguf-quantize", &quantize, &mut rng, 2);
+        if tier.is_deep() || at % 2 == 1 {
+            let quantize = format!("f32.gguf out/m.gguf --type {name} --imatrix i.gguf");
+            compare(&bench, "gguf-quantize", &quantize, &mut rng, tier.of(1, 2));
+        }
+        if !tier.is_deep() && at % 2 == 1 {
+            continue;
+        }
         // Types of llama.cpp's converter use no importance, and it does not copy.
         let importance = match name {
             "COPY" => continue,
@@ -123,11 +147,12 @@ fn every_type_has_the_same_bytes_however_it_is_made() {
         let convert = format!("hf2gguf hf -o out/m.gguf --type {name}{importance}");
         compare(&bench, "gguf-convert", &convert, &mut rng, 1);
     }
-    assert!(n_types > 30, "{n_types} types");
+    assert!(types.len() > tier.of(5, 30), "{} types", types.len());
 }
 
-#[test]
-fn every_command_writes_the_same_bytes_however_it_runs() {
+two_tiers!(every_command_writes_the_same_bytes_however_it_runs);
+
+fn every_command_writes_the_same_bytes_however_it_runs(tier: Tier) {
     let (bench, mut rng) = (Bench::new(), rng(seed(SEED)));
     let commands = [
         ("gguf-convert", "hf2gguf hf -o out/m.gguf --split-max-tensors 3"),
@@ -150,11 +175,12 @@ fn every_command_writes_the_same_bytes_however_it_runs() {
         ),
     ];
     for (program, arguments) in commands {
-        compare(&bench, program, arguments, &mut rng, 4);
+        compare(&bench, program, arguments, &mut rng, tier.of(1, 4));
     }
-    for command in ["hash f32.gguf --json", "f32.gguf --json", "hash parts-00001-of-00003.gguf --json"] {
+    let commands = ["hash f32.gguf --json", "f32.gguf --json", "hash parts-00001-of-00003.gguf --json"];
+    for command in tier.some(3, commands) {
         let expected = bench.run("gguf-inspect", command, &plain());
-        for _ in 0..4 {
+        for _ in 0..tier.of(1, 4) {
             let way = way("gguf-inspect", &mut rng);
             assert_eq!(bench.run("gguf-inspect", command, &way), expected, "{command} {}", way.join(" "));
         }

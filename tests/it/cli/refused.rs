@@ -4,7 +4,7 @@
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::time::Duration;
+use std::process::Command;
 
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{GgufFile, Metadata, SplitSpec};
@@ -12,14 +12,15 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::quantize::program::model;
 use crate::support::programs::{self, Outcome};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{fixture, peak_memory_kib};
 use crate::testkit::memory::{MemoryTensors, write_source};
 
 /// Runs a program, which is killed if it does not end.
 fn run(program: &str, dir: &Path, args: &[&str]) -> Outcome {
-    let mut command = assert_cmd::Command::from_std(programs::command(program, dir));
-    // Far more than any of these needs; a program that waits for a FIFO ends here.
-    command.args(args).timeout(Duration::from_mins(1)).output().unwrap().into()
+    // Far more seconds than any of these needs; a program that waits for a FIFO ends here.
+    let limit = ["-s", "KILL", "60", programs::path(program)];
+    programs::finish(Command::new("timeout").args(limit).args(args).current_dir(dir))
 }
 
 /// Converts the bundled model to `m.gguf`.
@@ -197,16 +198,18 @@ fn a_verification_runs_with_the_threads_there_is_room_for() {
     assert!(whole == few && whole.split('\n').count() == 3);
 }
 
-#[test]
-fn two_thousand_parts_are_read_with_256_descriptors() {
-    const N_PARTS: usize = 2000;
-    let name = |part: usize| format!("m-{part:05}-of-{N_PARTS:05}.gguf");
+two_tiers!(two_thousand_parts_are_read_with_256_descriptors);
+
+/// Every day 300 parts.
+fn two_thousand_parts_are_read_with_256_descriptors(tier: Tier) {
+    let n_parts: usize = tier.of(300, 2000);
+    let name = |part: usize| format!("m-{part:05}-of-{n_parts:05}.gguf");
     let dir = tempfile::tempdir().unwrap();
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", "nobody");
-    for part in 0..N_PARTS {
+    for part in 0..n_parts {
         let tensor = MemoryTensors::of_f32(&[(&format!("blk.{part}.x.weight"), &[1, 32], &[1.0; 32])]);
-        let metadata = SplitSpec::default().part_metadata(&metadata, part, N_PARTS, N_PARTS);
+        let metadata = SplitSpec::default().part_metadata(&metadata, part, n_parts, n_parts);
         write_source(&dir.path().join(name(part + 1)), &metadata, &tensor);
     }
     let first = name(1);
@@ -220,10 +223,12 @@ fn two_thousand_parts_are_read_with_256_descriptors() {
         let err = programs::finish(command.args(&args)).exits_with_one_of(&[0, 3]).err;
         assert!(!err.contains("open files"), "{program}: {err}");
     }
-    assert_eq!(GgufFile::open(&dir.path().join("out.gguf")).unwrap().tensors().len(), N_PARTS);
+    assert_eq!(GgufFile::open(&dir.path().join("out.gguf")).unwrap().tensors().len(), n_parts);
 }
 
-#[test]
+// Every day `verify::memory` holds a run to its budget.
+deep_test!(logits_of_many_prompts_stay_within_the_budget);
+
 fn logits_of_many_prompts_stay_within_the_budget() {
     let dir = tempfile::tempdir().unwrap();
     convert_tiny(dir.path());
@@ -245,7 +250,7 @@ fn logits_of_many_prompts_stay_within_the_budget() {
             );
         }
     }
-    // The lines alone are larger than that.
+    // The lines alone are larger than the difference that is allowed.
     let bytes = fs_err::metadata(dir.path().join("out.jsonl")).unwrap().len();
     assert!(bytes > 40 << 20, "{bytes}");
     assert!(peaks[1] < peaks[0] + (16 << 10), "{peaks:?} KiB");

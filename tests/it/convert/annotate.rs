@@ -16,7 +16,7 @@ use serde_json::{Value as Json, json};
 
 use crate::support::programs::run;
 use crate::support::{files, fixture};
-use crate::testkit::checkpoints::Safetensors;
+use crate::testkit::checkpoints::write_case;
 use crate::testkit::memory::write_source;
 
 const WINDOW: &str = "attention.sliding_window";
@@ -58,30 +58,7 @@ fn case(name: &str) -> Json {
     files::json(path)
 }
 
-/// Weights as the script computes them: a hash of the tensor's number and the element's index.
-fn weights(number: usize, name: &str, n: usize) -> Vec<f32> {
-    let element = |i: usize| {
-        let mut x = (i as u32).wrapping_mul(2_654_435_761);
-        x = x.wrapping_add((number as u32).wrapping_mul(2_246_822_519)).wrapping_add(12345);
-        x = (x ^ (x >> 15)).wrapping_mul(2_246_822_519);
-        x = (x ^ (x >> 13)).wrapping_mul(3_266_489_917);
-        let value = ((x >> 16) as f32 - 32768.0) / 32768.0;
-        if name.contains("norm") && name.ends_with("weight") { 1.0 + value / 4.0 } else { value / 2.0 }
-    };
-    (0..n).map(element).collect()
-}
-
-/// Writes a case as the checkpoint that it describes.
-pub fn checkpoint(case: &Json, dir: &Path) {
-    let mut file = Safetensors::default();
-    for (number, (name, shape)) in case["tensors"].as_object().unwrap().iter().enumerate() {
-        let n: u64 = shape.as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).product();
-        file.add_f32(name, shape, &weights(number, name, n as usize));
-    }
-    file.write_checkpoint(dir, &case["config"]);
-}
-
-pub fn convert(dir: &Path, annotate: bool) -> Conversion {
+fn convert(dir: &Path, annotate: bool) -> Conversion {
     let options = ConvertOptions {
         file_type: Some(OutType::F32),
         tokenizer: false,
@@ -138,7 +115,7 @@ fn annotated_models_compute_what_transformers_does_and_others_do_not() {
     for (name, keys) in cases() {
         let dir = tempfile::tempdir().unwrap();
         let case = case(name);
-        checkpoint(&case, dir.path());
+        write_case(&case, dir.path());
         let (plain, annotated) = (convert(dir.path(), false), convert(dir.path(), true));
         assert_eq!(own_keys(annotated.metadata()), keys, "{name}");
         assert_eq!(own_keys(plain.metadata()), [], "{name}");
@@ -168,7 +145,7 @@ fn annotated_models_compute_what_transformers_does_and_others_do_not() {
 fn the_language_part_of_cogvlm_2_computes_what_transformers_does() {
     let dir = tempfile::tempdir().unwrap();
     let case = case("cogvlm2");
-    checkpoint(&case, dir.path());
+    write_case(&case, dir.path());
     let model = convert(dir.path(), false);
     let (nll, logit) = differences(&model, model.metadata(), &case);
     assert!(nll < 1e-4 && logit < 1e-4, "nll {nll:.3e}, last logits {logit:.3e}");
@@ -179,7 +156,7 @@ fn annotations_come_back_into_the_configuration() {
     for (name, keys) in cases() {
         let dir = tempfile::tempdir().unwrap();
         let case = case(name);
-        checkpoint(&case, dir.path());
+        write_case(&case, dir.path());
         let file = write(&convert(dir.path(), true), &dir.path().join("m.gguf"));
         let options = ToHfOptions {
             ty: None,
@@ -219,21 +196,21 @@ fn configurations_without_a_window_give_no_key() {
         let dir = tempfile::tempdir().unwrap();
         let mut case = case(name);
         case["config"][key] = value.clone();
-        checkpoint(&case, dir.path());
+        write_case(&case, dir.path());
         assert_eq!(own_keys(convert(dir.path(), true).metadata()), [], "{name}: {key} = {value}");
     }
     // A Mistral without the key gets the window of transformers' configuration class.
     let dir = tempfile::tempdir().unwrap();
     let mut case = case("mistral");
     case["config"].as_object_mut().unwrap().remove("sliding_window");
-    checkpoint(&case, dir.path());
+    write_case(&case, dir.path());
     assert_eq!(own_keys(convert(dir.path(), true).metadata()), [(WINDOW, Value::U32(4096))]);
 }
 
 #[test]
 fn quantizing_keeps_annotations() {
     let dir = tempfile::tempdir().unwrap();
-    checkpoint(&case("qwen2_layer_types"), dir.path());
+    write_case(&case("qwen2_layer_types"), dir.path());
     let file = write(&convert(dir.path(), true), &dir.path().join("m.gguf"));
     let options = QuantizeOptions::new(quantize::FileType::parse("Q8_0").unwrap());
     let plan = QuantizePlan::new(&Input::file(&file), &options, None).unwrap();
@@ -247,7 +224,7 @@ fn quantizing_keeps_annotations() {
 #[test]
 fn a_file_without_its_window_is_warned_of_and_an_annotated_one_passes() {
     let dir = tempfile::tempdir().unwrap();
-    checkpoint(&case("mistral"), &dir.path().join("hf"));
+    write_case(&case("mistral"), &dir.path().join("hf"));
     let common = ["hf2gguf", "hf", "--type", "f32", "--no-tokenizer", "--quiet", "--no-sync", "-o"];
     for more in [&["plain.gguf"][..], &["annotated.gguf", "--annotate"]] {
         run("gguf-convert", dir.path(), &[&common[..], more].concat()).ok();

@@ -4,18 +4,20 @@ use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::gguf::{GgufFile, Metadata};
 
 use super::{add, convert, flux, run, tensors, type_of, wan};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::testkit::checkpoints::Safetensors;
 use crate::testkit::memory::{MemoryTensors, f32_bytes, write_source};
 
-#[test]
-fn one_pass_equals_two_steps() {
+two_tiers!(one_pass_equals_two_steps);
+
+fn one_pass_equals_two_steps(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     wan().write(&at("in.safetensors"));
     convert(dir.path(), "in.safetensors", "auto.gguf", "auto").ok();
-    for ty in
-        ["q8_0", "q6_k", "q5_k_m", "q4_k_s", "q4_0", "q3_k_m", "q2_k", "iq4_nl", "iq4_xs", "iq3_s", "iq3_m"]
-    {
+    let types =
+        ["q8_0", "q6_k", "q5_k_m", "q4_k_s", "q4_0", "q3_k_m", "q2_k", "iq4_nl", "iq4_xs", "iq3_s", "iq3_m"];
+    for ty in tier.some(3, types) {
         convert(dir.path(), "in.safetensors", "one.gguf", ty).ok();
         run("gguf-quantize", dir.path(), &["auto.gguf", "two.gguf", "--type", ty]).ok();
         run("gguf-quantize", dir.path(), &["in.safetensors", "three.gguf", "--type", ty]).ok();

@@ -1,15 +1,17 @@
 //! `gguf-quantize recipe` and `rebuild` with the checkpoint of an image or video model as the source.
 
 use super::{convert, flux, run, wan};
+use crate::support::tiers::{Tier, two_tiers};
 
-#[test]
-fn a_file_is_explained_and_made_again_by_its_checkpoint() {
+two_tiers!(a_file_is_explained_and_made_again_by_its_checkpoint);
+
+fn a_file_is_explained_and_made_again_by_its_checkpoint(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     flux("model.diffusion_model.").write(&dir.join("flux.safetensors"));
     wan().write(&dir.join("wan.safetensors"));
     for source in ["flux.safetensors", "wan.safetensors"] {
-        for ty in ["auto", "q8_0", "q4_k_s", "q3_k_m", "iq4_nl"] {
+        for ty in tier.some(2, ["auto", "q8_0", "q4_k_s", "q3_k_m", "iq4_nl"]) {
             convert(dir, source, "q.gguf", ty).ok();
             let args = ["recipe", "q.gguf", "--source", source, "-o", "r.gguf", "--json"];
             let report = run("gguf-quantize", dir, &args).ok().json();

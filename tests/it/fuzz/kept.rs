@@ -12,7 +12,7 @@ use serde_json::{Value as Json, json};
 
 use super::entries::{join, recipe_source};
 use super::seeds::container_of;
-use crate::dequant::made::Part;
+use gguf_testkit::codes::Part;
 
 pub fn statistics() -> Vec<Vec<u8>> {
     vec![statistics_of(false, false), statistics_of(true, false), statistics_of(true, true)]
@@ -129,7 +129,7 @@ fn statistics_of(is_part: bool, has_rests: bool) -> Vec<u8> {
 /// Part of a verdict over a few tokens.
 fn verdict_part(baseline: Option<&str>) -> Vec<u8> {
     let dir = tempfile::tempdir().unwrap();
-    let model = crate::verify::tiny::Tiny::new();
+    let model = crate::testkit::tiny::Tiny::new().with_layers(1);
     model.write(dir.path(), "base.gguf");
     model.quantized(GgmlType::Q8_0).write(dir.path(), "a.gguf");
     fs_err::write(dir.path().join("p.jsonl"), "{\"text\": \"In the beginning was the word.\"}\n").unwrap();

@@ -13,20 +13,21 @@ mod mutate;
 mod seeds;
 mod vocabularies;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::catch_unwind;
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use mutate::{damaged, words};
 
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, root, seed};
 use crate::testkit::noise::Noise;
 
-/// Maximum inputs of a target.
-const N_CASES: u64 = 1500;
-/// Maximum time of a target: slow targets get fewer inputs.
-const MOST: Duration = Duration::from_millis(500);
+/// Seeds of all targets.
+static SEEDS: LazyLock<BTreeMap<&str, Vec<Vec<u8>>>> =
+    LazyLock::new(|| targets().into_iter().map(|target| (target, seeds::of(target))).collect());
 
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
@@ -56,17 +57,20 @@ fn passes(target: &str, bytes: &[u8], what: &str) -> bool {
     is_fine
 }
 
-#[test]
-fn no_entry_panics() {
+two_tiers!(no_entry_panics);
+
+fn no_entry_panics(tier: Tier) {
     let seed = seed("GGUF_FUZZ_SEED");
     let asked = number("GGUF_FUZZ_CASES");
-    let n_cases = asked.unwrap_or(N_CASES);
+    // Slow targets get fewer inputs.
+    let n_cases = asked.unwrap_or(tier.of(150, 1500));
+    let most = Duration::from_millis(tier.of(40, 500));
     let mut failed = Vec::new();
     for (at, target) in (0..).zip(targets()) {
-        let (seeds, words) = (seeds::of(target), dictionary_words(target));
+        let (seeds, words) = (&SEEDS[target], dictionary_words(target));
         let start = Instant::now();
         for case in 0..n_cases {
-            if start.elapsed() > MOST && asked.is_none() {
+            if start.elapsed() > most && asked.is_none() {
                 break;
             }
             // A case depends only on its number, so that it can be repeated alone and in any build.
@@ -86,7 +90,7 @@ fn seeds_reach_what_is_behind_the_parser() {
     let corpus = std::env::var_os("GGUF_FUZZ_CORPUS").map(PathBuf::from);
     let mut refused = Vec::new();
     for target in targets() {
-        let seeds = seeds::of(target);
+        let seeds = &SEEDS[target];
         assert!(!seeds.is_empty(), "{target} has no seed");
         for (at, seed) in seeds.iter().enumerate() {
             // All zeros are valid blocks of every type, but not a row that each type accepts.

@@ -12,12 +12,12 @@ use serde_json::{Map, Value as Json, json};
 use super::entries::join;
 use super::kept;
 use super::models::{checkpoint, gguf, letters, model};
-use crate::checkpoint::flm::writer::llama;
-use crate::checkpoint::torch::build::{container, dict, floats, int, legacy, pickle, text, tuple};
-use crate::dequant::hostile::all;
-use crate::dequant::made::{Part, noise, safetensors};
-use crate::dequant::msmodelslim::made as slim;
 use crate::support::{files, fixture, root};
+use gguf_testkit::codes::all;
+use gguf_testkit::codes::{Part, noise, safetensors};
+use gguf_testkit::flm::llama;
+use gguf_testkit::slim;
+use gguf_testkit::torch::{container, dict, floats, int, legacy, pickle, text, tuple};
 
 /// Seeds of a target.
 pub fn of(target: &str) -> Vec<Vec<u8>> {
@@ -345,9 +345,9 @@ fn charsmap() -> Vec<u8> {
 
 fn torch() -> Vec<Vec<u8>> {
     let data = floats((0..12).map(|at| at as f32));
-    let tensor = crate::checkpoint::torch::build::Tensor::new("FloatStorage", "0", &[3, 4]).bytes();
+    let tensor = gguf_testkit::torch::Tensor::new("FloatStorage", "0", &[3, 4]).bytes();
     let turned = {
-        let mut tensor = crate::checkpoint::torch::build::Tensor::new("FloatStorage", "0", &[4, 3]);
+        let mut tensor = gguf_testkit::torch::Tensor::new("FloatStorage", "0", &[4, 3]);
         tensor.strides = vec![1, 4];
         tensor.bytes()
     };

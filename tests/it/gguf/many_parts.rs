@@ -7,23 +7,28 @@ use std::process::Command;
 use rustix::process::{Resource, getrlimit};
 
 use crate::support::programs::{self, Outcome};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture};
 use crate::testkit::checkpoints::Safetensors;
 
-const N_LAYERS: usize = 70;
-/// Nine tensors per layer, the embeddings, the last norm.
-const N_TENSORS: usize = 9 * N_LAYERS + 2;
 const WIDTH: usize = 32;
 
+/// Layers of the checkpoint, its tensors, and a limit of descriptors that is lower.
+fn sizes(tier: Tier) -> (usize, usize, &'static str) {
+    let (n_layers, limit) = tier.of((10, "ulimit -n 64"), (70, "ulimit -n 256"));
+    // Nine tensors per layer, the embeddings, the last norm.
+    (n_layers, 9 * n_layers + 2, limit)
+}
+
 /// Writes a checkpoint of very many very small tensors.
-fn checkpoint(dir: &Path) {
+fn checkpoint(dir: &Path, n_layers: usize) {
     fs_err::create_dir_all(dir).unwrap();
     for name in ["tokenizer.json", "tokenizer_config.json"] {
         fs_err::copy(fixture("tiny-llama").join(name), dir.join(name)).unwrap();
     }
     let mut config = files::json(fixture("tiny-llama").join("config.json"));
     for (key, value) in [
-        ("num_hidden_layers", N_LAYERS),
+        ("num_hidden_layers", n_layers),
         ("hidden_size", WIDTH),
         ("head_dim", WIDTH),
         ("intermediate_size", WIDTH),
@@ -36,7 +41,7 @@ fn checkpoint(dir: &Path) {
         ("model.embed_tokens.weight".to_owned(), vec![1024, WIDTH]),
         ("model.norm.weight".to_owned(), vec![WIDTH]),
     ];
-    for layer in 0..N_LAYERS {
+    for layer in 0..n_layers {
         let name = |rest: &str| format!("model.layers.{layer}.{rest}.weight");
         for rest in ["input_layernorm", "post_attention_layernorm"] {
             shapes.push((name(rest), vec![WIDTH]));
@@ -65,27 +70,30 @@ fn command(limits: &str, dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-#[test]
-fn sets_of_600_parts_are_written_with_256_descriptors() {
+two_tiers!(sets_of_600_parts_are_written_with_256_descriptors);
+
+/// Every day sets of 92 parts with 64 descriptors.
+fn sets_of_600_parts_are_written_with_256_descriptors(tier: Tier) {
     let root = tempfile::tempdir().unwrap();
-    checkpoint(&root.path().join("hf"));
+    let (n_layers, n_tensors, few) = sizes(tier);
+    checkpoint(&root.path().join("hf"), n_layers);
     let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
-    if limit < 8 * N_TENSORS as u64 {
-        eprintln!("{limit} descriptors are too few for a run that has all parts open: compared with itself");
+    if limit < 8 * n_tensors as u64 {
+        println!("{limit} descriptors are too few for a run that has all parts open: compared with itself");
     }
-    let first = format!("m-00001-of-{N_TENSORS:05}.gguf");
+    let first = format!("m-00001-of-{n_tensors:05}.gguf");
     let from_parts = format!("../parts/{first}");
     let whole: &[&str] = &["gguf-convert", "hf2gguf", "hf", "-o", "whole.gguf", "--no-sync"];
     programs::finish(&mut command("true", root.path(), whole)).ok();
     let one = ["--split-max-tensors", "1"];
     let commands: [(&str, &[&str], usize); 4] = [
-        ("parts", &["gguf-convert", "hf2gguf", "../hf", "-o", "m.gguf", one[0], one[1]], N_TENSORS),
-        ("quantized", &["gguf-quantize", "--keep-split", &from_parts, "m.gguf", "q8_0"], N_TENSORS),
-        ("split", &["gguf-inspect", "split", "../whole.gguf", "-o", "m.gguf", one[0], one[1]], N_TENSORS),
+        ("parts", &["gguf-convert", "hf2gguf", "../hf", "-o", "m.gguf", one[0], one[1]], n_tensors),
+        ("quantized", &["gguf-quantize", "--keep-split", &from_parts, "m.gguf", "q8_0"], n_tensors),
+        ("split", &["gguf-inspect", "split", "../whole.gguf", "-o", "m.gguf", one[0], one[1]], n_tensors),
         (
             "hf-shards",
             &["gguf-convert", "gguf2hf", "../whole.gguf", "-o", ".", "--max-shard-size", "1K"],
-            300,
+            tier.of(70, 300),
         ),
     ];
     for (name, args, n_least) in commands {
@@ -95,14 +103,14 @@ fn sets_of_600_parts_are_written_with_256_descriptors() {
         let args = [args, &["--no-sync"]].concat();
         programs::finish(&mut command("true", &wide, &args)).ok();
         // The soft and the hard limit, many threads, and a second time over an existing set.
-        for threads in ["1", "16"] {
+        for threads in tier.some(2, ["16", "1"]) {
             // The output directory must be new.
             if name == "hf-shards" {
                 fs_err::remove_dir_all(&narrow).unwrap();
                 fs_err::create_dir(&narrow).unwrap();
             }
             let args = [&args[..], &["--threads", threads]].concat();
-            programs::finish(&mut command("ulimit -n 256", &narrow, &args)).ok();
+            programs::finish(&mut command(few, &narrow, &args)).ok();
             let (wide, narrow) = (files::contents(&wide), files::contents(&narrow));
             assert!(wide.len() >= n_least, "{name}: {}", wide.len());
             assert!(wide.keys().eq(narrow.keys()), "{name}: {:?}", narrow.keys().next());
@@ -112,18 +120,19 @@ fn sets_of_600_parts_are_written_with_256_descriptors() {
     }
 }
 
-#[test]
-fn two_writers_at_once_and_one_that_is_killed_leave_one_whole_set() {
+two_tiers!(two_writers_at_once_and_one_that_is_killed_leave_one_whole_set);
+
+fn two_writers_at_once_and_one_that_is_killed_leave_one_whole_set(tier: Tier) {
     let root = tempfile::tempdir().unwrap();
-    checkpoint(&root.path().join("hf"));
+    let (n_layers, n_tensors, few) = sizes(tier);
+    checkpoint(&root.path().join("hf"), n_layers);
     let out = root.path().join("out");
     fs_err::create_dir(&out).unwrap();
     let args = |ty: &'static str| {
         let one = ["--split-max-tensors", "1", "--no-sync", "--type", ty];
         [&["gguf-convert", "hf2gguf", "../hf", "-o", "m.gguf"][..], &one[..]].concat()
     };
-    let start =
-        |ty| command("ulimit -n 256", &out, &args(ty)).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let start = |ty| command(few, &out, &args(ty)).stderr(std::process::Stdio::piped()).spawn().unwrap();
     let mut killed = start("f16");
     // As soon as there is a file, or at the end.
     while fs_err::read_dir(&out).unwrap().next().is_none() && killed.try_wait().unwrap().is_none() {
@@ -136,7 +145,7 @@ fn two_writers_at_once_and_one_that_is_killed_leave_one_whole_set() {
         Outcome::from(writer.wait_with_output().unwrap()).ok();
     }
     let found = files::contents(&out);
-    assert_eq!(found.len(), N_TENSORS, "{:?}", found.keys().next());
+    assert_eq!(found.len(), n_tensors, "{:?}", found.keys().next());
     let wholes = ["f16", "f32"].map(|ty| {
         let dir = root.path().join(ty);
         fs_err::create_dir(&dir).unwrap();

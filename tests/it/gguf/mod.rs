@@ -1,12 +1,6 @@
-//! Tests of `gguf`: reading, writing, split files, malformed files.
+//! Sets of parts, shares and byte order, as the programs write them.
 
-mod build;
 mod endian;
-mod hostile;
 mod many_parts;
-mod properties;
-mod roundtrip;
 mod sets;
 mod shares;
-mod split;
-mod writer;

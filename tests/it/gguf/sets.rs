@@ -7,6 +7,7 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{GgufFile, OpenOptions, Value};
 
 use crate::support::programs::{command, run};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture};
 
 const ID: &str = "gguf_foundry.split.id";
@@ -184,14 +185,15 @@ fn a_part_that_fails_leaves_the_old_set() {
     assert!(content(&dir.join("out")) == before, "the old set is not what it was: {err}");
 }
 
-#[test]
-fn writers_of_one_set_at_once_leave_one_of_theirs() {
+two_tiers!(writers_of_one_set_at_once_leave_one_of_theirs);
+
+fn writers_of_one_set_at_once_leave_one_of_theirs(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     whole(dir, "a", "f16");
     trained(dir, "a", "b");
     fs_err::create_dir(dir.join("out")).unwrap();
-    for round in 0..12 {
+    for round in 0..tier.of(4, 12) {
         let writers: Vec<_> = ["a.gguf", "b.gguf", "a.gguf", "b.gguf"]
             .map(|input| {
                 let arguments =

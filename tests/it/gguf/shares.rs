@@ -8,29 +8,39 @@ use gguf_foundry::core::{SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{GgufFile, OpenOptions, Share, SplitSpec, WriteError, WriteOptions, write_gguf};
 
 use crate::support::programs::{command, run};
-use crate::support::{files, fixture};
+use crate::support::tiers::{Tier, two_tiers};
+use crate::support::{bundled, files, fixture};
 
 fn model() -> String {
     fixture("tiny-llama").to_str().unwrap().to_owned()
 }
 
-/// Joined parts have the bytes of one run, for any number of parts written in any order.
-#[test]
-fn shares_join_to_the_file_of_a_single_run() {
+/// Checkpoint of the bundled model: every day of its first two layers.
+fn checkpoint(tier: Tier) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let (dir, model) = (dir.path(), model());
-    run("gguf-convert", dir, &["hf2gguf", &model, "-o", "f16.gguf", "--type", "f16", "--no-sync", "-q"]).ok();
+    bundled::write_layers(tier.of(2, 4), dir.path());
+    dir
+}
+
+two_tiers!(shares_join_to_the_file_of_a_single_run);
+
+/// Joined parts have the bytes of one run, for any number of parts written in any order.
+fn shares_join_to_the_file_of_a_single_run(tier: Tier) {
+    let (dir, checkpoint) = (tempfile::tempdir().unwrap(), checkpoint(tier));
+    let (dir, model) = (dir.path(), checkpoint.path().to_str().unwrap());
+    run("gguf-convert", dir, &["hf2gguf", model, "-o", "f16.gguf", "--type", "f16", "--no-sync", "-q"]).ok();
     let jobs: [(&str, Vec<&str>); 4] = [
-        ("gguf-convert", vec!["hf2gguf", &model, "--type", "f16", "-o"]),
-        ("gguf-convert", vec!["hf2gguf", &model, "--type", "q4_k_m", "-o"]),
+        ("gguf-convert", vec!["hf2gguf", model, "--type", "f16", "-o"]),
+        ("gguf-convert", vec!["hf2gguf", model, "--type", "q4_k_m", "-o"]),
         ("gguf-quantize", vec!["--type", "q3_k_m", "f16.gguf"]),
-        ("gguf-quantize", vec!["--type", "q8_0", &model]),
+        ("gguf-quantize", vec!["--type", "q8_0", model]),
     ];
     for (job, (program, arguments)) in jobs.iter().enumerate() {
         let whole = format!("whole{job}.gguf");
         run(program, dir, &[arguments.as_slice(), &[&whole, "--no-sync", "-q"]].concat()).ok();
         let expected = fs_err::read(dir.join(&whole)).unwrap();
-        for count in [1, 2, 5] {
+        let counts = [1, 2, 5];
+        for &count in tier.of(&counts[job % 3..=job % 3], &counts) {
             let name = format!("shares{job}-{count}.gguf");
             for number in (1..=count).rev() {
                 let part = format!("{number}/{count}");
@@ -53,16 +63,16 @@ fn shares_join_to_the_file_of_a_single_run() {
 /// Several runs write into one file, some of them twice, one of them killed.
 #[test]
 fn shares_of_one_file_are_the_file_of_a_single_run() {
-    let dir = tempfile::tempdir().unwrap();
-    let (dir, model) = (dir.path(), model());
+    let (dir, checkpoint) = (tempfile::tempdir().unwrap(), checkpoint(Tier::Everyday));
+    let (dir, model) = (dir.path(), checkpoint.path().to_str().unwrap());
     let names = || files::names(dir);
     for (ty, count) in [("f16", 3), ("q4_k_m", 2)] {
         let whole = format!("{ty}.gguf");
-        run("gguf-convert", dir, &["hf2gguf", &model, "--type", ty, "-o", &whole, "--no-sync", "-q"]).ok();
+        run("gguf-convert", dir, &["hf2gguf", model, "--type", ty, "-o", &whole, "--no-sync", "-q"]).ok();
         let expected = fs_err::read(dir.join(&whole)).unwrap();
         let into = |number: usize| {
             let part = format!("{number}/{count}");
-            let arguments = ["hf2gguf", &model, "--type", ty, "--part", &part, "--into", "one.gguf"];
+            let arguments = ["hf2gguf", model, "--type", ty, "--part", &part, "--into", "one.gguf"];
             run("gguf-convert", dir, &arguments).ok().err
         };
         for (number, again) in (2..=count).map(|number| (number, false)).chain([(2, true)]) {
@@ -88,19 +98,17 @@ fn shares_of_one_file_are_the_file_of_a_single_run() {
     }
 }
 
+two_tiers!(a_share_that_was_killed_is_written_again);
+
 /// A killed run has written nothing that counts; started again, it has the same result as without the kill.
-#[test]
-fn a_share_that_was_killed_is_written_again() {
-    let dir = tempfile::tempdir().unwrap();
-    let (dir, model) = (dir.path(), model());
-    run("gguf-convert", dir, &["hf2gguf", &model, "--type", "iq3_s", "-o", "whole.gguf", "--no-sync", "-q"])
+fn a_share_that_was_killed_is_written_again(tier: Tier) {
+    let (dir, checkpoint) = (tempfile::tempdir().unwrap(), checkpoint(tier));
+    let (dir, model) = (dir.path(), checkpoint.path().to_str().unwrap());
+    run("gguf-convert", dir, &["hf2gguf", model, "--type", "iq3_s", "-o", "whole.gguf", "--no-sync", "-q"])
         .ok();
     let expected = fs_err::read(dir.join("whole.gguf")).unwrap();
     let arguments = |part: &'static str| {
-        let mut arguments = vec!["hf2gguf".to_owned(), model.clone()];
-        let rest = ["--type", "iq3_s", "--part", part, "--into", "one.gguf", "--threads", "1"];
-        arguments.extend(rest.map(ToOwned::to_owned));
-        arguments
+        ["hf2gguf", model, "--type", "iq3_s", "--part", part, "--into", "one.gguf", "--threads", "1"]
     };
     let mut n_killed = 0;
     // Early enough for the fastest machine, and late enough for some output.
@@ -116,8 +124,7 @@ fn a_share_that_was_killed_is_written_again() {
     }
     assert!(n_killed > 0, "every run was through before it was killed");
     for part in ["2/2", "1/2"] {
-        let arguments = arguments(part);
-        run("gguf-convert", dir, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).ok();
+        run("gguf-convert", dir, &arguments(part)).ok();
     }
     assert!(fs_err::read(dir.join("one.gguf")).unwrap() == expected);
     // The two files, and the note that nothing is left to do.

@@ -9,6 +9,7 @@ use std::fmt::Write as _;
 
 use serde::Deserialize;
 
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture};
 use material::Material;
 use measure::{Usage, measured};
@@ -42,6 +43,17 @@ fn manifest() -> Vec<Case> {
     toml::from_str::<Manifest>(&text).unwrap().case
 }
 
+/// Cases of a tier: every day the last one of each family, which is the first word of a name, and of each program.
+fn cases(tier: Tier) -> Vec<Case> {
+    let mut seen = BTreeSet::new();
+    let mut is_new = |case: &Case| {
+        let first = |text: &str, end: char| text.split(end).next().unwrap().to_owned();
+        // Both are inserted.
+        [first(&case.file, '_'), first(&case.run, ' ')].map(|word| seen.insert(word)).contains(&true)
+    };
+    manifest().into_iter().rev().filter(|case| tier.is_deep() || is_new(case)).collect()
+}
+
 /// Errors of a run; empty if there are none.
 fn complaints(case: &Case, usage: &Usage, left: &[String]) -> Vec<String> {
     let mut wrong = Vec::new();
@@ -68,12 +80,14 @@ fn complaints(case: &Case, usage: &Usage, left: &[String]) -> Vec<String> {
     wrong
 }
 
-/// With `GGUF_HOSTILE_PRINT` the runs are printed, one JSON line each, and not judged; its value selects them by name.
-#[test]
-fn every_bad_file_costs_little_and_is_refused_by_name() {
+two_tiers!(every_bad_file_costs_little_and_is_refused_by_name);
+
+/// With `GGUF_HOSTILE_PRINT` the runs of all cases are printed, one JSON line each, and not judged; its value selects
+/// them by name.
+fn every_bad_file_costs_little_and_is_refused_by_name(tier: Tier) {
     let print = std::env::var("GGUF_HOSTILE_PRINT").ok();
     let (mut wrong, mut worst_kib, mut worst_ms) = (String::new(), (0, ""), (0, ""));
-    let cases = manifest();
+    let cases = cases(if print.is_some() { Tier::Deep } else { tier });
     for case in &cases {
         if print.as_ref().is_some_and(|part| !case.file.contains(part.as_str())) {
             continue;

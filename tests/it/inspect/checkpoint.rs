@@ -1,6 +1,7 @@
 //! Descriptions of checkpoints agree with conversions.
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::checkpoint::ModelDir;
@@ -16,7 +17,8 @@ use gguf_foundry::inspect::{Aspect, CheckpointReport, ProblemKind, inspect_check
 use serde_json::{Value as Json, json};
 
 use super::Bench;
-use crate::support::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, tiered_conformance_tests};
+use crate::support::tiers::Tier;
 use crate::support::{files, fixture, programs, report_cases};
 use crate::testkit::checkpoints::Safetensors;
 
@@ -192,12 +194,20 @@ fn stored_texts(report: &CheckpointReport) -> Vec<String> {
     texts
 }
 
-conformance_tests!(every_quantized_case_is_described);
-fn every_quantized_case_is_described(corpus: &Goldens) {
+/// Quantized cases of a tier: every day the first one of each method, which is the first word of a name.
+fn quantized_cases(corpus: &Goldens, tier: Tier) -> Vec<PathBuf> {
+    let mut seen = BTreeSet::new();
+    let mut is_new = |case: &Path| seen.insert(files::name(case).split('-').next().unwrap().to_owned());
+    let cases = files::entries(corpus.join("prequant")).into_iter();
+    cases.filter(|case| case.join("case.json").is_file() && (tier.is_deep() || is_new(case))).collect()
+}
+
+tiered_conformance_tests!(every_quantized_case_is_described);
+fn every_quantized_case_is_described(corpus: &Goldens, tier: Tier) {
     let mut checker = Checker::new();
     let (mut n_ok, mut n_refused, mut n_texts) = (0, 0, 0);
-    for case in files::entries(corpus.join("prequant")).iter().filter(|case| case.join("case.json").is_file())
-    {
+    let cases = quantized_cases(corpus, tier);
+    for case in &cases {
         let about = files::json(case.join("case.json"));
         // Errors that headers do not show are found when rows are read.
         let report = checker.check(&case.join("hf"), about["outcome"] != "error").unwrap();
@@ -228,16 +238,16 @@ fn every_quantized_case_is_described(corpus: &Goldens) {
             n_texts += 1;
         }
     }
-    let here = STORED.iter().filter(|row| corpus.find(format!("prequant/{}", row.0)).is_some());
-    assert_eq!(n_texts, here.count());
+    let here = STORED.iter().filter_map(|row| corpus.find(format!("prequant/{}", row.0)));
+    assert_eq!(n_texts, here.filter(|case| cases.contains(case)).count());
     println!("{n_ok} described whole, {n_refused} refused");
     checker.report("quantized checkpoints, described");
 }
 
-conformance_tests!(every_architecture_case_is_described);
-fn every_architecture_case_is_described(corpus: &Goldens) {
+tiered_conformance_tests!(every_architecture_case_is_described);
+fn every_architecture_case_is_described(corpus: &Goldens, tier: Tier) {
     let mut checker = Checker::new();
-    for case in files::entries(corpus.join("arch")) {
+    for case in tier.some(3, files::entries(corpus.join("arch"))) {
         let report = checker.check(&case.join("hf"), true).expect("every case opens");
         if let Some(architecture) = &report.architecture {
             let about = files::json(case.join("case.json"));
@@ -260,12 +270,13 @@ fn every_architecture_case_is_described(corpus: &Goldens) {
     checker.report("architectures, described");
 }
 
-conformance_tests!(other_containers_are_described);
-fn other_containers_are_described(corpus: &Goldens) {
+tiered_conformance_tests!(other_containers_are_described);
+fn other_containers_are_described(corpus: &Goldens, tier: Tier) {
     let mut checker = Checker::new();
     let formats = corpus.join("formats");
+    let cases = |dir: &str| tier.some(3, files::entries(formats.join(dir)));
     let (mut n_flm, mut n_npu, mut n_torch) = (0, 0, 0);
-    for case in files::entries(formats.join("flm")) {
+    for case in cases("flm") {
         let Some(report) = checker.check(&case.join("model.flm"), true) else { continue };
         assert_eq!(report.container.as_ref().unwrap().format, "FastLLM");
         n_flm += 1;
@@ -273,7 +284,7 @@ fn other_containers_are_described(corpus: &Goldens) {
             assert_eq!(stored_texts(&report), ["FastLLM INT4_GROUP, groups of 32"]);
         }
     }
-    for case in files::entries(formats.join("msmodelslim")) {
+    for case in cases("msmodelslim") {
         let Some(report) = checker.check(&case, true) else { continue };
         assert_eq!(report.container.as_ref().unwrap().format, "msModelSlim");
         n_npu += 1;
@@ -287,7 +298,7 @@ fn other_containers_are_described(corpus: &Goldens) {
             assert_eq!(stored_texts(&report), texts);
         }
     }
-    for case in files::entries(formats.join("pytorch")) {
+    for case in cases("pytorch") {
         let Some(report) = checker.check(&case, true) else { continue };
         n_torch += 1;
         if files::name(&case) == "llama-single" {
@@ -295,12 +306,12 @@ fn other_containers_are_described(corpus: &Goldens) {
         }
     }
     for dir in ["flm/hostile", "msmodelslim/hostile", "pytorch/hostile"] {
-        for case in files::entries(formats.join(dir)) {
+        for case in cases(dir) {
             checker.check(&case, false);
         }
     }
     println!("{n_flm} FastLLM, {n_npu} msModelSlim, {n_torch} PyTorch");
-    let least = if corpus.is_whole() { (30, 30, 5) } else { (15, 15, 0) };
+    let least = if corpus.is_whole() { (30, 30, 5) } else { tier.of((2, 2, 0), (15, 15, 0)) };
     assert!(n_flm > least.0 && n_npu > least.1 && n_torch > least.2, "{n_flm} {n_npu} {n_torch}");
     checker.report("other containers, described");
 }

@@ -11,7 +11,8 @@ use serde_json::Value as Json;
 use super::Bench;
 use crate::quantize::magnitudes;
 use crate::support::programs::finish;
-use crate::support::{files, fixture, root};
+use crate::support::tiers::{Tier, two_tiers};
+use crate::support::{bundled, files, fixture, root};
 
 /// Key of the document: its types, and whether it is optional.
 struct Row {
@@ -132,8 +133,13 @@ impl Check<'_> {
     fn finish(self) {
         let is_missing = |key: &&String| !self.is_optional(key) && !self.seen.contains(*key);
         let missing: Vec<&String> = self.rows.keys().filter(is_missing).collect();
-        assert!(self.faults.is_empty(), "{}: {:#?}", self.heading, self.faults);
+        self.has_no_faults();
         assert!(missing.is_empty(), "{}: never printed: {missing:?}", self.heading);
+    }
+
+    /// Fails for undocumented keys.
+    fn has_no_faults(&self) {
+        assert!(self.faults.is_empty(), "{}: {:#?}", self.heading, self.faults);
     }
 }
 
@@ -260,8 +266,8 @@ fn what_inspect_prints_is_documented() {
 fn what_convert_prints_is_documented() {
     let documented = Documented::read();
     let bench = Bench::new();
-    let dir = fixture("tiny-llama");
-    let dir = dir.to_str().unwrap();
+    let dir = "hf";
+    bundled::write_layers(1, &bench.path(dir));
     let quantized = ["nvfp4_llama_mixed", "fp8_qwen3moe"].map(|name| fixture(&format!("native/{name}/hf")));
     let run = |code, args: &[&str]| json(&bench, "gguf-convert", code, args);
 
@@ -308,7 +314,7 @@ fn what_convert_prints_is_documented() {
             ["model.layers.0.a.q_norm.weight", "BF16", [4]], ["model.layers.0.strange", "BF16", [4]],
         ],
     });
-    crate::arch::draft::write_checkpoint(&bench.path("strange"), &strange);
+    gguf_testkit::checkpoints::write_zeros(&bench.path("strange"), &strange);
     draft_of.object("", &run(0, &["draft", "strange"]));
     draft_of.finish();
 
@@ -326,7 +332,7 @@ fn what_convert_prints_is_documented() {
 #[test]
 fn what_quantize_prints_is_documented() {
     let documented = Documented::read();
-    let bench = Bench::new().with_tiny();
+    let bench = Bench::new().with_layers(1);
     let run = |code, args: &[&str]| json(&bench, "gguf-quantize", code, args);
     let mut made = documented.table("`gguf-quantize`");
     made.object("", &run(0, &["tiny.gguf", "q.gguf", "q8_0"]));
@@ -374,21 +380,23 @@ fn damage(from: &Path, to: &Path, tensor: &str) {
     fs_err::write(to, bytes).unwrap();
 }
 
-#[test]
-fn what_verify_prints_is_documented() {
-    let documented = Documented::read();
-    let bench = Bench::new().with_tiny();
-    let mut quantize = bench.program("gguf-quantize");
-    finish(quantize.args(["tiny.gguf", "q.gguf", "q8_0", "--no-sync"])).ok();
-    let prompts = fixture("tiny-llama/corpus-256.jsonl");
-    let cut = ["--prompts", prompts.to_str().unwrap(), "--ctx", "64", "--chunks", "2"];
-    let run = |code, args: &[&str]| json(&bench, "gguf-verify", code, &[args, &cut[..]].concat());
+/// Texts of the runs of `gguf-verify`.
+fn prompts() -> String {
+    fixture("tiny-llama/corpus-256.jsonl").to_str().unwrap().to_owned()
+}
 
-    let mut one = documented.table("`gguf-verify`");
-    one.object("", &run(4, &["tiny.gguf"]));
-    one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf"]));
+/// Runs `gguf-verify` on a little text.
+fn verify(bench: &Bench, code: i32, args: &[&str]) -> Json {
+    let prompts = prompts();
+    let cut = ["--prompts", &prompts, "--ctx", "64", "--chunks", "2"];
+    json(bench, "gguf-verify", code, &[args, &cut[..]].concat())
+}
+
+/// Reports of rarer files and texts.
+fn rare_reports(bench: &Bench, one: &mut Check<'_>) {
+    let run = |code, args: &[&str]| verify(bench, code, args);
     // Of two files.
-    one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf", "--prompts", prompts.to_str().unwrap()]));
+    one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf", "--prompts", &prompts()]));
     // With a finding: a model compared with itself proves nothing.
     one.object("", &run(4, &["tiny.gguf", "--baseline", "tiny.gguf"]));
     // Rows with meaningless codes.
@@ -396,7 +404,7 @@ fn what_verify_prints_is_documented() {
     one.object("", &run(3, &["bad.gguf", "--baseline", "tiny.gguf"]));
     // Of an encoder.
     let causal = ["set", "tiny.gguf", "llama.attention.causal=bool:false", "-o", "encoder.gguf"];
-    let _ = json(&bench, "gguf-inspect", 0, &causal);
+    let _ = json(bench, "gguf-inspect", 0, &causal);
     let mut quantize = bench.program("gguf-quantize");
     finish(quantize.args(["encoder.gguf", "e.gguf", "q8_0", "--no-sync"])).ok();
     one.object("", &run(0, &["e.gguf", "--baseline", "encoder.gguf"]));
@@ -404,19 +412,42 @@ fn what_verify_prints_is_documented() {
     let experts = fixture("native/nvfp4_qwen3moe/hf");
     fs_err::write(bench.path("ids.jsonl"), "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8]}\n").unwrap();
     let experts = [experts.to_str().unwrap(), "--prompts", "ids.jsonl"];
-    let document = json(&bench, "gguf-verify", 4, &experts);
+    let document = json(bench, "gguf-verify", 4, &experts);
     assert!(document["experts"].is_array(), "{document}");
     one.object("", &document);
     let tasks = fixture("tasks/winogrande.csv");
     let tasks = ["q.gguf", "--winogrande", tasks.to_str().unwrap(), "--tasks", "3"];
-    one.object("", &json(&bench, "gguf-verify", 4, &tasks));
+    one.object("", &json(bench, "gguf-verify", 4, &tasks));
     // With a task without a valid choice.
     let flawed =
         "0,Anna saw _ there.,Maria,Maria,1\n1,Anna gave Maria a present and _ thanked her.,Anna,Maria,2\n";
     fs_err::write(bench.path("flawed.csv"), flawed).unwrap();
-    one.object("", &json(&bench, "gguf-verify", 4, &["q.gguf", "--winogrande", "flawed.csv"]));
+    one.object("", &json(bench, "gguf-verify", 4, &["q.gguf", "--winogrande", "flawed.csv"]));
+    let two = ["tiny.gguf", "--prompts", "two.jsonl", "--ctx", "8"];
+    one.object("", &json(bench, "gguf-verify", 4, &two));
+}
+
+two_tiers!(what_verify_prints_is_documented);
+
+/// Every day without the rarer reports.
+fn what_verify_prints_is_documented(tier: Tier) {
+    let documented = Documented::read();
+    let bench = Bench::new().with_tiny();
+    let mut quantize = bench.program("gguf-quantize");
+    finish(quantize.args(["tiny.gguf", "q.gguf", "q8_0", "--no-sync"])).ok();
+    fs_err::write(bench.path("two.jsonl"), "{\"text\": \"one two three\"}\n{\"text\": \"four five six\"}\n")
+        .unwrap();
+    let run = |code, args: &[&str]| verify(&bench, code, args);
+
+    let mut one = documented.table("`gguf-verify`");
+    one.object("", &run(4, &["tiny.gguf", "--report", "r.json"]));
+    let mut reported = documented.table("`gguf-verify --report FILE.json`");
+    let mut report = files::json(bench.path("r.json"));
+    report.as_object_mut().unwrap().retain(|key, _| key == "run");
+    reported.object("", &report);
+    reported.finish();
+    one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf", "--per-token", "each.jsonl"]));
     let mut each = documented.table("`gguf-verify --per-token FILE`");
-    run(0, &["q.gguf", "--baseline", "tiny.gguf", "--per-token", "each.jsonl"]);
     for line in fs_err::read_to_string(bench.path("each.jsonl")).unwrap().lines() {
         each.object("", &serde_json::from_str(line).unwrap());
     }
@@ -428,18 +459,12 @@ fn what_verify_prints_is_documented() {
         one.object("", model);
     }
     several.finish();
-    fs_err::write(bench.path("two.jsonl"), "{\"text\": \"one two three\"}\n{\"text\": \"four five six\"}\n")
-        .unwrap();
-    let two = ["tiny.gguf", "--prompts", "two.jsonl", "--ctx", "8"];
-    one.object("", &json(&bench, "gguf-verify", 4, &two));
-    one.finish();
-
-    let mut reported = documented.table("`gguf-verify --report FILE.json`");
-    let _ = run(4, &["tiny.gguf", "--report", "r.json"]);
-    let mut report = files::json(bench.path("r.json"));
-    report.as_object_mut().unwrap().retain(|key, _| key == "run");
-    reported.object("", &report);
-    reported.finish();
+    if tier.is_deep() {
+        rare_reports(&bench, &mut one);
+        one.finish();
+    } else {
+        one.has_no_faults();
+    }
 
     let mut importance = documented.table("`gguf-verify imatrix`");
     importance.object("", &run(0, &["imatrix", "tiny.gguf", "-o", "tiny.imatrix"]));

@@ -4,8 +4,9 @@ use rayon::prelude::*;
 use serde_json::Value;
 
 use super::Bench;
-use crate::support::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, tiered_conformance_tests};
 use crate::support::programs;
+use crate::support::tiers::Tier;
 
 /// Tokens of the recorded sizes.
 const TOKENS: u64 = 32768;
@@ -17,9 +18,9 @@ fn kept_bytes(bench: &Bench, file: &str, tokens: u64) -> u64 {
     at["kv_bytes"].as_u64().unwrap() + at["state_bytes"].as_u64().unwrap()
 }
 
-conformance_tests!(caches_have_the_sizes_that_llama_cpp_reports);
+tiered_conformance_tests!(caches_have_the_sizes_that_llama_cpp_reports);
 
-fn caches_have_the_sizes_that_llama_cpp_reports(goldens: &Goldens) {
+fn caches_have_the_sizes_that_llama_cpp_reports(goldens: &Goldens, tier: Tier) {
     let rows: Vec<(&str, Vec<f64>)> = include_str!("llama_caches.tsv")
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -28,10 +29,12 @@ fn caches_have_the_sizes_that_llama_cpp_reports(goldens: &Goldens) {
             (name, sizes.split_whitespace().map(|size| size.parse().unwrap()).collect())
         })
         .collect();
-    let outcomes: Vec<Option<String>> = rows
+    let here =
+        rows.iter().filter_map(|(name, sizes)| Some((name, sizes, goldens.find(format!("arch/{name}/hf"))?)));
+    let outcomes: Vec<Option<String>> = tier
+        .some(4, here)
         .par_iter()
-        .filter_map(|(name, sizes)| {
-            let checkpoint = goldens.find(format!("arch/{name}/hf"))?;
+        .map(|(name, sizes, checkpoint)| {
             let bench = Bench::new();
             let checkpoint = checkpoint.to_str().unwrap();
             let args =
@@ -41,7 +44,7 @@ fn caches_have_the_sizes_that_llama_cpp_reports(goldens: &Goldens) {
             let expected: f64 = sizes.iter().sum();
             // Each size has two decimals.
             let is_equal = (found - expected).abs() <= 0.00501 * sizes.len().max(1) as f64;
-            Some((!is_equal).then(|| format!("{name}: {found:.3} MiB, llama.cpp {sizes:?}")))
+            (!is_equal).then(|| format!("{name}: {found:.3} MiB, llama.cpp {sizes:?}"))
         })
         .collect();
     println!("{} caches compared", outcomes.len());

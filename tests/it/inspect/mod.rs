@@ -12,7 +12,7 @@ mod rules;
 mod screen;
 mod template;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use gguf_foundry::convert::{Conversion, ConvertOptions};
@@ -20,7 +20,7 @@ use gguf_foundry::core::GgmlType;
 use gguf_foundry::gguf::{GgufFile, Metadata, Value};
 
 use crate::support::programs::{Outcome, command, finish};
-use crate::support::{files, fixture};
+use crate::support::{bundled, files, fixture};
 use crate::testkit::memory::{MemoryTensors, write_source};
 
 /// Directory with one small model, and the programs to run on it.
@@ -45,7 +45,18 @@ impl Bench {
 
     /// Adds the bundled model, converted.
     pub fn with_tiny(self) -> Self {
-        let conversion = Conversion::plan(&fixture("tiny-llama"), &ConvertOptions::default()).unwrap();
+        self.with(&fixture("tiny-llama"))
+    }
+
+    /// Adds the first layers of the bundled model in place of all.
+    pub fn with_layers(self, n_layers: u32) -> Self {
+        let checkpoint = tempfile::tempdir().unwrap();
+        bundled::write_layers(n_layers, checkpoint.path());
+        self.with(checkpoint.path())
+    }
+
+    fn with(self, checkpoint: &Path) -> Self {
+        let conversion = Conversion::plan(checkpoint, &ConvertOptions::default()).unwrap();
         write_source(&self.path("tiny.gguf"), conversion.metadata(), &conversion);
         self
     }

@@ -1,5 +1,7 @@
 //! Jobs of the library do what the programs do.
 
+mod heads;
+
 use std::cell::RefCell;
 use std::io;
 use std::path::Path;

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::{calibrate, run};
 use crate::support::programs::Outcome;
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, programs};
 
 const CALIBRATED: [&str; 5] = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "1024"];
@@ -12,12 +13,14 @@ fn make(dir: &Path, args: &[&str]) -> Outcome {
     programs::run("gguf-quantize", dir, &[&["ladder", "in.gguf"], args, &["--no-sync"]].concat())
 }
 
-#[test]
-fn each_type_has_the_bytes_of_its_own_calibrated_run() {
+two_tiers!(each_type_has_the_bytes_of_its_own_calibrated_run);
+
+fn each_type_has_the_bytes_of_its_own_calibrated_run(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    calibrate::prepare_two_layers(dir);
-    let args = [&["-o", "out", "--types", "q8_0,q4_k_l,q2_k_s"][..], &CALIBRATED].concat();
+    calibrate::prepare_two_layers(tier, dir);
+    let calibrated = [&CALIBRATED[..], &["--solver", tier.of("gptq", "sequential")]].concat();
+    let args = [&["-o", "out", "--types", "q8_0,q4_k_l,q2_k_s"][..], &calibrated].concat();
     let planned = make(dir, &[&args[..], &["--dry-run", "--json"]].concat()).ok().json();
     let is_calibrated = |at: usize| planned["files"][at]["is_calibrated"].as_bool().unwrap();
     assert_eq!([0, 1, 2].map(is_calibrated), [false, true, true], "Q8_0 is not solved");
@@ -27,8 +30,8 @@ fn each_type_has_the_bytes_of_its_own_calibrated_run() {
     assert!(!dir.join("work").exists(), "what is kept for a restart is not needed any more");
 
     let larger = ["--type", "q4_k_m", "--output-tensor-type", "q8_0", "--token-embedding-type", "q8_0"];
-    run(dir, &[&["in.gguf", "one.gguf"][..], &larger, &CALIBRATED].concat()).ok();
-    run(dir, &[&["in.gguf", "two.gguf", "--type", "q2_k_s"][..], &CALIBRATED].concat()).ok();
+    run(dir, &[&["in.gguf", "one.gguf"][..], &larger, &calibrated].concat()).ok();
+    run(dir, &[&["in.gguf", "two.gguf", "--type", "q2_k_s"][..], &calibrated].concat()).ok();
     run(dir, &["in.gguf", "three.gguf", "--type", "q8_0"]).ok();
     for (own, single) in [("Q4_K_L", "one"), ("Q2_K_S", "two"), ("Q8_0", "three")] {
         let own = fs_err::read(dir.join(format!("out/in-{own}.gguf"))).unwrap();
@@ -48,20 +51,22 @@ fn each_type_has_the_bytes_of_its_own_calibrated_run() {
     assert!(!files::names(dir.join("out")).iter().any(|name| name.starts_with("ladder-part-")));
 }
 
-#[test]
-fn finished_types_are_kept_only_for_the_same_calibration() {
+two_tiers!(finished_types_are_kept_only_for_the_same_calibration);
+
+fn finished_types_are_kept_only_for_the_same_calibration(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    calibrate::prepare_two_layers(dir);
+    calibrate::prepare_two_layers(tier, dir);
     // The page fails in the end: everything else is done.
     fs_err::write(dir.join("page.md"), "{{ missing.key }}").unwrap();
-    let base = ["-o", "out", "--types", "q4_0,iq4_nl", "--resume"];
+    let base = ["-o", "out", "--types", tier.of("q4_0", "q4_0,iq4_nl"), "--resume"];
     let args = [&base[..], &["--solver", "gptq"], &CALIBRATED].concat();
     let failing = [&args[..], &["--template", "page.md"]].concat();
     make(dir, &failing).says(1, "page.md");
     let before = fs_err::read(dir.join("out/in-Q4_0.gguf")).unwrap();
     let said = make(dir, &failing).says(1, "page.md");
-    assert!(said.err.contains("already written: Q4_0, IQ4_NL"), "{}", said.err);
+    let written = tier.of("already written: Q4_0", "already written: Q4_0, IQ4_NL");
+    assert!(said.err.contains(written), "{}", said.err);
     // Another text, another number of tokens, another method.
     let rest: Vec<&str> = args.iter().map(|arg| if *arg == "text.txt" { "rest.txt" } else { arg }).collect();
     for other in [rest, [&base[..], &CALIBRATED].concat()] {
@@ -80,7 +85,7 @@ fn finished_types_are_kept_only_for_the_same_calibration() {
 fn contradictory_options_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    calibrate::prepare_two_layers(dir);
+    calibrate::prepare_two_layers(Tier::Everyday, dir);
     let args = |more: &[&'static str]| [&["-o", "out", "--types", "q4_0"][..], &CALIBRATED, more].concat();
     make(dir, &args(&["--calibration", "text.txt"])).says(2, "cannot be used with");
     make(dir, &args(&["--imatrix", "m.gguf"])).says(2, "cannot be used with");

@@ -5,9 +5,11 @@ use std::path::Path;
 use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::gguf::GgufFile;
 
-use crate::support::goldens::{Goldens, conformance_tests};
+use super::write_two_layers;
+use crate::support::goldens::{Goldens, conformance_tests, tiered_conformance_tests};
 use crate::support::programs::run_unsynced as run;
-use crate::support::{bundled, files, fixture, report_cases};
+use crate::support::tiers::{Tier, two_tiers};
+use crate::support::{files, fixture, report_cases};
 use crate::testkit::memory::tensor_bytes;
 use crate::testkit::noise::Noise;
 
@@ -20,17 +22,18 @@ fn write_text(dir: &Path) {
     fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(text.len() / 4)]).unwrap();
 }
 
-#[test]
-fn one_pass_gives_the_bytes_of_the_f32_file() {
+two_tiers!(one_pass_gives_the_bytes_of_the_f32_file);
+
+fn one_pass_gives_the_bytes_of_the_f32_file(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     write_text(dir);
-    bundled::write_layers(2, &dir.join("hf"));
+    write_two_layers(tier, &dir.join("hf"));
     let model = "hf";
     run("gguf-convert", dir, &["hf2gguf", model, "-o", "f32.gguf", "--type", "f32"]).ok();
-    let text = ["--calibrate", "text.txt", "--calibrate-tokens", "2048"];
+    let text = ["--calibrate", "text.txt", "--calibrate-tokens", tier.of("1536", "2048")];
     let flags: [&[&str]; 2] = [
-        // The model writes half of the text.
+        // The model writes half of the text; not every day.
         &["--type", "q4_k_m"],
         &[
             "--type",
@@ -44,8 +47,8 @@ fn one_pass_gives_the_bytes_of_the_f32_file() {
             "1",
         ],
     ];
-    for flags in flags {
-        let flags = [&text[..], flags].concat();
+    for flags in &flags[tier.of(1, 0)..] {
+        let flags = [&text[..], *flags].concat();
         run("gguf-quantize", dir, &[&["f32.gguf", "two.gguf"], &flags[..]].concat()).ok();
         run("gguf-convert", dir, &[&["hf2gguf", model, "-o", "one.gguf"], &flags[..]].concat()).ok();
         assert!(bytes(dir, "one.gguf") == bytes(dir, "two.gguf"), "{flags:?}");
@@ -67,20 +70,24 @@ fn one_pass_gives_the_bytes_of_the_f32_file() {
     }
 }
 
-#[test]
-fn types_for_a_size_are_those_of_the_f32_file() {
+two_tiers!(types_for_a_size_are_those_of_the_f32_file);
+
+fn types_for_a_size_are_those_of_the_f32_file(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let model = fixture("tiny-llama");
-    let model = model.to_str().unwrap();
+    write_two_layers(Tier::Everyday, &dir.join("hf"));
+    let whole = fixture("tiny-llama");
+    let model = tier.of("hf", whole.to_str().unwrap());
     run("gguf-convert", dir, &["hf2gguf", model, "-o", "f32.gguf", "--type", "f32"]).ok();
-    let size = ["--target-size", "2600K", "--types", "q3_k,q4_k,q6_k"];
+    // The smaller model has fewer small tensors to fill the size with.
+    let (target, least, most) = tier.of(("700K", 680 << 10, 700 << 10), ("2600K", 2580 << 10, 2600 << 10));
+    let size = ["--target-size", target, "--types", "q3_k,q4_k,q6_k"];
     let write = |name| [&size[..], &["--write-types", name]].concat();
     run("gguf-quantize", dir, &[&["f32.gguf", "two.gguf"], &write("two.txt")[..]].concat()).ok();
     run("gguf-convert", dir, &[&["hf2gguf", model, "-o", "one.gguf"], &write("one.txt")[..]].concat()).ok();
     run("gguf-quantize", dir, &[&[model, "folder.gguf"], &size[..]].concat()).ok();
     let two = bytes(dir, "two.gguf");
-    assert!(two.len() <= 2600 << 10 && two.len() > 2580 << 10, "{}", two.len());
+    assert!(two.len() <= most && two.len() > least, "{}", two.len());
     assert!(bytes(dir, "one.gguf") == two && bytes(dir, "folder.gguf") == two);
     assert!(bytes(dir, "one.txt") == bytes(dir, "two.txt"));
     // Only the types.
@@ -224,14 +231,15 @@ fn codes_that_are_kept_stay_as_they_are(corpus: &Goldens) {
 /// Tensors, other than embeddings, that are not multiplied with activations.
 const NOT_MET: &[&str] = &[];
 
-conformance_tests!(every_kind_of_model_is_calibrated);
+tiered_conformance_tests!(every_kind_of_model_is_calibrated);
 
-/// Every matrix of a type with a solver is solved: none has the blocks of the importance matrix.
-fn every_kind_of_model_is_calibrated(corpus: &Goldens) {
+/// Every matrix of a type with a solver is solved: none has the blocks of the importance matrix. Every day of a dense
+/// model, of experts and of states.
+fn every_kind_of_model_is_calibrated(corpus: &Goldens, tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     write_tokens(dir);
-    let names = [
+    let all = [
         "llama",
         "llama_tied_f16",
         "gemma2",
@@ -246,8 +254,9 @@ fn every_kind_of_model_is_calibrated(corpus: &Goldens) {
         "minimax_text_01",
         "t5",
     ];
+    let names = tier.of(vec!["llama", "qwen3_moe", "mamba2"], all.to_vec());
     let mut unsolved = Vec::new();
-    for name in names {
+    for &name in &names {
         let model = corpus.join(format!("arch/{name}/hf"));
         let file = |solver: &str| {
             let path = format!("{name}-{solver}.gguf");

@@ -6,7 +6,8 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value};
 use serde_json::Value as Json;
 
-use crate::support::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, tiered_conformance_tests};
+use crate::support::tiers::Tier;
 use crate::support::{files, report_cases, sha256, smollm2};
 
 /// Runs the program in `dir`; returns standard error if it failed.
@@ -113,13 +114,17 @@ fn check_outputs(case: &Json, outputs: &serde_json::Map<String, Json>, dir: &Pat
     if n_files == outputs.len() { Ok(()) } else { Err(format!("{n_files} files")) }
 }
 
-conformance_tests!(metadata_order_and_bytes_are_the_peers);
-fn metadata_order_and_bytes_are_the_peers(dir: &Goldens) {
+tiered_conformance_tests!(metadata_order_and_bytes_are_the_peers);
+
+/// Every day all rules, and every sixth type of experts.
+fn metadata_order_and_bytes_are_the_peers(dir: &Goldens, tier: Tier) {
     let corpus = dir.join("quant");
     let golden = files::json(corpus.join("meta.json"));
     let mut n_cases = 0;
     let mut wrong = Vec::new();
-    for (name, case) in golden["cases"].as_object().unwrap() {
+    let cases = golden["cases"].as_object().unwrap().iter();
+    let (experts, rules): (Vec<_>, Vec<_>) = cases.partition(|(name, _)| name.starts_with("moe "));
+    for (name, case) in rules.into_iter().chain(tier.some(6, experts)) {
         let out = tempfile::tempdir().unwrap();
         let source = case["source"].as_str().unwrap();
         let target = out.path().join("out.gguf");
@@ -157,11 +162,17 @@ fn metadata_order_and_bytes_are_the_peers(dir: &Goldens) {
     report_cases("metadata rules", n_cases);
 }
 
-/// Quantizes one source to every type of a list and compares hashes.
-fn every_type(cases: &serde_json::Map<String, Json>, run_dir: &Path, source: &str, imatrix: &str) -> usize {
+/// Quantizes one source to every type of a list and compares hashes; every day to every seventh, of each family.
+fn every_type(
+    tier: Tier,
+    cases: &serde_json::Map<String, Json>,
+    run_dir: &Path,
+    source: &str,
+    imatrix: &str,
+) -> usize {
     let mut n_cases = 0;
     let mut wrong = Vec::new();
-    for (name, golden) in cases {
+    for (name, golden) in tier.some(7, cases) {
         let out = tempfile::tempdir().unwrap();
         let target: PathBuf = out.path().join("out.gguf");
         let (file_type, flags) = name.split_once(" | ").unwrap_or((name, ""));
@@ -189,12 +200,12 @@ fn every_type(cases: &serde_json::Map<String, Json>, run_dir: &Path, source: &st
     n_cases
 }
 
-conformance_tests!(a_small_model_to_every_type_is_the_peers_file);
-fn a_small_model_to_every_type_is_the_peers_file(dir: &Goldens) {
+tiered_conformance_tests!(a_small_model_to_every_type_is_the_peers_file);
+fn a_small_model_to_every_type_is_the_peers_file(dir: &Goldens, tier: Tier) {
     let corpus = dir.join("quant");
     let golden = files::json(corpus.join("tiny.json"));
-    let n_cases =
-        every_type(golden.as_object().unwrap(), &corpus.join("meta"), "tiny.gguf", "tiny.imatrix.gguf");
+    let cases = golden.as_object().unwrap();
+    let n_cases = every_type(tier, cases, &corpus.join("meta"), "tiny.gguf", "tiny.imatrix.gguf");
     report_cases("small model, every type", n_cases);
 }
 
@@ -216,6 +227,6 @@ fn smollm2_to_every_type_is_the_peers_file() {
     drop(floats);
 
     let cases = golden["cases"].as_object().unwrap();
-    let n_cases = every_type(cases, run_dir.path(), "smollm2.f32.gguf", "smollm2.imatrix.gguf");
+    let n_cases = every_type(Tier::Deep, cases, run_dir.path(), "smollm2.f32.gguf", "smollm2.imatrix.gguf");
     report_cases("real model, every type", n_cases);
 }

@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 
 use super::calibrate::prepare_two_layers as prepare;
 use super::run;
+use crate::support::tiers::{Tier, two_tiers};
 
 fn ok(dir: &Path, args: &[&str]) -> Json {
     run(dir, &[&["--json"], args].concat()).ok().json()
@@ -18,25 +19,28 @@ fn refused(dir: &Path, args: &[&str], code: i32, words: &str) {
 /// Part of the text that is not for the solver.
 fn short_check(dir: &Path) -> String {
     let text = fs_err::read_to_string(dir.join("rest.txt")).unwrap();
-    text[..text.floor_char_boundary(8000)].to_owned()
+    text[..text.floor_char_boundary(4000)].to_owned()
 }
 
 fn same(dir: &Path, a: &str, b: &str) -> bool {
     fs_err::read(dir.join(a)).unwrap() == fs_err::read(dir.join(b)).unwrap()
 }
 
-#[test]
-fn statistics_give_the_bytes_of_the_run_that_saved_them() {
+two_tiers!(statistics_give_the_bytes_of_the_run_that_saved_them);
+
+fn statistics_give_the_bytes_of_the_run_that_saved_them(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
+    prepare(tier, dir);
     let text = fs_err::read_to_string(dir.join("rest.txt")).unwrap();
     let half = text.floor_char_boundary(text.len() / 2);
     fs_err::write(dir.join("second.txt"), &text[..half]).unwrap();
     fs_err::write(dir.join("check.txt"), &text[half..]).unwrap();
-    let gptq = ["--type", "q4_k_m", "--solver", "gptq"];
+    // Every day fewer matrices are solved.
+    let fewer: &[&str] = if tier.is_deep() { &[] } else { &["--tensor-type", "ffn=q8_0"] };
+    let gptq = [&["--type", "q4_k_m", "--solver", "gptq"], fewer].concat();
     let texts = ["--calibrate", "text.txt", "--calibrate", "second.txt", "--no-self-text"];
-    let texts = [&texts[..], &["--calibrate-tokens", "3000"]].concat();
+    let texts = [&texts[..], &["--calibrate-tokens", tier.of("2048", "3000")]].concat();
     let run_of = [&gptq[..], &texts].concat();
     ok(dir, &[&run_of[..], &["in.gguf", "plain.gguf"]].concat());
     ok(dir, &[&run_of[..], &["--save-stats", "stats", "in.gguf", "saved.gguf"]].concat());
@@ -46,7 +50,7 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them() {
     let report = ok(dir, &[&stats[..], &["again.gguf", "--threads", "1"]].concat());
     assert!(same(dir, "plain.gguf", "again.gguf"));
     let kinds = report["calibration"]["kinds"].as_array().unwrap();
-    assert!(kinds.len() == 2 && kinds[0]["tokens"].as_u64().unwrap() > 1000, "{report}");
+    assert!(kinds.len() == 2 && kinds[0]["tokens"].as_u64().unwrap() > tier.of(500, 1000), "{report}");
 
     // Another type, another mixture, another text for the check.
     let other = ["--type", "q3_k_m", "--solver", "gptq", "--stats", "stats", "in.gguf", "other.gguf"];
@@ -113,9 +117,9 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them() {
 fn statistics_without_a_check_ask_for_one() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
+    prepare(Tier::Everyday, dir);
     let base =
-        ["--type", "q4_0", "--solver", "gptq", "--calibrate-tokens", "2048", "--check-text", "check.txt"];
+        ["--type", "q4_0", "--solver", "gptq", "--calibrate-tokens", "1024", "--check-text", "check.txt"];
     let text = ["--calibrate", "text.txt", "--no-self-text", "--save-stats", "stats", "--work-dir", "work"];
     fs_err::write(dir.join("check.txt"), short_check(dir)).unwrap();
     ok(dir, &[&base[..], &text, &["in.gguf", "saved.gguf"]].concat());
@@ -130,11 +134,12 @@ fn statistics_without_a_check_ask_for_one() {
 fn a_dry_run_says_what_calibration_would_take() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
+    prepare(Tier::Everyday, dir);
     let before = fs_err::read_dir(dir).unwrap().count();
-    let base = ["--type", "q4_k_m", "--dry-run", "--calibrate-tokens", "4096", "in.gguf", "out.gguf"];
+    let base = ["--type", "q4_k_m", "--dry-run", "in.gguf", "out.gguf"];
+    let tokens = ["--calibrate-tokens", "4096"];
     let rule = ["--tensor-type", "ffn_down=q8_0", "--calibrate", "text.txt"];
-    let (_, out, err) = run(dir, &[&base[..], &rule].concat()).ok().parts();
+    let (_, out, err) = run(dir, &[&base[..], &tokens, &rule].concat()).ok().parts();
     for words in [
         "calibration by `sequential`: ",
         "without a solver for their type: 2 tensors: `blk.0.ffn_down.weight` (Q8_0)",
@@ -145,7 +150,8 @@ fn a_dry_run_says_what_calibration_would_take() {
         assert!(out.contains(words), "{words}: {out}");
     }
     // Also with several kinds, half of the text is the model's.
-    let three = ok(dir, &[&base[..], &["--calibrate", "text.txt", "--calibrate", "rest.txt"]].concat());
+    let three = ["--calibrate", "text.txt", "--calibrate", "rest.txt"];
+    let three = ok(dir, &[&base[..], &tokens, &three].concat());
     let kinds = three["calibration"]["kinds"].as_array().unwrap().iter();
     let kinds: Vec<_> = kinds.map(|kind| (kind["name"].as_str(), kind["tokens"].as_u64())).collect();
     // One of every two sequences is held back.
@@ -153,16 +159,17 @@ fn a_dry_run_says_what_calibration_would_take() {
     assert_eq!(kinds, expected.map(|(name, n)| (Some(name), Some(n))));
     // The importance matrix will exist.
     assert!(!err.contains("would stop here"), "{err}");
-    let plan = ok(dir, &[&base[..], &["--calibrate", "text.txt", "--no-self-text"]].concat());
+    let text = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "2048"];
+    let dry = [&base[..], &text].concat();
+    let plan = ok(dir, &dry);
     let calibration = &plan["calibration"];
-    assert_eq!(calibration["kinds"][0]["tokens"], 4096);
+    // One of four sequences is held back.
+    assert_eq!(calibration["kinds"][0]["tokens"], 1536);
     let need = calibration["needed_bytes"].as_u64().unwrap();
     assert!(calibration["matrices"].as_u64().unwrap() > 10 && need > 1 << 20, "{calibration}");
     assert!(calibration["is_spilling"] == false && calibration["in_memory_bytes"].as_u64() > Some(need));
     // The reported budget is enough, and a little less is not.
-    let real =
-        ["--type", "q4_k_m", "--calibrate-tokens", "4096", "--calibrate", "text.txt", "--no-self-text"];
-    let dry = [&base[..], &["--calibrate", "text.txt", "--no-self-text"]].concat();
+    let real = [&["--type", "q4_k_m"], &text[..]].concat();
     let enough = need.to_string();
     run(dir, &[&dry[..], &["--memory", &enough]].concat()).prints(0, " allowed, hidden states on disk (");
     let report = ok(dir, &[&real[..], &["--memory", &enough, "in.gguf", "small.gguf"]].concat());
@@ -173,8 +180,7 @@ fn a_dry_run_says_what_calibration_would_take() {
         fs_err::remove_file(dir.join(name)).unwrap();
     }
     let less = (need - 1).to_string();
-    run(dir, &[&base[..], &["--calibrate", "text.txt", "--no-self-text", "--memory", &less]].concat())
-        .says(0, "a run would stop here: memory budget of");
+    run(dir, &[&dry[..], &["--memory", &less]].concat()).says(0, "a run would stop here: memory budget of");
     refused(dir, &[&real[..], &["--memory", &less, "in.gguf", "x.gguf"]].concat(), 1, "memory budget of");
     assert_eq!(fs_err::read_dir(dir).unwrap().count(), before);
     refused(dir, &[&base[..], &["--calibrate", "absent.txt"]].concat(), 1, "absent.txt");

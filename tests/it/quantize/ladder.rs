@@ -10,8 +10,9 @@ use gguf_foundry::gguf::GgufFile;
 use gguf_foundry::job::ladder::{Ladder, Preset, Rung};
 use gguf_foundry::job::{Events, Job, JobInput, JobOutput, OutputPath};
 
-use super::{convert, run};
+use super::{convert, convert_for, convert_two_layers, run};
 use crate::support::programs::Outcome;
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture, programs};
 
 fn is_model(name: &str) -> bool {
@@ -55,24 +56,27 @@ fn compare(dir: &Path, folder: &str, source: &str, names: &[&str], more: &[&str]
 /// Importance matrix of the bundled model on a short text.
 fn importance(dir: &Path) {
     let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
-    fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(6000)]).unwrap();
+    fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(2000)]).unwrap();
     let args = ["imatrix", "in.gguf", "-f", "text.txt", "--ctx", "64", "--no-ppl", "-o", "m.gguf"];
     programs::run("gguf-verify", dir, &args).ok();
 }
 
-#[test]
-fn every_file_has_the_bytes_of_its_own_run() {
+two_tiers!(every_file_has_the_bytes_of_its_own_run);
+
+fn every_file_has_the_bytes_of_its_own_run(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
+    convert_for(tier, dir, "f16");
     importance(dir);
-    let full: Vec<&str> = Preset::Full.types().split(',').collect();
-    let report = make(dir, &["in.gguf", "-o", "full", "--preset", "full", "--imatrix", "m.gguf", "--json"]);
+    let some = "Q8_0,Q4_K_L,Q4_K_M,IQ2_M";
+    let full: Vec<&str> = tier.of(some, Preset::Full.types()).split(',').collect();
+    let [option, types] = tier.of(["--types", some], ["--preset", "full"]);
+    let report = make(dir, &["in.gguf", "-o", "full", option, types, "--imatrix", "m.gguf", "--json"]);
     let report = report.ok().json();
     let n = compare(dir, "full", "in.gguf", &full, &["--imatrix", "m.gguf"]);
     assert_eq!(report["files"].as_array().unwrap().len(), n);
     let [all, made] = ["file_bytes", "made_bytes"].map(|key| report[key].as_u64().unwrap());
-    assert!(made < all * 7 / 10, "{made} of {all}: files have much in common");
+    assert!(made < all * tier.of(9, 7) / 10, "{made} of {all}: files have much in common");
     for file in report["files"].as_array().unwrap() {
         let path = dir.join("full").join(file["parts"][0]["name"].as_str().unwrap());
         assert_eq!(fs_err::metadata(path).unwrap().len(), file["file_bytes"].as_u64().unwrap());
@@ -234,13 +238,16 @@ fn what_cannot_be_made_is_said_before_anything_is_written() {
     assert!(dir.join("in-F16-F16.gguf").exists());
 }
 
-#[test]
-fn a_folder_is_ready_to_be_published() {
+two_tiers!(a_folder_is_ready_to_be_published);
+
+fn a_folder_is_ready_to_be_published(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
+    convert_for(tier, dir, "f16");
     let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
-    fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(5000)]).unwrap();
+    // Every day one chunk.
+    let n_bytes = tier.of(2000, 5000);
+    fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(n_bytes)]).unwrap();
     let text = "text.txt";
     let args =
         ["in.gguf", "-o", "out", "--types", "q8_0,q4_k_m,iq2_m", "--calibration", text, "--verify", text];
@@ -311,17 +318,19 @@ fn contents(dir: &Path, folder: &str) -> Vec<(String, Vec<u8>)> {
     names.map(|name| (name.clone(), fs_err::read(dir.join(folder).join(name)).unwrap())).collect()
 }
 
-#[test]
-fn machines_share_a_ladder_and_one_command_puts_it_together() {
+two_tiers!(machines_share_a_ladder_and_one_command_puts_it_together);
+
+fn machines_share_a_ladder_and_one_command_puts_it_together(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
+    convert_for(tier, dir, "f16");
     importance(dir);
-    let types = "q8_0,q6_k_l,q6_k,q5_k_m,q4_k_m,iq4_xs,q3_k_m,iq3_xxs,iq2_m";
+    let all = "q8_0,q6_k_l,q6_k,q5_k_m,q4_k_m,iq4_xs,q3_k_m,iq3_xxs,iq2_m";
+    let types = tier.of("q8_0,q4_k_m,iq2_m", all);
     let args = ["in.gguf", "--types", types, "--imatrix", "m.gguf", "--by", "me"];
     make(dir, &[&args[..], &["-o", "whole"]].concat()).ok();
     let n_files = files::names(dir.join("whole")).len();
-    for n_parts in [1, 2, 4, 11] {
+    for n_parts in tier.of(vec![2], vec![1, 2, 4, 11]) {
         let folder = format!("parts-{n_parts}");
         let args = [&args[..], &["-o", &folder]].concat();
         let mut n_made = 0;
@@ -368,7 +377,7 @@ fn machines_share_a_ladder_and_one_command_puts_it_together() {
 fn files_of_parts_are_never_taken_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
+    convert_two_layers(Tier::Everyday, dir, "f16");
     importance(dir);
     let args = ["in.gguf", "-o", "out", "--types", "q4_k_m,q3_k_m,iq4_xs", "--imatrix", "m.gguf"];
     let all = |more: &[&str]| make(dir, &[&args[..], more].concat());

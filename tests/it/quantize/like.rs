@@ -5,7 +5,8 @@ use std::path::Path;
 use gguf_foundry::core::{GgmlType, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{GgufFile, Metadata, Value};
 
-use super::{convert, run};
+use super::{convert_for, convert_from, convert_two_layers, run, write_two_layers};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture, programs};
 use crate::testkit::memory::{MemoryTensors, write_source};
 use crate::testkit::noise::Noise;
@@ -52,16 +53,17 @@ fn importance(dir: &Path, model: &str) {
     programs::run("gguf-verify", dir, &args).ok();
 }
 
-#[test]
-fn a_file_made_like_another_of_the_same_source_is_that_file() {
+two_tiers!(a_file_made_like_another_of_the_same_source_is_that_file);
+
+fn a_file_made_like_another_of_the_same_source_is_that_file(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
+    convert_for(tier, dir, "f16");
     importance(dir, "in.gguf");
     let matrix = ["--imatrix", "m.gguf"];
     let larger = ["--output-tensor-type", "q8_0", "--token-embedding-type", "q8_0"];
     let mut n_fallbacks = 0;
-    for (file_type, flags, has_matrix) in [
+    let cases = [
         ("q4_k_m", &[][..], false),
         ("q4_k_m", &larger, true),
         ("q5_k_s", &["--leave-output-tensor"], false),
@@ -79,7 +81,8 @@ fn a_file_made_like_another_of_the_same_source_is_that_file() {
         ("f16", &[], false),
         ("q4_0", &["--prune-layers", "1"], false),
         ("q8_0", &["--override-kv", "general.file_type=int:4242"], false),
-    ] {
+    ];
+    for (file_type, flags, has_matrix) in tier.some(3, cases) {
         let matrix: &[&str] = if has_matrix { &matrix } else { &[] };
         run(dir, &[&["in.gguf", "made.gguf", "--type", file_type], flags, matrix].concat()).ok();
         // Layers that are left out are no matter of types.
@@ -88,7 +91,7 @@ fn a_file_made_like_another_of_the_same_source_is_that_file() {
         let report = run(dir, &args).ok().json();
         assert!(bytes(dir, "made.gguf") == bytes(dir, "like.gguf"), "{file_type} {flags:?}");
         let like = &report["like"];
-        assert!(like["by_name"].as_u64().unwrap() > 10, "{like}");
+        assert!(like["by_name"].as_u64().unwrap() > tier.of(7, 10), "{like}");
         assert_eq!((&like["by_role"], &like["others"], &like["layers"]), (&0.into(), &0.into(), &().into()));
         n_fallbacks += report["fallbacks"].as_u64().unwrap();
     }
@@ -147,7 +150,7 @@ fn another_number_of_layers_goes_by_relative_depth() {
 fn what_the_file_lacks_and_other_architectures_are_said() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
+    convert_two_layers(Tier::Everyday, dir, "f16");
     run(dir, &["in.gguf", "q6.gguf", "--type", "q6_k"]).ok();
     let drop = ["drop", "q6.gguf", "attn_v", "--force", "-o", "less.gguf"];
     programs::run("gguf-inspect", dir, &drop).ok();
@@ -184,13 +187,18 @@ fn what_the_file_lacks_and_other_architectures_are_said() {
     assert!(!dir.join("out.gguf").exists());
 }
 
-#[test]
-fn types_that_need_an_importance_matrix_are_refused_without_one() {
+two_tiers!(types_that_need_an_importance_matrix_are_refused_without_one);
+
+fn types_that_need_an_importance_matrix_are_refused_without_one(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    super::convert_two_layers(dir, "f16");
+    convert_two_layers(tier, dir, "f16");
     importance(dir, "in.gguf");
-    run(dir, &["in.gguf", "made.gguf", "--type", "iq2_xs", "--imatrix", "m.gguf"]).ok();
+    // Solving in the type takes long: every day few matrices have it.
+    let others: &[&str] =
+        if tier.is_deep() { &[] } else { &["--tensor-type", "ffn=q4_0", "--tensor-type", "blk.1=q4_0"] };
+    let args = ["in.gguf", "made.gguf", "--type", "iq2_xs", "--imatrix", "m.gguf"];
+    run(dir, &[&args[..], others].concat()).ok();
     run(dir, &["in.gguf", "out.gguf", "--like", "made.gguf"]).says(1, "needs an importance matrix");
     run(dir, &["in.gguf", "out.gguf", "--like", "made.gguf", "--dry-run"])
         .says(0, "needs an importance matrix");
@@ -205,14 +213,15 @@ fn types_that_need_an_importance_matrix_are_refused_without_one() {
     assert_eq!(file.metadata().get("general.file_type").and_then(Value::as_u64), Some(20));
 }
 
-#[test]
-fn folders_of_checkpoints_and_split_files() {
+two_tiers!(folders_of_checkpoints_and_split_files);
+
+fn folders_of_checkpoints_and_split_files(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let model = fixture("tiny-llama");
-    let model = model.to_str().unwrap();
+    let model = "model";
+    write_two_layers(tier, &dir.join(model));
     // Also types that the converter itself writes, in its order.
-    for file_type in ["q4_k_m", "q8_0", "f16", "f32", "tq1_0"] {
+    for file_type in tier.some(2, ["q4_k_m", "q8_0", "f16", "f32", "tq1_0"]) {
         run(dir, &[model, "made.gguf", "--type", file_type]).ok();
         run(dir, &[model, "like.gguf", "--like", "made.gguf"]).ok();
         assert!(bytes(dir, "made.gguf") == bytes(dir, "like.gguf"), "{file_type}");
@@ -221,7 +230,7 @@ fn folders_of_checkpoints_and_split_files() {
         assert!(bytes(dir, "made.gguf") == bytes(dir, "convert.gguf"), "{file_type}");
     }
     // A float type in the order of gguf-quantize.
-    convert(dir, "f32");
+    convert_from(&dir.join(model), dir, "f32");
     run(dir, &["in.gguf", "sorted.gguf", "--type", "q8_0"]).ok();
     run(dir, &[model, "like.gguf", "--like", "sorted.gguf"]).ok();
     assert!(bytes(dir, "sorted.gguf") == bytes(dir, "like.gguf"));

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use gguf_foundry::core::GgmlType;
 
-use crate::quantize::run as quantize;
-use crate::support::fixture;
+use super::{run as quantize, write_two_layers};
 use crate::support::programs::run;
+use crate::support::tiers::Tier;
 use crate::testkit::checkpoints::Safetensors;
 use crate::testkit::memory::{ComputedTensors, tensor_meta, write_source};
 use crate::testkit::models::metadata;
@@ -89,12 +89,10 @@ fn rows_too_small_for_their_type_are_counted_and_the_first_is_named() {
     assert_eq!((code, err.contains("zeros")), (0, false), "{err}");
 }
 
-/// Writes the bundled checkpoint with row 5 of one matrix scaled.
+/// Writes a part of the bundled checkpoint with row 5 of one matrix scaled.
 pub(crate) fn checkpoint(dir: &Path, scale: f32) {
-    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
-        fs_err::copy(fixture("tiny-llama").join(name), dir.join(name)).unwrap();
-    }
-    let mut file = Safetensors::parse(&fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap());
+    write_two_layers(Tier::Everyday, dir);
+    let mut file = Safetensors::parse(&fs_err::read(dir.join("model.safetensors")).unwrap());
     let name = "model.layers.0.mlp.down_proj.weight";
     let tensor = file.header()[name].clone();
     let bytes = file.data_mut(name);

@@ -3,21 +3,22 @@
 
 use std::path::Path;
 
-use super::calibrate::prepare;
+use super::calibrate::prepare_two_layers;
 use super::run;
 use crate::support::files;
 use crate::support::programs::{self, Outcome};
+use crate::support::tiers::Tier;
 
-/// Writes the bundled model in F32 and as `q8.gguf`, two thirds of its text, and the rest.
+/// Writes two layers of the bundled model in F32 and as `q8.gguf`, and two texts.
 fn directory() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    prepare(dir.path());
+    prepare_two_layers(Tier::Everyday, dir.path());
     run(dir.path(), &["--type", "q8_0", "in.gguf", "q8.gguf"]).ok();
     dir
 }
 
 fn stats(dir: &Path, args: &[&str]) -> Outcome {
-    let text = ["--calibrate", "text.txt", "--calibrate-tokens", "6000"];
+    let text = ["--calibrate", "text.txt", "--calibrate-tokens", "2048"];
     programs::run("gguf-quantize", dir, &[&["stats", "--no-sync"], &text[..], args].concat())
 }
 
@@ -25,6 +26,8 @@ fn combine(dir: &Path, args: &[&str]) -> Outcome {
     programs::run("gguf-verify", dir, &[&["combine", "--no-sync"], args].concat())
 }
 
+/// A batch for each of two parts.
+const TWO_TEXTS: [&str; 3] = ["--calibrate", "rest.txt", "--no-self-text"];
 const F32: [&str; 2] = ["--arithmetic", "f32"];
 const INTEGER: [&str; 2] = ["--arithmetic", "integer"];
 
@@ -32,9 +35,9 @@ const INTEGER: [&str; 2] = ["--arithmetic", "integer"];
 fn statistics_have_one_arithmetic() {
     let dir = directory();
     let dir = dir.path();
-    let part = |share: &str, name: &str, own: &[&str]| {
-        stats(dir, &[&["q8.gguf", "--no-self-text", "--part", share, "-o", name], own].concat())
-    };
+    let of_texts = |args: &[&str], own: &[&str]| stats(dir, &[&TWO_TEXTS[..], args, own].concat());
+    let part =
+        |share: &str, name: &str, own: &[&str]| of_texts(&["q8.gguf", "--part", share, "-o", name], own);
     part("1/2", "f1", &F32).ok();
     part("2/2", "f2", &[]).ok();
     part("1/2", "i1", &INTEGER).ok();
@@ -47,7 +50,7 @@ fn statistics_have_one_arithmetic() {
     combine(dir, &["i1", "i2", "-o", "fast"]).ok();
     assert!(files::contents(dir.join("exact")) != files::contents(dir.join("fast")));
     // What a single run collects.
-    stats(dir, &[&["q8.gguf", "--no-self-text", "-o", "whole"], &INTEGER[..]].concat()).ok();
+    of_texts(&["q8.gguf", "-o", "whole"], &INTEGER).ok();
     assert!(files::contents(dir.join("whole")) == files::contents(dir.join("fast")));
     // A folder that does not say its arithmetic, as of earlier versions, is of F32.
     let says = |name: &str| fs_err::read_to_string(dir.join(name).join("statistics.json")).unwrap();
@@ -60,7 +63,7 @@ fn statistics_have_one_arithmetic() {
         .says(1, "hint: pass `--arithmetic integer`");
     part("1/2", "i1", &INTEGER).says(0, "this part was there already");
     assert!(files::contents(dir.join("i1")) == before);
-    stats(dir, &["q8.gguf", "--no-self-text", "-o", "whole"]).says(1, "whole: statistics of a model");
+    of_texts(&["q8.gguf", "-o", "whole"], &[]).says(1, "whole: statistics of a model");
     // Nor are they solved with.
     let solve = |name: &str, own: &[&str]| {
         let args = ["--type", "q4_0", "--allow-requantize", "--solver", "gptq", "--stats", name];
@@ -71,8 +74,8 @@ fn statistics_have_one_arithmetic() {
     solve("fast", &[&INTEGER[..], &["--dry-run"]].concat()).ok();
     solve("fast", &INTEGER).ok();
     // Statistics of floats are the same in every arithmetic.
-    stats(dir, &["in.gguf", "--no-self-text", "--arithmetic", "auto", "-o", "floats"]).ok();
-    stats(dir, &["in.gguf", "--no-self-text", "-o", "floats"]).says(0, "these statistics were there already");
+    of_texts(&["in.gguf", "-o", "floats"], &["--arithmetic", "auto"]).ok();
+    of_texts(&["in.gguf", "-o", "floats"], &[]).says(0, "these statistics were there already");
 }
 
 #[test]

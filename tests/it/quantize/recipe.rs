@@ -13,6 +13,7 @@ use serde_json::Value as Json;
 
 use super::{convert_two_layers as convert, run};
 use crate::support::programs::Outcome;
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture, programs};
 
 fn program(dir: &Path, command: &str, args: &[&str]) -> Outcome {
@@ -49,14 +50,22 @@ fn statuses(report: &Json) -> Vec<(String, String)> {
     report["tensors"].as_array().unwrap().iter().map(|t| (text(t, "name"), text(t, "status"))).collect()
 }
 
-#[test]
-fn files_of_all_types_are_explained_and_made_again() {
+two_tiers!(files_of_all_types_are_explained_and_made_again);
+
+fn files_of_all_types_are_explained_and_made_again(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
-    importance(dir, "m.gguf", 6000);
-    let plain = ["f32", "bf16", "q8_0", "q4_0", "q5_1", "q6_k", "q4_k_m", "q2_k", "iq4_xs", "tq2_0", "copy"];
-    let weighted = ["q4_0", "q4_k_m", "q2_k", "iq4_nl", "iq3_xxs", "iq2_m", "iq1_s"];
+    convert(tier, dir, "f16");
+    importance(dir, "m.gguf", tier.of(2000, 6000));
+    // Every day one of each family.
+    let (plain, weighted): (&[&str], &[&str]) = if tier.is_deep() {
+        (
+            &["f32", "bf16", "q8_0", "q4_0", "q5_1", "q6_k", "q4_k_m", "q2_k", "iq4_xs", "tq2_0", "copy"],
+            &["q4_0", "q4_k_m", "q2_k", "iq4_nl", "iq3_xxs", "iq2_m", "iq1_s"],
+        )
+    } else {
+        (&["bf16", "q4_0", "q4_k_m", "tq2_0"], &["iq2_m"])
+    };
     let mut n_used = 0;
     let all = plain.iter().map(|ty| (ty, false)).chain(weighted.iter().map(|ty| (ty, true)));
     for (ty, is_weighted) in all {
@@ -86,7 +95,7 @@ fn files_of_all_types_are_explained_and_made_again() {
 fn mixtures_of_rules_and_claims_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "bf16");
+    convert(Tier::Everyday, dir, "bf16");
     let rule = "blk.0.attn_q.weight=q8_0";
     run(dir, &["in.gguf", "q.gguf", "--type", "q4_k_m", "--tensor-type", rule]).ok();
     let (code, report) = examine(dir, "q.gguf", &[]);
@@ -133,14 +142,16 @@ impl Edited {
     }
 }
 
-#[test]
-fn planted_edits_are_found_named_and_kept() {
+two_tiers!(planted_edits_are_found_named_and_kept);
+
+fn planted_edits_are_found_named_and_kept(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
-    importance(dir, "m.gguf", 6000);
+    convert(tier, dir, "f16");
+    importance(dir, "m.gguf", tier.of(2000, 6000));
+    let types = [("iq4_xs", true), ("q8_0", false), ("q4_k_m", false), ("q3_k_s", true)];
     let mut n_edits = 0;
-    for (ty, is_weighted) in [("q8_0", false), ("q4_k_m", false), ("iq4_xs", true), ("q3_k_s", true)] {
+    for (ty, is_weighted) in tier.some(4, types) {
         let with: &[&str] = if is_weighted { &["--imatrix", "m.gguf"] } else { &[] };
         run(dir, &[&["in.gguf", "q.gguf", "--type", ty], with].concat()).ok();
         let original = Edited::of(dir, "q.gguf");
@@ -270,15 +281,16 @@ fn planted_edits_are_found_named_and_kept() {
         assert!(!dir.join("r.gguf").exists());
         n_edits += 1;
     }
-    assert!(n_edits >= 60, "{n_edits} edits");
+    assert!(n_edits >= tier.of(15, 60), "{n_edits} edits");
     println!("{n_edits} edits found");
 }
 
-#[test]
-fn a_damaged_recipe_never_gives_a_wrong_file() {
+two_tiers!(a_damaged_recipe_never_gives_a_wrong_file);
+
+fn a_damaged_recipe_never_gives_a_wrong_file(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
+    convert(tier, dir, "f16");
     run(dir, &["in.gguf", "q.gguf", "--type", "q4_0"]).ok();
     let original = Edited::of(dir, "q.gguf");
     let (_, offset, n_bytes, _) = original.tensor("blk.1.attn_v");
@@ -308,9 +320,9 @@ fn a_damaged_recipe_never_gives_a_wrong_file() {
         }
         assert!(!dir.join("again.gguf").exists(), "{what}");
     };
-    // All of the keys, and bytes all over the rest.
+    // All of the keys, and bytes all over the rest; every day a seventh of both, so that all bits come in turn.
     let ends = (0..whole.len()).filter(|at| *at < 900 || at % 97 == 0);
-    for at in ends {
+    for at in tier.some(7, ends) {
         let mut damaged = whole.clone();
         damaged[at] ^= 1 << (at % 8);
         try_one(&damaged, &format!("bit at {at}"));
@@ -319,7 +331,7 @@ fn a_damaged_recipe_never_gives_a_wrong_file() {
         }
     }
     assert!(
-        n_refused > 10 * n_harmless && n_refused > 600,
+        n_refused > tier.of(5, 10) * n_harmless && n_refused > tier.of(100, 600),
         "{n_refused} refused, {n_harmless} without effect"
     );
 }
@@ -328,9 +340,9 @@ fn a_damaged_recipe_never_gives_a_wrong_file() {
 fn other_sources_matrices_and_outputs_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
-    importance(dir, "m.gguf", 6000);
-    importance(dir, "other.gguf", 3000);
+    convert(Tier::Everyday, dir, "f16");
+    importance(dir, "m.gguf", 2000);
+    importance(dir, "other.gguf", 1000);
     run(dir, &["in.gguf", "q.gguf", "--type", "q4_k_m", "--imatrix", "m.gguf"]).ok();
     examine(dir, "q.gguf", &["--imatrix", "m.gguf"]);
     let says = |args: &[&str], code: i32, words: &str| program(dir, args[0], &args[1..]).says(code, words);
@@ -367,13 +379,15 @@ fn other_sources_matrices_and_outputs_are_refused() {
     assert!(!dir.join("x.gguf").exists());
 }
 
-#[test]
-fn a_folder_is_packed_and_unpacked() {
+two_tiers!(a_folder_is_packed_and_unpacked);
+
+fn a_folder_is_packed_and_unpacked(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
-    importance(dir, "m.gguf", 6000);
-    let args = ["in.gguf", "-o", "out", "--preset", "full", "--imatrix", "m.gguf"];
+    convert(tier, dir, "f16");
+    importance(dir, "m.gguf", tier.of(2000, 6000));
+    let [option, types] = tier.of(["--types", "q8_0,q4_k_m,iq2_m"], ["--preset", "full"]);
+    let args = ["in.gguf", "-o", "out", option, types, "--imatrix", "m.gguf"];
     program(dir, "ladder", &args).ok();
     fs_err::copy(dir.join("m.gguf"), dir.join("out/imatrix.gguf")).unwrap();
     fs_err::copy(dir.join("in.gguf"), dir.join("out/model-F16.gguf")).unwrap();
@@ -427,7 +441,7 @@ fn a_folder_is_packed_and_unpacked() {
 fn a_part_of_a_split_model_is_a_file_of_its_own() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
+    convert(Tier::Everyday, dir, "f16");
     run(dir, &["in.gguf", "q.gguf", "--type", "q5_k_s"]).ok();
     programs::run(
         "gguf-inspect",

@@ -5,9 +5,10 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use super::calibrate::prepare_two_layers as prepare;
-use super::run;
+use super::{run, write_two_layers};
 use crate::support::files;
 use crate::support::programs::{self, Outcome};
+use crate::support::tiers::{Tier, two_tiers};
 
 fn stats(dir: &Path, args: &[&str]) -> Outcome {
     programs::run("gguf-quantize", dir, &[&["stats", "--no-sync"], args].concat())
@@ -25,26 +26,33 @@ fn refused(dir: &Path, args: &[&str], code: i32, words: &str) {
     stats(dir, args).says(code, words);
 }
 
-const TEXTS: [&str; 6] = ["--calibrate", "text.txt", "--calibrate", "rest.txt", "--calibrate-tokens", "9000"];
+two_tiers!(parts_make_what_a_quantization_saves);
 
-#[test]
-fn parts_make_what_a_quantization_saves() {
+/// In the deep tier the model writes the third text. Every day it is given: `a_text_of_the_model_is_kept_for_others` has
+/// parts of a written one.
+fn parts_make_what_a_quantization_saves(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
-    let texts = [&TEXTS[..], &["in.gguf"]].concat();
+    prepare(tier, dir);
+    fs_err::copy(dir.join("text.txt"), dir.join("third.txt")).unwrap();
+    let (third, kept): (&[&str], &[&str]) = if tier.is_deep() {
+        (&["--calibrate-tokens", "9000"], &["--self-text", "self.text"])
+    } else {
+        (&["--calibrate-tokens", "3072", "--calibrate", "third.txt", "--no-self-text"], &[])
+    };
+    let two = ["in.gguf", "--calibrate", "text.txt", "--calibrate", "rest.txt"];
+    let texts = [&two[..], third].concat();
     let quantize = ["--type", "q4_k_m", "--solver", "gptq", "--save-stats", "saved"];
     run(dir, &[&quantize[..], &texts, &["one.gguf"]].concat()).ok();
     let whole = ok(dir, &[&texts[..], &["-o", "whole"]].concat());
     assert!(files::contents(dir.join("whole")) == files::contents(dir.join("saved")));
     assert_eq!((&whole["part"], &whole["layers"]), (&Json::Null, &3.into()));
-    assert_eq!(whole["kinds"][2]["name"], "self");
+    assert_eq!(whole["kinds"][2]["name"], tier.of("third.txt", "self"));
 
     let mut tokens = 0;
     for part in ["1/3", "2/3", "3/3"] {
         let name = format!("part-{}", &part[..1]);
-        let own = ["--part", part, "-o", &name, "--self-text", "self.text"];
-        let found = ok(dir, &[&texts[..], &own].concat());
+        let found = ok(dir, &[&texts[..], &["--part", part, "-o", &name], kept].concat());
         tokens += found["tokens"].as_u64().unwrap();
         assert_eq!((&found["part"], &found["all_tokens"]), (&part.into(), &whole["tokens"]));
     }
@@ -53,16 +61,19 @@ fn parts_make_what_a_quantization_saves() {
         .prints(0, "together: statistics of ")
         .prints(0, "tokens of 3 kinds of text in 3 parts");
     assert!(files::contents(dir.join("together")) == files::contents(dir.join("whole")));
-    let by_stats = ["--type", "q4_k_m", "--solver", "gptq", "--stats", "together", "in.gguf", "two.gguf"];
-    run(dir, &by_stats).ok();
-    assert!(fs_err::read(dir.join("one.gguf")).unwrap() == fs_err::read(dir.join("two.gguf")).unwrap());
+    // Every day in `kept`, by statistics of one run.
+    if tier.is_deep() {
+        let by_stats = ["--type", "q4_k_m", "--solver", "gptq", "--stats", "together", "in.gguf", "two.gguf"];
+        run(dir, &by_stats).ok();
+        assert!(fs_err::read(dir.join("one.gguf")).unwrap() == fs_err::read(dir.join("two.gguf")).unwrap());
+    }
 
     // A part that exists is not collected again; another or damaged part is refused.
-    let again = [&texts[..], &["--part", "2/3", "-o", "part-2", "--self-text", "self.text"]].concat();
+    let again = [&texts[..], &["--part", "2/3", "-o", "part-2"], kept].concat();
     let before = files::contents(dir.join("part-2"));
     stats(dir, &again).says(0, "this part was there already");
-    let of_another = ["--part", "1/3", "-o", "part-2", "--self-text", "self.text"];
-    refused(dir, &[&texts[..], &of_another].concat(), 1, "directory is not empty");
+    let of_another = [&texts[..], &["--part", "1/3", "-o", "part-2"], kept].concat();
+    refused(dir, &of_another, 1, "directory is not empty");
     assert!(files::contents(dir.join("part-2")) == before);
     let file = dir.join("part-2/moments-00001.safetensors");
     let bytes = fs_err::read(&file).unwrap();
@@ -99,8 +110,9 @@ fn parts_make_what_a_quantization_saves() {
 fn a_text_of_the_model_is_kept_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
-    let base = ["--calibrate", "self", "--calibrate-tokens", "4096", "in.gguf"];
+    prepare(Tier::Everyday, dir);
+    // More than one batch, so that there are two parts.
+    let base = ["--calibrate", "self", "--calibrate-tokens", "2304", "in.gguf"];
     let kept = ["--self-text", "self.text", "-o"];
     stats(dir, &[&base[..], &["--part", "1/2", "-o", "a"]].concat()).says(0, "`--self-text FILE` keeps it");
     let err = stats(dir, &[&base[..], &["--part", "1/2"], &kept, &["b"]].concat()).ok().err;
@@ -138,11 +150,11 @@ fn a_text_of_the_model_is_kept_for_others() {
 fn what_cannot_be_collected_is_refused_before_anything_is_run() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
-    let base = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "6000", "in.gguf"];
+    prepare(Tier::Everyday, dir);
+    let base = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "3000", "in.gguf"];
     refused(dir, &["in.gguf", "-o", "x"], 2, "--calibrate");
     refused(dir, &base, 2, "--output");
-    refused(dir, &[&base[..], &["-o", "x", "--part", "1/9"]].concat(), 1, "which are 3 batches");
+    refused(dir, &[&base[..], &["-o", "x", "--part", "1/9"]].concat(), 1, "which are 2 batches");
     refused(dir, &[&base[..], &["-o", "x", "--part", "4/3"]].concat(), 2, "a share such as `2/8` expected");
     refused(dir, &[&base[..], &["-o", "x", "--memory", "1M"]].concat(), 1, "memory budget of 1048576 bytes");
     refused(dir, &[&base[..], &["-o", "."]].concat(), 1, "directory is not empty");
@@ -151,8 +163,8 @@ fn what_cannot_be_collected_is_refused_before_anything_is_run() {
     refused(dir, &[&base[..], &["-o", "x", "--type", "q4_0"]].concat(), 2, "--type");
     refused(dir, &[&base[..], &["-o", "x", "--check-text", "absent.txt"]].concat(), 1, "absent.txt");
     let before = fs_err::read_dir(dir).unwrap().count();
-    stats(dir, &[&base[..], &["--dry-run", "-o", "x", "--part", "2/3"]].concat())
-        .prints(0, "part 2/3: 2 048 of ");
+    stats(dir, &[&base[..], &["--dry-run", "-o", "x", "--part", "1/2"]].concat())
+        .prints(0, "part 1/2: 2 048 of ");
     let plan = ok(dir, &[&base[..], &["-o", "in.gguf", "--dry-run"]].concat());
     assert!(plan["needed_bytes"].as_u64() < plan["in_memory_bytes"].as_u64(), "{plan}");
     // The reported budget is enough.
@@ -168,10 +180,10 @@ fn what_cannot_be_collected_is_refused_before_anything_is_run() {
 fn statistics_of_a_checkpoint_serve_its_quantization() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
-    let model = crate::support::fixture("tiny-llama");
-    let model = model.to_str().unwrap();
-    let texts = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "4096"];
+    prepare(Tier::Everyday, dir);
+    write_two_layers(Tier::Everyday, &dir.join("hf"));
+    let model = "hf";
+    let texts = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "1024"];
     ok(dir, &[&texts[..], &[model, "-o", "stats"]].concat());
     run(dir, &["--type", "q4_0", "--solver", "gptq", "--stats", "stats", model, "a.gguf"]).ok();
     let quantize = ["--type", "q4_0", "--solver", "gptq"];

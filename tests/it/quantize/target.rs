@@ -6,15 +6,17 @@ use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::GgufFile;
 use serde_json::Value as Json;
 
-use super::{calibrate, convert, run};
+use super::{calibrate, convert, convert_two_layers, run};
 use crate::support::programs;
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 
-#[test]
-fn the_file_has_the_size_that_the_plan_says_and_its_types_can_be_read_again() {
+two_tiers!(the_file_has_the_size_that_the_plan_says_and_its_types_can_be_read_again);
+
+fn the_file_has_the_size_that_the_plan_says_and_its_types_can_be_read_again(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     convert(dir, "f16");
-    for target in ["1500000", "2100000", "3.2M"] {
+    for target in tier.some(3, ["1500000", "2100000", "3.2M"]) {
         let base = ["--target-size", target, "--json", "in.gguf", "out.gguf"];
         let dry = run(dir, &[&base[..], &["--dry-run", "--write-types", "types.txt"]].concat()).ok().json();
         assert!(!dir.join("out.gguf").exists());
@@ -38,7 +40,7 @@ fn the_file_has_the_size_that_the_plan_says_and_its_types_can_be_read_again() {
 fn sizes_and_options_that_do_not_go_together_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    convert(dir, "f16");
+    convert_two_layers(Tier::Everyday, dir, "f16");
     for (args, code, words) in [
         (&["--target-size", "100K"][..], 1, "with the smallest types it has"),
         (&["--target-bpw", "1"], 1, "the smallest possible are `--target-size"),
@@ -61,8 +63,7 @@ fn sizes_and_options_that_do_not_go_together_are_told() {
         .says(0, "each tensor has the largest of the types");
 }
 
-const BY_TEXT: [&str; 6] =
-    ["--json", "--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "2048"];
+const BY_TEXT: [&str; 4] = ["--json", "--calibrate", "text.txt", "--no-self-text"];
 
 fn by_text(dir: &Path, name: &str, args: &[&str]) -> Json {
     run(dir, &[&BY_TEXT[..], args, &["in.gguf", name]].concat()).ok().json()
@@ -76,16 +77,19 @@ fn kld(dir: &Path, name: &str) -> f64 {
         .unwrap()
 }
 
-#[test]
+// Every day: `every_solver_keeps_to_the_size`.
+deep_test!(types_for_a_size_and_rounding_by_a_text_go_together);
+
 fn types_for_a_size_and_rounding_by_a_text_go_together() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     calibrate::prepare(dir);
-    by_text(dir, "mix.gguf", &["--type", "q4_k_m", "--solver", "reference"]);
+    let tokens = ["--calibrate-tokens", "2048"];
+    by_text(dir, "mix.gguf", &[&tokens[..], &["--type", "q4_k_m", "--solver", "reference"]].concat());
     let size = |name: &str| fs_err::metadata(dir.join(name)).unwrap().len();
     let target = size("mix.gguf");
     let asked = ["--target-size", &target.to_string(), "--write-types", "types.txt"];
-    let one = by_text(dir, "one.gguf", &asked);
+    let one = by_text(dir, "one.gguf", &[&tokens[..], &asked].concat());
     let types = fs_err::read_to_string(dir.join("types.txt")).unwrap();
 
     let said = &one["target"];
@@ -107,19 +111,26 @@ fn types_for_a_size_and_rounding_by_a_text_go_together() {
     assert!(types.contains("attn_v") && open("one.gguf").tensors() == open("again.gguf").tensors());
 }
 
-#[test]
-fn every_solver_keeps_to_the_size() {
+two_tiers!(every_solver_keeps_to_the_size);
+
+fn every_solver_keeps_to_the_size(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    calibrate::prepare_two_layers(dir);
-    for solver in ["reference", "gptq"] {
-        let args = ["--target-bpw", "4.2", "--solver", solver, "--types", "q3_k,iq3_s,q4_k,q6_k"];
+    calibrate::prepare_two_layers(tier, dir);
+    let tokens = ["--calibrate-tokens", tier.of("1024", "2048")];
+    // A size can be filled to the smallest step: a small tensor in the next larger type.
+    let full = tier.of(0.97, 0.995);
+    for solver in tier.of(vec!["gptq"], vec!["reference", "gptq"]) {
+        let types = tier.of("q3_k,q4_k,q6_k", "q3_k,iq3_s,q4_k,q6_k");
+        let asked = ["--target-bpw", "4.2", "--solver", solver, "--types", types];
+        let args = [&tokens[..], &asked].concat();
         let found = by_text(dir, "out.gguf", &[&args[..], &["--threads", "1"]].concat());
         let n_bytes = fs_err::metadata(dir.join("out.gguf")).unwrap().len();
         let most = found["target"]["bytes"].as_u64().unwrap();
         assert_eq!(found["target"]["file_bytes"].as_u64(), Some(n_bytes), "{solver}");
-        assert!(n_bytes <= most && n_bytes as f64 >= most as f64 * 0.995, "{solver}: {n_bytes} of {most}");
+        assert!(n_bytes <= most && n_bytes as f64 >= most as f64 * full, "{solver}: {n_bytes} of {most}");
         assert_eq!(found["calibration"]["solver"], solver);
+        assert!(found["target"]["runs"].as_u64().unwrap() >= 14, "{found}");
         let file = GgufFile::open(&dir.join("out.gguf")).unwrap();
         let wanted = ["Q3_K", "IQ3_S", "Q4_K", "Q6_K", "F32"];
         let is_wanted = |name: &str| wanted.iter().any(|wanted| wanted.eq_ignore_ascii_case(name));
@@ -140,7 +151,8 @@ fn every_solver_keeps_to_the_size() {
         (&["--target-size", "2M", "--types", "q8_1"], 1, "nothing can be quantized to it"),
         (&["--target-size", "2M", "--memory", "1M"], 1, "--calibrate-tokens"),
     ] {
-        let err = run(dir, &[&BY_TEXT[..], args, &["in.gguf", "none.gguf"]].concat()).exits_with(code).err;
+        let args = [&BY_TEXT[..], &tokens, args, &["in.gguf", "none.gguf"]].concat();
+        let err = run(dir, &args).exits_with(code).err;
         assert!(err.contains(words), "{args:?}: {err}");
     }
     assert!(!dir.join("none.gguf").exists());

@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 use super::calibrate::prepare_two_layers as prepare;
 use super::run;
 use crate::support::programs::{Outcome, command};
+use crate::support::tiers::{Tier, two_tiers};
 
 const ARGS: [&str; 8] = [
     "--type",
@@ -34,12 +35,14 @@ fn stopped_by(signal: &str, dir: &Path, args: &[&str], n_lines: usize) -> (Optio
     (ended.code, ended.err)
 }
 
-#[test]
-fn a_run_that_was_killed_goes_on() {
+two_tiers!(a_run_that_was_killed_goes_on);
+
+/// Every day one solver, with a text that is kept; both in `calibrate`: `an_interrupted_run_goes_on_to_the_same_bytes`.
+fn a_run_that_was_killed_goes_on(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
-    for solver in ["sequential", "gptq"] {
+    prepare(tier, dir);
+    for solver in tier.of(vec!["gptq"], vec!["sequential", "gptq"]) {
         let mut base = [&ARGS[..], &["--solver", solver]].concat();
         // Half of the text is the model's, which is also kept.
         let is_written = solver == "gptq";
@@ -78,7 +81,7 @@ fn a_run_that_was_killed_goes_on() {
 fn work_is_resumed_in_its_arithmetic() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(dir);
+    prepare(Tier::Everyday, dir);
     let base = [&ARGS[..], &["--solver", "gptq"]].concat();
     let kept = [&base[..], &["out.gguf", "--work-dir", "work", "--threads", "1"]].concat();
     let integer = [&kept[..], &["--arithmetic", "auto"]].concat();

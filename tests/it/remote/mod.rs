@@ -20,7 +20,8 @@ use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use gguf_foundry::remote::{Address, Patience, RemoteCheckpoint, RemoteError, RemoteOptions};
 
 use crate::support::programs::{self, Outcome};
-use crate::support::{files, fixture};
+use crate::support::tiers::{Tier, two_tiers};
+use crate::support::{bundled, files, fixture};
 use server::{COMMIT, Manners, Server, TOKEN};
 
 /// Options with short timeouts and small pieces, since test files are small.
@@ -71,18 +72,28 @@ fn model() -> PathBuf {
     fixture("tiny-llama")
 }
 
-/// Result of a conversion from a server with these manners.
-fn outcome(manners: Manners, options: &RemoteOptions) -> (Result<Vec<u8>, String>, Server) {
-    let server = Server::start(&model(), manners);
-    let opened = RemoteCheckpoint::open(&web(&server), options, &Silent);
+/// Writes the bundled model into a directory, every day its first layer, and returns its path.
+fn model_of(tier: Tier, dir: &Path) -> PathBuf {
+    let model = dir.join("tiny-llama");
+    bundled::write_layers(tier.of(1, 4), &model);
+    model
+}
+
+/// Result of a conversion of a model on a server with these manners.
+fn outcome(model: &Path, manners: Manners) -> (Result<Vec<u8>, String>, Server) {
+    let server = Server::start(model, manners);
+    let opened = RemoteCheckpoint::open(&web(&server), &options(), &Silent);
     let outcome = opened.map_err(|error| told(&error)).and_then(|remote| converted(remote.path(), "m"));
     (outcome, server)
 }
 
-#[test]
-fn bytes_are_those_of_the_files_here_however_the_server_behaves() {
-    let expected = converted(&model(), "m").unwrap();
-    let weights = fs_err::metadata(model().join("model.safetensors")).unwrap().len();
+two_tiers!(bytes_are_those_of_the_files_here_however_the_server_behaves);
+
+fn bytes_are_those_of_the_files_here_however_the_server_behaves(tier: Tier) {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model_of(tier, dir.path());
+    let expected = converted(&model, "m").unwrap();
+    let weights = fs_err::metadata(model.join("model.safetensors")).unwrap().len();
     let polite = Manners::default();
     let cases = [
         ("polite", polite.clone()),
@@ -106,7 +117,7 @@ fn bytes_are_those_of_the_files_here_however_the_server_behaves() {
         ),
     ];
     for (what, manners) in cases {
-        let (outcome, server) = outcome(manners.clone(), &options());
+        let (outcome, server) = outcome(&model, manners.clone());
         assert!(outcome.as_ref() == Ok(&expected), "{what}: {:?}", outcome.err());
         // The header is fetched first, and again with the tensors; nothing else is fetched twice.
         let most = weights + (256 << 10) + (64 << 10);
@@ -117,15 +128,16 @@ fn bytes_are_those_of_the_files_here_however_the_server_behaves() {
                 server.weight_bytes()
             );
         }
-        assert!(
-            server.log().iter().filter(|asked| asked.path.ends_with("safetensors")).count() > 50,
-            "{what}"
-        );
+        let asked = server.log().into_iter().filter(|asked| asked.path.ends_with("safetensors"));
+        assert!(asked.count() > tier.of(16, 50), "{what}");
     }
 }
 
-#[test]
-fn what_cannot_be_trusted_is_refused() {
+two_tiers!(what_cannot_be_trusted_is_refused);
+
+fn what_cannot_be_trusted_is_refused(tier: Tier) {
+    let dir = tempfile::tempdir().unwrap();
+    let model = model_of(tier, dir.path());
     let polite = Manners::default();
     let cases = [
         (
@@ -145,7 +157,7 @@ fn what_cannot_be_trusted_is_refused() {
         (Manners { location: Some("http://[broken"), ..polite.clone() }, "to what is no address"),
     ];
     for (manners, expected) in cases {
-        let (outcome, _server) = outcome(manners.clone(), &options());
+        let (outcome, _server) = outcome(&model, manners.clone());
         if expected.is_empty() {
             // Every answer breaks off halfway, but each makes progress, so the run succeeds.
             outcome.unwrap();
@@ -248,18 +260,20 @@ fn run_well(dir: &Path, server: &Server, variables: &[(&str, &str)], arguments: 
     run(dir, server, variables, arguments).ok().text()
 }
 
-#[test]
-fn a_name_of_the_hub_is_as_good_as_its_directory() {
+two_tiers!(a_name_of_the_hub_is_as_good_as_its_directory);
+
+fn a_name_of_the_hub_is_as_good_as_its_directory(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let server = Server::start(&model(), Manners { redirects: true, is_gated: true, ..Manners::default() });
+    let model = model_of(tier, dir);
+    let server = Server::start(&model, Manners { redirects: true, is_gated: true, ..Manners::default() });
     let well = |arguments: &[&str]| run_well(dir, &server, &[], arguments);
-    let local = model().to_str().unwrap().to_owned();
+    let local = model.to_str().unwrap();
     for (name, ty, more) in
         [("f16", "f16", vec![]), ("q4", "q4_k_m", vec![]), ("v", "f16", vec!["--vocab-only"])]
     {
         let (own, remote) = (format!("{name}-own.gguf"), format!("{name}.gguf"));
-        well(&[&["hf2gguf", &local, "--type", ty, "-o", &own, "-q"], more.as_slice()].concat());
+        well(&[&["hf2gguf", local, "--type", ty, "-o", &own, "-q"], more.as_slice()].concat());
         let arguments =
             [&["hf2gguf", "org/tiny-llama", "--type", ty, "-o", &remote, "-vvv"], more.as_slice()].concat();
         let said = run_well(dir, &server, &[("HF_TOKEN", TOKEN)], &arguments);
@@ -274,7 +288,8 @@ fn a_name_of_the_hub_is_as_good_as_its_directory() {
     fs_err::create_dir(dir.join("huggingface")).unwrap();
     fs_err::write(dir.join("huggingface/token"), format!("{TOKEN}\n")).unwrap();
     well(&["hf2gguf", "org/tiny-llama", "--type", "f16", "-q"]);
-    assert!(dir.join("Tiny-Llama-3.4M-F16.gguf").is_file(), "beside the user, not beside the model");
+    let name = tier.of("Tiny-Llama-1.0M-F16.gguf", "Tiny-Llama-3.4M-F16.gguf");
+    assert!(dir.join(name).is_file(), "beside the user, not beside the model");
     // Parts and resuming also work with remote files.
     for part in ["1/2", "2/2"] {
         well(&["hf2gguf", "org/tiny-llama", "--type", "f16", "--part", part, "-o", "p.gguf", "-q"]);

@@ -3,5 +3,4 @@
 mod coverage;
 mod dependencies;
 mod docs;
-mod json_keys;
 mod vector_levels;

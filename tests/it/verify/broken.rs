@@ -9,28 +9,38 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{Array, Value};
 use gguf_foundry::verify::{Model, Recall, Verdict, verify};
 
-use super::tiny::Tiny;
 use super::{corpus, errors, judged, llama, model, options, run};
+use crate::support::tiers::{Tier, two_tiers};
+use crate::testkit::tiny::Tiny;
 
 /// Limits that a wrong computation exceeds.
 const MEASURED: [&str; 4] = ["max-kld", "max-kld-99", "max-ppl-increase", "min-top1"];
 
-/// What the baseline predicts. It runs once for each text that a vocabulary makes of the prompts.
-static RECALL: LazyLock<Recall> = LazyLock::new(Recall::default);
+/// What the baseline of each tier predicts. It runs once for each text that a vocabulary makes of the prompts.
+static RECALL: LazyLock<[Recall; 2]> = LazyLock::new(<[Recall; 2]>::default);
+
+fn base(tier: Tier) -> Tiny {
+    Tiny::new().with_layers(tier.of(2, 4))
+}
+
+fn n_chunks(tier: Tier) -> usize {
+    tier.of(2, 8)
+}
 
 /// Checks the errors of a broken file. Without a baseline they must be those of `alone` (no limit judges the perplexity
 /// then). With a baseline the verdict is `fail`, and one of `checks` gives the reason.
-fn caught(what: &str, broken: &Tiny, alone: &[&str], checks: &[&str]) {
-    let report = run(broken, None, Some(8));
+fn caught(tier: Tier, what: &str, broken: &Tiny, alone: &[&str], checks: &[&str]) {
+    let report = run(broken, None, Some(n_chunks(tier)));
     let mut found = errors(&report);
     found.retain(|&check| check != "worse-than-chance");
     found.dedup();
     let ppl = report.perplexity.map(|p| p.value);
     println!("{what}: alone {found:?}, perplexity {ppl:?}");
     assert_eq!(found, alone, "{what}, alone");
-    let (base, features) = (Tiny::new(), llama());
-    let reference = Model { recall: Some(&RECALL), ..model(&base, &features) };
-    let report = judged(broken, Some(&reference), Some(8));
+    let (base, features) = (base(tier), llama());
+    let recall = &RECALL[usize::from(tier.is_deep())];
+    let reference = Model { recall: Some(recall), ..model(&base, &features) };
+    let report = judged(broken, Some(&reference), Some(n_chunks(tier)));
     let found = errors(&report);
     println!("    with baseline {found:?}, divergence {:?}", report.divergence.map(|d| d.mean.value));
     assert_eq!(report.verdict, Verdict::Fail, "{what}");
@@ -44,89 +54,94 @@ fn strings(tiny: &mut Tiny, key: &str) -> Vec<Vec<u8>> {
     }
 }
 
-#[test]
-fn wrong_arithmetic_is_caught() {
-    let base = Tiny::new();
-    caught("q and k not permuted", &base.unpermuted(), &[], &MEASURED);
+two_tiers!(wrong_arithmetic_is_caught);
+
+fn wrong_arithmetic_is_caught(tier: Tier) {
+    let base = base(tier);
+    caught(tier, "q and k not permuted", &base.unpermuted(), &[], &MEASURED);
 
     // A tenth or ten times of the epsilon changes the figures by less than a quantization does, but the key differs.
     let mut broken = base.clone();
     broken.metadata.set("llama.attention.layer_norm_rms_epsilon", 1e-6f32);
-    caught("norm epsilon", &broken, &[], &["hparams"]);
+    caught(tier, "norm epsilon", &broken, &[], &["hparams"]);
 
     let mut broken = base.clone();
     broken.metadata.set("llama.rope.freq_base", 500000f32);
-    caught("rotation base", &broken, &[], &["hparams", "max-kld"]);
+    caught(tier, "rotation base", &broken, &[], &["hparams", "max-kld"]);
 
     let mut broken = base.clone();
     broken.edit("token_embd.weight", |rows| rows.rotate_left(256 * 17));
-    caught("embeddings of other tokens", &broken, &[], &MEASURED);
-    assert!(errors(&run(&broken, None, Some(8))).contains(&"worse-than-chance"));
+    caught(tier, "embeddings of other tokens", &broken, &[], &MEASURED);
+    assert!(errors(&run(&broken, None, Some(n_chunks(tier)))).contains(&"worse-than-chance"));
 }
 
-#[test]
-fn wrong_tensors_are_caught() {
-    let base = Tiny::new();
+two_tiers!(wrong_tensors_are_caught);
+
+fn wrong_tensors_are_caught(tier: Tier) {
+    let base = base(tier);
     let mut broken = base.clone();
-    broken.edit("blk.2.ffn_up.weight", |values| values.fill(0.0));
-    caught("a tensor of zeros", &broken, &["all-zero"], &["all-zero", "max-kld"]);
+    broken.edit("blk.1.ffn_up.weight", |values| values.fill(0.0));
+    caught(tier, "a tensor of zeros", &broken, &["all-zero"], &["all-zero", "max-kld"]);
 
     let mut broken = base.quantized(GgmlType::Q8_0);
     let codes = broken.tensors.bytes_mut("blk.1.attn_output.weight");
     codes[34 * 100..34 * 100 + 2].copy_from_slice(&0x7e00u16.to_le_bytes());
-    caught("a NaN scale", &broken, &["non-finite"], &["non-finite"]);
+    caught(tier, "a NaN scale", &broken, &["non-finite"], &["non-finite"]);
 
     let mut broken = base.clone();
     broken.tensors.add_copy("blk.0.attn_norm.weight", "blk.0.attn_q_norm.scale");
-    caught("a tensor that nothing uses", &broken, &["graph"], &["graph"]);
+    caught(tier, "a tensor that nothing uses", &broken, &["graph"], &["graph"]);
 
     let mut broken = base.clone();
-    broken.tensors.remove("blk.3.ffn_norm.weight");
-    caught("a tensor that is missing", &broken, &["graph"], &["graph"]);
+    broken.tensors.remove("blk.1.ffn_norm.weight");
+    caught(tier, "a tensor that is missing", &broken, &["graph"], &["graph"]);
 }
 
-#[test]
-fn wrong_vocabularies_are_caught() {
-    let base = Tiny::new();
+two_tiers!(wrong_vocabularies_are_caught);
+
+fn wrong_vocabularies_are_caught(tier: Tier) {
+    let base = base(tier);
     let mut broken = base.clone();
     broken.metadata.set("tokenizer.ggml.pre", "llama-bpe");
     broken.reread();
-    caught("another pre-tokenizer", &broken, &[], &["tokenizer-parity"]);
+    caught(tier, "another pre-tokenizer", &broken, &[], &["tokenizer-parity"]);
 
     let mut broken = base.clone();
     broken.metadata.set("tokenizer.ggml.add_bos_token", false);
     broken.reread();
-    caught("no BOS", &broken, &[], &["tokenizer-parity"]);
+    caught(tier, "no BOS", &broken, &[], &["tokenizer-parity"]);
 
     let mut broken = base.clone();
     broken.metadata.remove("tokenizer.ggml.bos_token_id");
     broken.reread();
-    caught("no BOS id", &broken, &["tokenizer"], &["tokenizer", "tokenizer-parity"]);
+    caught(tier, "no BOS id", &broken, &["tokenizer"], &["tokenizer", "tokenizer-parity"]);
 
     let mut broken = base.clone();
     let mut merges = strings(&mut broken, "tokenizer.ggml.merges");
     merges.truncate(merges.len() / 2);
     broken.metadata.set("tokenizer.ggml.merges", Value::Array(Array::String(merges)));
     broken.reread();
-    caught("merges truncated", &broken, &["tokenizer"], &["tokenizer", "tokenizer-parity"]);
+    caught(tier, "merges truncated", &broken, &["tokenizer"], &["tokenizer", "tokenizer-parity"]);
 }
 
-#[test]
-fn a_swapped_rotation_is_caught() {
-    let base = Tiny::new();
+two_tiers!(a_swapped_rotation_is_caught);
+
+fn a_swapped_rotation_is_caught(tier: Tier) {
+    let base = base(tier);
     let (right, wrong) = (llama(), GraphFeatures::of("qwen2").unwrap());
     let reference = model(&base, &right);
-    let outcome =
-        verify(&model(&base, &wrong), Some(&reference), &corpus(), &options(Some(8)), &Silent, None);
+    let options = options(Some(n_chunks(tier)));
+    let outcome = verify(&model(&base, &wrong), Some(&reference), &corpus(), &options, &Silent, None);
     let report = outcome.unwrap().report;
     assert_eq!(report.verdict, Verdict::Fail);
-    assert!(report.divergence.unwrap().mean.value > 0.5);
+    assert!(report.divergence.unwrap().mean.value > tier.of(0.2, 0.5));
     assert!(report.findings.iter().any(|f| f.check.name() == "max-kld"));
 }
 
-#[test]
-fn another_architecture_is_caught() {
-    let base = Tiny::new();
+two_tiers!(another_architecture_is_caught);
+
+fn another_architecture_is_caught(tier: Tier) {
+    let base = base(tier);
     let mut other = base.clone();
     let keys: Vec<String> = base.metadata.iter().map(|(key, _)| key.to_owned()).collect();
     for key in keys {
@@ -138,8 +153,8 @@ fn another_architecture_is_caught() {
     other.metadata.set("general.architecture", "qwen2");
     let (right, wrong) = (llama(), GraphFeatures::of("qwen2").unwrap());
     let reference = model(&base, &right);
-    let outcome =
-        verify(&model(&other, &wrong), Some(&reference), &corpus(), &options(Some(8)), &Silent, None);
+    let options = options(Some(n_chunks(tier)));
+    let outcome = verify(&model(&other, &wrong), Some(&reference), &corpus(), &options, &Silent, None);
     let report = outcome.unwrap().report;
     assert_eq!(report.verdict, Verdict::Fail);
     let found = errors(&report);

@@ -132,7 +132,7 @@ fn a_panic_of_the_library_fails_the_chat_alone() {
 /// Findings of the program for a model with these templates.
 fn found(templates: &[(&str, &str)]) -> (Option<i32>, Vec<String>) {
     let dir = tempfile::tempdir().unwrap();
-    let mut tiny = super::tiny::Tiny::new();
+    let mut tiny = crate::testkit::tiny::Tiny::new();
     for (key, source) in templates {
         tiny.metadata.set(*key, *source);
     }

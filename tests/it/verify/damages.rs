@@ -1,5 +1,5 @@
-//! Intentionally damaged files, one by one: none passes, and each is found by its dedicated check. This test prints the
-//! table in `docs/verify.md`.
+//! Intentionally damaged files, one by one: none passes, and each is found by its dedicated check. In the deep tier this
+//! test prints the table in `docs/verify.md`.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,11 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::gguf::{Array, Value};
 use gguf_foundry::verify::{Model, Recall, Severity, Verdict, verify};
 
-use super::tiny::Tiny;
 use super::{corpus, errors, llama, model, options};
 use crate::support::report_cases;
+use crate::support::tiers::{Tier, two_tiers};
 use crate::testkit::noise::Noise;
+use crate::testkit::tiny::Tiny;
 
 /// Damage of a file, and the check that must find it with the baseline.
 struct Damage {
@@ -248,18 +249,21 @@ fn found(damaged: &Tiny, baseline: Option<&Model<'_>>) -> (Verdict, Vec<&'static
     (report.verdict, checks)
 }
 
-#[test]
-fn no_damage_passes_and_each_is_found_by_its_check() {
+two_tiers!(no_damage_passes_and_each_is_found_by_its_check);
+
+/// Every day some damages, others in each type.
+fn no_damage_passes_and_each_is_found_by_its_check(tier: Tier) {
     let base = Tiny::new();
     // The baseline runs once for each text that a vocabulary makes of the prompts.
     let (features, recall) = (llama(), Recall::default());
     let reference = Model { recall: Some(&recall), ..model(&base, &features) };
     let (mut n_cases, mut missed) = (0, Vec::new());
     let mut table: BTreeMap<&str, (Vec<&str>, Vec<&str>)> = BTreeMap::new();
-    let cases = TYPES.iter().map(|&ty| (ty, WEIGHTS)).chain([(GgmlType::Q4K, KEYS)]);
-    for (ty, damages) in cases {
+    let weights = TYPES.iter().enumerate().map(|(at, &ty)| (ty, &WEIGHTS[tier.of(4 * at, 0)..], 20));
+    let keys = (tier.of(GgmlType::Q8_0, GgmlType::Q4K), KEYS, 5);
+    for (ty, damages, every) in weights.chain([keys]) {
         let healthy = base.quantized(ty);
-        for damage in damages {
+        for damage in tier.some(every, damages) {
             let mut file = healthy.clone();
             (damage.apply)(&mut file);
             if let Ok(encoder) = gguf_foundry::tokenizer::Encoder::from_metadata(&file.metadata) {
@@ -285,5 +289,5 @@ fn no_damage_passes_and_each_is_found_by_its_check() {
     }
     report_cases("verify: damages", n_cases);
     assert!(missed.is_empty(), "{} of {n_cases}:\n{}", missed.len(), missed.join("\n"));
-    assert!(WEIGHTS.len() + KEYS.len() >= 60);
+    assert_eq!(n_cases, tier.of(15, 205));
 }

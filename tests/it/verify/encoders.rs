@@ -5,12 +5,12 @@ use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::core::GgmlType;
 use gguf_foundry::verify::{Aspect, Check, Figure, Report, Severity, Thresholds, Verdict, VerifyOptions};
 
-use super::tiny::Tiny;
 use super::{errors, judged_with, llama, options};
+use crate::testkit::tiny::Tiny;
 
-/// Bundled model as an encoder.
+/// First layers of the bundled model as an encoder.
 fn encoder(pooling: u32) -> Tiny {
-    let mut tiny = Tiny::new();
+    let mut tiny = Tiny::new().with_layers(2);
     tiny.metadata.set("llama.attention.causal", false);
     tiny.metadata.set("llama.pooling_type", pooling);
     tiny
@@ -43,14 +43,14 @@ pub fn judged(
     judged_with(tiny, baseline, features, &VerifyOptions { thresholds, ..options })
 }
 
-pub fn beside(tiny: &Tiny, baseline: &Tiny) -> Report {
-    judged(tiny, Some(baseline), &llama(), 24, Thresholds::default())
+pub fn beside(tiny: &Tiny, baseline: &Tiny, n_texts: usize) -> Report {
+    judged(tiny, Some(baseline), &llama(), n_texts, Thresholds::default())
 }
 
 /// Q8_0 file with changed codes in one matrix.
 fn damaged(tiny: &Tiny) -> Tiny {
     let mut tiny = tiny.quantized(GgmlType::Q8_0);
-    for (at, block) in tiny.tensors.bytes_mut("blk.2.ffn_down.weight").chunks_exact_mut(34).enumerate() {
+    for (at, block) in tiny.tensors.bytes_mut("blk.1.ffn_down.weight").chunks_exact_mut(34).enumerate() {
         for (code, byte) in block[2..].iter_mut().enumerate() {
             *byte = (at * 31 + code * 89) as u8;
         }
@@ -61,17 +61,17 @@ fn damaged(tiny: &Tiny) -> Tiny {
 #[test]
 fn a_healthy_encoder_passes_and_a_damaged_one_fails() {
     let base = encoder(1);
-    let report = beside(&base.quantized(GgmlType::Q8_0), &base);
+    let report = beside(&base.quantized(GgmlType::Q8_0), &base, 16);
     let figures = report.embeddings.clone().unwrap();
     let against = figures.against.clone().unwrap();
     assert_eq!(report.verdict, Verdict::Pass, "{report:?}");
-    assert_eq!((figures.texts, figures.width, figures.pooling), (24, 256, "mean"));
+    assert_eq!((figures.texts, figures.width, figures.pooling), (16, 256, "mean"));
     assert!(against.mean_cosine > 0.999 && against.worst_cosine <= against.mean_cosine, "{against:?}");
     assert!(against.healthy.is_some() && report.perplexity.is_none() && report.divergence.is_none());
     let asked: Vec<Aspect> = report.coverage.answered().map(|judged| judged.aspect).collect();
     assert!(asked.contains(&Aspect::Embeddings) && !asked.contains(&Aspect::Perplexity), "{asked:?}");
 
-    let report = beside(&damaged(&base), &base);
+    let report = beside(&damaged(&base), &base, 8);
     assert_eq!(report.verdict, Verdict::Fail);
     let found = errors(&report);
     assert!(found.contains(&"min-cosine") && found.contains(&"min-worst-cosine"), "{found:?}");
@@ -80,12 +80,12 @@ fn a_healthy_encoder_passes_and_a_damaged_one_fails() {
 #[test]
 fn a_healthy_reranker_passes_and_a_damaged_one_fails() {
     let base = reranker();
-    let report = beside(&base.quantized(GgmlType::Q8_0), &base);
+    let report = beside(&base.quantized(GgmlType::Q8_0), &base, 16);
     assert_eq!(report.verdict, Verdict::Pass, "{report:?}");
     let figures = report.embeddings.unwrap();
     assert_eq!((figures.width, figures.pooling), (1, "rank"));
     assert!(figures.against.unwrap().score_error.unwrap() < 0.1);
-    let report = beside(&damaged(&base), &base);
+    let report = beside(&damaged(&base), &base, 8);
     assert_eq!(report.verdict, Verdict::Fail);
     assert!(errors(&report).contains(&"max-score-error"), "{:?}", errors(&report));
 }
@@ -143,12 +143,12 @@ fn pooling_that_nobody_knows_and_a_score_without_a_head_are_findings() {
 fn of_a_diffusion_model_the_divergence_is_judged_and_the_perplexity_is_not() {
     let graph = "kind = 'diffusion'\nattention.mask = 'full'";
     let features = GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap();
-    let base = Tiny::new();
-    let report = judged(&base.quantized(GgmlType::Q8_0), Some(&base), &features, 40, Thresholds::default());
+    let base = Tiny::new().with_layers(2);
+    let report = judged(&base.quantized(GgmlType::Q8_0), Some(&base), &features, 8, Thresholds::default());
     assert_eq!(report.verdict, Verdict::Pass, "its weights are those of a fresh quantization: {report:?}");
     assert!(errors(&report).is_empty(), "{report:?}");
     let answered: Vec<Aspect> = report.coverage.answered().map(|judged| judged.aspect).collect();
     assert!(answered.contains(&Aspect::Divergence) && !answered.contains(&Aspect::Perplexity));
-    let report = judged(&damaged(&base), Some(&base), &features, 40, Thresholds::default());
+    let report = judged(&damaged(&base), Some(&base), &features, 8, Thresholds::default());
     assert!(errors(&report).contains(&"max-kld"), "{report:?}");
 }

@@ -10,17 +10,18 @@ use gguf_foundry::verify::{Report, Thresholds, Verdict};
 use serde_json::Value as Json;
 
 use super::encoders::{beside, judged, score_head};
-use super::tiny::Tiny;
 use super::{errors, llama};
-use crate::convert::annotate::checkpoint;
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture};
+use crate::testkit::checkpoints::write_case;
+use crate::testkit::tiny::Tiny;
 
 /// Converts a case of `fixtures/heads`.
 pub fn converted(name: &str) -> (Json, Conversion) {
     let path = fixture("heads").join(format!("{name}.json"));
     let case = files::json(path);
     let dir = tempfile::tempdir().unwrap();
-    checkpoint(&case, dir.path());
+    write_case(&case, dir.path());
     for (file, text) in case["files"].as_object().into_iter().flatten() {
         fs_err::write(dir.path().join(file), text.to_string()).unwrap();
     }
@@ -79,11 +80,12 @@ fn reranker() -> Tiny {
     tiny
 }
 
-#[test]
-fn a_healthy_decoder_that_scores_passes() {
+two_tiers!(a_healthy_decoder_that_scores_passes);
+
+fn a_healthy_decoder_that_scores_passes(tier: Tier) {
     let base = reranker();
-    for ty in [GgmlType::Q8_0, GgmlType::Q4_0] {
-        let report = beside(&base.quantized(ty), &base);
+    for ty in tier.some(2, [GgmlType::Q4_0, GgmlType::Q8_0]) {
+        let report = beside(&base.quantized(ty), &base, 24);
         assert_eq!(report.verdict, Verdict::Pass, "{ty}: {report:?}");
         let figures = report.embeddings.unwrap();
         assert_eq!((figures.width, figures.pooling), (2, "rank"));
@@ -93,8 +95,9 @@ fn a_healthy_decoder_that_scores_passes() {
     }
 }
 
-#[test]
-fn damages_of_a_decoder_that_scores_fail() {
+two_tiers!(damages_of_a_decoder_that_scores_fail);
+
+fn damages_of_a_decoder_that_scores_fail(tier: Tier) {
     type Damage = fn(&mut Tiny);
     let damages: [(&str, Damage); 7] = [
         ("labels swapped", |tiny| {
@@ -116,10 +119,10 @@ fn damages_of_a_decoder_that_scores_fail() {
         ("a norm of ones", |tiny| tiny.set_values("output_norm.weight", &[1.0; 256])),
     ];
     let base = reranker();
-    for (damage, apply) in damages {
+    for (damage, apply) in tier.some(2, damages) {
         let mut tiny = base.clone();
         apply(&mut tiny);
-        let report = beside(&tiny.quantized(GgmlType::Q8_0), &base);
+        let report = beside(&tiny.quantized(GgmlType::Q8_0), &base, tier.of(8, 24));
         assert_eq!(report.verdict, Verdict::Fail, "{damage}");
         assert!(errors(&report).contains(&"max-score-error"), "{damage}: {:?}", errors(&report));
     }

@@ -15,10 +15,10 @@ use gguf_foundry::verify::{
 };
 use serde_json::Value;
 
-use super::tiny::{self, Tiny};
 use super::{gguf_verify, llama, model};
 use crate::support::fixture;
 use crate::testkit::memory::f32_values;
+use crate::testkit::tiny::{self, Tiny};
 
 fn prompts() -> String {
     fixture("tiny-llama/corpus.txt").to_str().unwrap().to_owned()
@@ -296,10 +296,11 @@ fn run_and_interrupt(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
 #[test]
 #[cfg(unix)]
 fn an_interrupt_leaves_what_is_done() {
-    let dir = tiny::directory();
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().with_layers(2).write(dir.path(), "base.gguf");
     let prompts = prompts();
     let args = ["imatrix", "base.gguf", "--prompts", &prompts, "--ctx", "256", "--no-sync", "--threads", "1"];
-    let args = [&args[..], &["--chunks", "40", "--output-frequency", "1", "-o"]].concat();
+    let args = [&args[..], &["--chunks", "12", "--output-frequency", "1", "-o"]].concat();
     gguf_verify(&[&args[..], &["whole.gguf"]].concat(), dir.path()).ok();
     // The run may end before the signal arrives.
     let stopped = (0..5).find_map(|_| {
@@ -309,9 +310,9 @@ fn an_interrupt_leaves_what_is_done() {
     });
     let (code, err) = stopped.expect("interrupted");
     assert_eq!(code, Some(130), "{err}");
-    assert!(err.contains(" of 40 chunks: the same command with `--resume` resumes from it"), "{err}");
+    assert!(err.contains(" of 12 chunks: the same command with `--resume` resumes from it"), "{err}");
     let run = UnfinishedRun::find(&dir.path().join("part.gguf")).unwrap();
-    assert!((1..40).contains(&run.n_done), "{run:?}");
+    assert!((1..12).contains(&run.n_done), "{run:?}");
     gguf_verify(&[&args[..], &["part.gguf", "--resume"]].concat(), dir.path()).ok();
     let bytes = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
     assert!(bytes("part.gguf") == bytes("whole.gguf"), "a resumed run differs");

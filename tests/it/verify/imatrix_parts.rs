@@ -5,12 +5,15 @@ use std::path::Path;
 
 use gguf_foundry::gguf::{UnfinishedRun, WriteOptions, combine_imatrix_parts};
 
-use super::tiny::{self, Tiny};
 use super::{gguf_verify, routing};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{fixture, programs};
+use crate::testkit::tiny::Tiny;
 
-fn directory() -> tempfile::TempDir {
-    let dir = tiny::directory();
+/// Directory with the first layers of the bundled model, and a text.
+fn directory(n_layers: u32) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().with_layers(n_layers).write(dir.path(), "base.gguf");
     fs_err::copy(fixture("tiny-llama/corpus.txt"), dir.path().join("p.txt")).unwrap();
     dir
 }
@@ -48,11 +51,14 @@ fn assert_same(dir: &Path, args: &[&str], counts: &[usize]) {
     }
 }
 
-#[test]
-fn the_parts_of_a_matrix_are_the_matrix() {
-    let dir = directory();
-    let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "256", "--chunks", "13"];
-    assert_same(dir.path(), &args, &[1, 2, 5]);
+two_tiers!(the_parts_of_a_matrix_are_the_matrix);
+
+/// Every day of one layer, over a short text.
+fn the_parts_of_a_matrix_are_the_matrix(tier: Tier) {
+    let dir = directory(tier.of(1, 4));
+    let [ctx, chunks] = tier.of(["64", "7"], ["256", "13"]);
+    let args = ["base.gguf", "--prompts", "p.txt", "--ctx", ctx, "--chunks", chunks];
+    assert_same(dir.path(), &args, tier.of(&[2][..], &[1, 2, 5][..]));
     // Also in the older format, and without the perplexity.
     let args = [&args[..], &["--no-ppl"]].concat();
     assert_same(dir.path(), &args, &[3]);
@@ -78,7 +84,7 @@ fn refused(dir: &Path, names: &[&str]) -> String {
 
 #[test]
 fn parts_that_do_not_belong_together_are_refused() {
-    let dir = directory();
+    let dir = directory(4);
     let at = dir.path();
     let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"];
     let names = parts(at, &args, 3);
@@ -120,7 +126,7 @@ fn parts_that_do_not_belong_together_are_refused() {
 
 #[test]
 fn whole_matrices_are_added_up_as_merge_does() {
-    let dir = directory();
+    let dir = directory(4);
     let at = dir.path();
     let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "2"];
     collect(at, &args, &["-o", "a.gguf"]);
@@ -134,7 +140,7 @@ fn whole_matrices_are_added_up_as_merge_does() {
 
 #[test]
 fn a_part_that_was_changed_is_refused_or_says_the_same() {
-    let dir = directory();
+    let dir = directory(4);
     let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "16", "--chunks", "2"];
     let names = parts(dir.path(), &args, 1);
     let path = dir.path().join(&names[0]);
@@ -163,7 +169,7 @@ fn a_part_that_was_changed_is_refused_or_says_the_same() {
 
 #[test]
 fn a_part_that_was_stopped_goes_on() {
-    let dir = directory();
+    let dir = directory(4);
     let at = dir.path();
     let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "8"];
     let names = parts(at, &args, 2);

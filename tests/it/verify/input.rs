@@ -7,9 +7,9 @@ use gguf_foundry::gguf::{Array, Value as Gguf};
 use serde_json::Value;
 
 use super::gguf_verify;
-use super::tiny::{self, Tiny};
 use crate::support::fixture;
 use crate::support::programs::Outcome;
+use crate::testkit::tiny::{self, Tiny};
 
 /// Chat template that supports users and assistants.
 const TEMPLATE: &str = "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}\
@@ -173,7 +173,7 @@ fn chats_are_written_out_by_the_file() {
 #[test]
 fn several_files_end_in_one_table() {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new().with_layers(2);
+    let base = Tiny::new().with_layers(1);
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
     let mut broken = base.clone();
@@ -182,7 +182,7 @@ fn several_files_end_in_one_table() {
     fs_err::write(dir.path().join("noise.gguf"), b"GGUF\x03\0\0\0").unwrap();
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let files = ["q8_0.gguf", "broken.gguf", "noise.gguf"];
-    let rest = ["--baseline", "base.gguf", "--ctx", "256", "--chunks", "20", "--prompts"];
+    let rest = ["--baseline", "base.gguf", "--ctx", "64", "--chunks", "4", "--prompts"];
     let args = [&files[..], &rest, &[prompts.to_str().unwrap()]].concat();
 
     let out = gguf_verify(&args, dir.path()).exits_with(3).out;
@@ -238,19 +238,20 @@ fn what_was_judged_is_shown_although_another_file_cannot_be() {
 #[test]
 fn a_file_alone_is_scored_on_the_text_that_comes_with_the_program() {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new().with_layers(2);
+    let base = Tiny::new().with_layers(1);
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q4_0).write(dir.path(), "q4_0.gguf");
     let found = gguf_verify(&["q4_0.gguf", "--json"], dir.path()).exits_with(4).json();
     assert!(found["perplexity"]["tokens"].as_u64().unwrap() >= 1000, "{found}");
     assert_eq!(found["quality"], Value::Null);
-    let out = gguf_verify(&["q4_0.gguf"], dir.path()).out;
+    // A part of that text is enough for what follows.
+    let run = |more: &[&str]| gguf_verify(&[&["q4_0.gguf", "--chunks", "1"], more].concat(), dir.path());
+    let out = run(&[]).out;
     assert!(out.contains("to judge it   gguf-verify q4_0.gguf --baseline "), "{out}");
     // With a baseline there is enough to judge it by.
-    let out =
-        gguf_verify(&["q4_0.gguf", "--baseline", "base.gguf", "--min-quality", "fair"], dir.path()).ok().out;
+    let out = run(&["--baseline", "base.gguf", "--min-quality", "fair"]).ok().out;
     assert!(out.lines().nth(1).unwrap().starts_with("Quality: "), "{out}");
-    let too_good = ["q4_0.gguf", "--baseline", "base.gguf", "--min-quality", "near-lossless"];
-    gguf_verify(&too_good, dir.path()).prints(3, "min-quality: the quality is ");
-    gguf_verify(&["q4_0.gguf", "--min-quality", "good"], dir.path()).says(2, "give `--baseline REF`");
+    let too_good = ["--baseline", "base.gguf", "--min-quality", "near-lossless"];
+    run(&too_good).prints(3, "min-quality: the quality is ");
+    run(&["--min-quality", "good"]).says(2, "give `--baseline REF`");
 }

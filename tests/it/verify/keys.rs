@@ -11,10 +11,10 @@ use serde_json::{Value as Json, json};
 
 use super::gguf_verify;
 use super::metadata::value;
-use super::tiny::{self, Tiny};
 use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{files, fixture, programs, report_cases};
 use crate::testkit::memory::MemoryTensors;
+use crate::testkit::tiny::{self, Tiny};
 
 /// Keys of the bundled model, with values that llama.cpp does not accept, and the expected message.
 fn faults() -> Vec<(&'static str, Value, &'static str)> {
@@ -57,7 +57,8 @@ fn errors(report: &Json) -> Vec<String> {
 #[test]
 fn what_llama_cpp_does_not_load_fails() {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new();
+    // A small file: only its keys matter.
+    let base = Tiny::new().quantized(GgmlType::Q4_0);
     base.write(dir.path(), "base.gguf");
     for (key, value, said) in faults() {
         let mut damaged = base.clone();

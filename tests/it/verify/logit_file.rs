@@ -6,8 +6,8 @@ use gguf_foundry::core::GgmlType;
 use serde_json::Value;
 
 use super::gguf_verify;
-use super::tiny::Tiny;
 use crate::support::fixture;
+use crate::testkit::tiny::Tiny;
 
 const VOCAB: usize = 1024;
 const ROW_BYTES: usize = 8 + 2 * VOCAB;

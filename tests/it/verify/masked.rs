@@ -10,8 +10,9 @@ use gguf_foundry::verify::{
 };
 
 use super::heads::{converted, texts};
-use super::tiny::Tiny;
 use super::{bare_model, errors, judged_with, llama, options};
+use crate::support::tiers::{Tier, two_tiers};
+use crate::testkit::tiny::Tiny;
 
 const MASK: &str = "tokenizer.ggml.mask_token_id";
 
@@ -68,7 +69,7 @@ fn diffusion() -> (Tiny, GraphFeatures) {
     (tiny, GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap())
 }
 
-/// Report on texts of 16 tokens: each of the 256 masked tokens is a run of its text.
+/// Report on texts of 8 tokens: each of at most 256 masked tokens is a run of its text.
 fn judged(
     tiny: &Tiny,
     baseline: Option<&Tiny>,
@@ -77,23 +78,24 @@ fn judged(
     thresholds: Thresholds,
 ) -> Report {
     let mut options = options(Some(n_texts));
-    options.scoring.n_ctx = 16;
+    options.scoring.n_ctx = 8;
     judged_with(tiny, baseline, features, &VerifyOptions { thresholds, ..options })
 }
 
-fn beside(tiny: &Tiny, base: &Tiny, features: &GraphFeatures) -> Report {
-    judged(tiny, Some(base), features, 40, Thresholds::default())
+fn beside(tiny: &Tiny, base: &Tiny, features: &GraphFeatures, n_texts: usize) -> Report {
+    judged(tiny, Some(base), features, n_texts, Thresholds::default())
 }
 
 fn answered(report: &Report) -> Vec<Aspect> {
     report.coverage.answered().map(|judged| judged.aspect).collect()
 }
 
-#[test]
-fn healthy_files_pass_by_their_masked_tokens() {
+two_tiers!(healthy_files_pass_by_their_masked_tokens);
+
+fn healthy_files_pass_by_their_masked_tokens(tier: Tier) {
     for (base, features) in [encoder(), diffusion()] {
-        for ty in [GgmlType::Q8_0, GgmlType::Q4_0] {
-            let report = beside(&base.quantized(ty), &base, &features);
+        for ty in tier.some(2, [GgmlType::Q4_0, GgmlType::Q8_0]) {
+            let report = beside(&base.quantized(ty), &base, &features, 40);
             let found = measured(&report);
             println!("{:?}", (found, &report.limits));
             assert_eq!(report.verdict, Verdict::Pass, "{ty}: {report:?}");
@@ -104,14 +106,16 @@ fn healthy_files_pass_by_their_masked_tokens() {
             assert!(limit(Figure::MaskedKld) && limit(Figure::MaskedTop1), "{:?}", report.limits);
             assert!(found.healthy.unwrap().kld > 0.0);
         }
-        let same = beside(&base, &base, &features);
+        let same = beside(&base, &base, &features, 4);
         let against = measured(&same).divergence.as_ref().unwrap();
         assert_eq!((against.mean.value, against.top1_agreement), (0.0, 1.0));
     }
 }
 
-#[test]
-fn damages_show_at_masked_tokens() {
+two_tiers!(damages_show_at_masked_tokens);
+
+/// Every day at the tokens of few texts.
+fn damages_show_at_masked_tokens(tier: Tier) {
     type Damage = fn(&mut Tiny);
     let of_the_head: [(&str, Damage); 3] = [
         ("rows moved by one", |tiny| {
@@ -122,11 +126,12 @@ fn damages_show_at_masked_tokens() {
         }),
         ("a norm of ones", |tiny| tiny.set_values("cls.norm.weight", &[1.0; 256])),
     ];
+    let n_texts = tier.of(4, 40);
     let (base, features) = encoder();
     for (damage, apply) in of_the_head {
         let mut tiny = base.clone();
         apply(&mut tiny);
-        let report = beside(&tiny.quantized(GgmlType::Q8_0), &base, &features);
+        let report = beside(&tiny.quantized(GgmlType::Q8_0), &base, &features, n_texts);
         assert_eq!(report.verdict, Verdict::Fail, "{damage}");
         let found = errors(&report);
         // The head does not affect the vectors.
@@ -142,7 +147,7 @@ fn damages_show_at_masked_tokens() {
         for (damage, apply) in of_layers {
             let mut tiny = base.clone();
             apply(&mut tiny);
-            let report = beside(&tiny.quantized(GgmlType::Q8_0), &base, &features);
+            let report = beside(&tiny.quantized(GgmlType::Q8_0), &base, &features, n_texts);
             assert_eq!(report.verdict, Verdict::Fail, "{damage}");
             assert!(errors(&report).contains(&"max-masked-kld"), "{damage}: {:?}", errors(&report));
         }
@@ -183,7 +188,7 @@ fn what_is_not_measured_is_said() {
 #[test]
 fn limits_of_ones_own_are_kept_or_missed() {
     let (base, features) = encoder();
-    let of = |thresholds| judged(&base.quantized(GgmlType::Q8_0), Some(&base), &features, 40, thresholds);
+    let of = |thresholds| judged(&base.quantized(GgmlType::Q8_0), Some(&base), &features, 4, thresholds);
     let own = Thresholds::default().with(Figure::PseudoPpl, Some(1.0)).with(Figure::MaskedTop1, Some(0.0));
     let report = of(own);
     assert!(errors(&report).contains(&"max-pseudo-ppl"), "{:?}", errors(&report));

@@ -11,11 +11,12 @@ use gguf_foundry::gguf::{Array, Metadata, Value};
 use gguf_foundry::verify::{Finding, Model, PromptSource, Severity, VerifyOptions, verify};
 use serde_json::Value as Json;
 
-use super::tiny::Tiny;
 use super::{bare_model, gguf_verify, options};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture, tensor_of_row};
 use crate::testkit::checkpoints::Safetensors;
 use crate::testkit::memory::write_source;
+use crate::testkit::tiny::Tiny;
 
 /// Tensors of ones, from their headers.
 struct Ones(Vec<TensorMeta>);
@@ -99,8 +100,8 @@ impl Case {
         Self { name: name.to_owned(), json, metadata, tensors, features }
     }
 
-    /// Loads all cases with the file type that the tests use.
-    fn all() -> Vec<Self> {
+    /// Loads the cases with the file type that the tests use, some of them every day.
+    fn all(tier: Tier) -> Vec<Self> {
         let mut names = Vec::new();
         for dir in fs_err::read_dir(fixture("cards")).unwrap() {
             let dir = dir.unwrap();
@@ -116,7 +117,8 @@ impl Case {
         };
         // For other architectures the engine has no graph, so it does not know the effect of their keys.
         let has_graph = |name: &String| name.split('/').next().is_some_and(|arch| stage(arch) == Stage::Runs);
-        names.iter().filter(|name| has_graph(name) && has_f16(name)).map(|name| Self::load(name)).collect()
+        names.retain(has_graph);
+        tier.some(16, names).iter().filter(|name| has_f16(name)).map(|name| Self::load(name)).collect()
     }
 
     /// Writes the checkpoint with floats that pass the checks of values, and tables of zeros.
@@ -193,10 +195,11 @@ fn other(value: &Value) -> Value {
     }
 }
 
-#[test]
-fn every_key_of_every_card_is_judged() {
+two_tiers!(every_key_of_every_card_is_judged);
+
+fn every_key_of_every_card_is_judged(tier: Tier) {
     let (mut n_keys, mut n_missing_errors) = (0, 0);
-    for case in Case::all() {
+    for case in Case::all(tier) {
         assert_eq!(case.compared(&case.metadata, &case.metadata), [], "{}", case.name);
         let prefix = format!("{}.", case.arch());
         let keys: Vec<(String, Value)> = case
@@ -232,16 +235,17 @@ fn every_key_of_every_card_is_judged() {
             n_missing_errors += usize::from(named.is_some_and(|f| f.severity == Severity::Error));
         }
     }
-    assert!(n_keys > 300, "{n_keys}");
+    assert!(n_keys > tier.of(100, 300), "{n_keys}");
     // The other keys have defaults: head widths, bases of 10000.
-    assert!(n_missing_errors * 2 > n_keys, "{n_missing_errors} of {n_keys}");
+    assert!(n_missing_errors * tier.of(3, 2) > n_keys, "{n_missing_errors} of {n_keys}");
 }
 
+two_tiers!(files_of_llama_cpp_equal_their_checkpoints);
+
 /// Keys of llama.cpp's file for the same checkpoint are not differences; values that GGUF cannot express are warnings.
-#[test]
-fn files_of_llama_cpp_equal_their_checkpoints() {
+fn files_of_llama_cpp_equal_their_checkpoints(tier: Tier) {
     let mut n_cases = 0;
-    for case in Case::all() {
+    for case in Case::all(tier) {
         let dir = tempfile::tempdir().unwrap();
         case.write(dir.path());
         let options = ConvertOptions {
@@ -290,7 +294,7 @@ fn files_of_llama_cpp_equal_their_checkpoints() {
             assert!(is_known || is_of_values || is_own, "{}: {finding:?}", case.name);
         }
     }
-    assert!(n_cases > 20, "{n_cases}");
+    assert!(n_cases > tier.of(4, 20), "{n_cases}");
 }
 
 /// Change of a key.

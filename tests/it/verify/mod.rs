@@ -27,56 +27,31 @@ mod resources;
 mod routing;
 mod smollm2;
 mod tasks;
-pub mod tiny;
 mod weights;
 
 use std::path::Path;
 
 use gguf_foundry::arch::GraphFeatures;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
+use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::engine::EngineOptions;
-use gguf_foundry::gguf::Metadata;
 use gguf_foundry::verify::{
     Check, Model, PromptForm, PromptSource, Recall, Report, Scoring, Severity, Thresholds, Verdict,
     VerifyOptions, read_prompts, verify,
 };
 use serde_json::Value;
 
-use self::tiny::Tiny;
-use crate::support::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::Goldens;
 use crate::support::programs::{self, Outcome};
-use crate::support::{files, fixture, report_cases};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
+use crate::support::{bundled, files, fixture, report_cases};
+pub use crate::testkit::judged::{bare_model, model};
 use crate::testkit::memory::write_source;
-
-const NO_TEMPLATE: gguf_foundry::verify::NoTemplate = gguf_foundry::verify::NoTemplate;
+use crate::testkit::tiny::{self, Tiny};
 
 fn llama() -> GraphFeatures {
     GraphFeatures::of("llama").unwrap()
-}
-
-pub fn model<'a>(tiny: &'a Tiny, features: &'a GraphFeatures) -> Model<'a> {
-    Model { encoder: Ok(&*tiny.encoder), ..bare_model(&tiny.tensors, &tiny.metadata, features) }
-}
-
-/// Model without a vocabulary.
-fn bare_model<'a>(
-    source: &'a dyn TensorSource,
-    metadata: &'a Metadata,
-    features: &'a GraphFeatures,
-) -> Model<'a> {
-    Model {
-        source,
-        metadata,
-        file: None,
-        features: Ok(features),
-        encoder: Err("not read"),
-        template: &NO_TEMPLATE,
-        origin: None,
-        lost: &[],
-        recall: None,
-    }
 }
 
 fn options(n_chunks: Option<usize>) -> VerifyOptions<'static> {
@@ -121,7 +96,23 @@ fn errors(report: &Report) -> Vec<&'static str> {
     report.findings.iter().filter(|f| f.severity == Severity::Error).map(|f| f.check.name()).collect()
 }
 
-conformance_tests!(perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files);
+/// Every day `logit_file` compares the figures of three chunks with llama-perplexity's.
+mod perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files {
+    use super::Goldens;
+
+    #[test]
+    #[ignore = "of the deep tier"]
+    fn deep() {
+        super::perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files(&Goldens::selection());
+    }
+
+    #[test]
+    #[ignore = "needs the conformance corpus: set GGUF_CONFORMANCE"]
+    fn corpus() {
+        super::perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files(&Goldens::corpus());
+    }
+}
+
 fn perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files(corpus: &Goldens) {
     let golden = files::json(corpus.join("e2e.json"));
     let golden = &golden["tiny-llama"];
@@ -155,19 +146,23 @@ fn perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files(corpus:
 
 #[test]
 fn a_model_equals_itself() {
-    let base = Tiny::new();
-    let report = run(&base, Some(&base), Some(4));
+    let base = Tiny::new().with_layers(2);
+    let report = run(&base, Some(&base), Some(1));
     let d = report.divergence.unwrap();
     assert_eq!((d.mean.value, d.max, d.top1_agreement, d.rms_dp), (0.0, 0.0, 1.0, 0.0));
     assert_eq!(d.delta_ln_ppl.value, 0.0);
 }
 
-#[test]
-fn results_do_not_depend_on_threads_or_groups() {
-    let base = Tiny::new();
+two_tiers!(results_do_not_depend_on_threads_or_groups);
+
+/// Every day in short chunks, with less memory.
+fn results_do_not_depend_on_threads_or_groups(tier: Tier) {
+    let (n_layers, n_ctx, little) = tier.of((2, 64, 12 << 20), (4, 256, 16 << 20));
+    let base = Tiny::new().with_layers(n_layers);
     let features = llama();
     let figures = |n_threads, memory_bytes| {
         let mut options = options(Some(10));
+        options.scoring.n_ctx = n_ctx;
         options.engine.n_threads = n_threads;
         options.engine.memory_bytes = memory_bytes;
         let outcome = verify(&model(&base, &features), None, &corpus(), &options, &Silent, None).unwrap();
@@ -176,7 +171,7 @@ fn results_do_not_depend_on_threads_or_groups() {
     let expected = figures(1, 1 << 30);
     assert_eq!(figures(2, 1 << 30), expected, "2 threads");
     assert_eq!(figures(7, 1 << 30), expected, "7 threads");
-    assert_eq!(figures(2, 16 << 20), expected, "other batches");
+    assert_eq!(figures(2, little), expected, "other batches");
 }
 
 #[test]
@@ -198,12 +193,12 @@ pub fn gguf_verify(args: &[&str], dir: &Path) -> Outcome {
 #[test]
 fn the_program_prints_verdicts_and_says_them_by_exit_code() {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new();
+    let base = Tiny::new().with_layers(1);
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let prompts = prompts.to_str().unwrap();
-    let cut = ["--prompts", prompts, "--ctx", "256", "--chunks", "24"];
+    let cut = ["--prompts", prompts, "--ctx", "64", "--chunks", "4"];
 
     let args = [&["q8_0.gguf", "--baseline", "base.gguf", "--json"][..], &cut].concat();
     let report = gguf_verify(&args, dir.path()).ok().json();
@@ -234,7 +229,9 @@ fn the_program_prints_verdicts_and_says_them_by_exit_code() {
     gguf_verify(&["base.gguf", "--prompts", "empty.jsonl"], dir.path()).says(1, "no prompts");
 }
 
-#[test]
+// Every day `logit_file` compares three chunks of this text.
+deep_test!(a_text_file_is_scored_as_llama_perplexity_scores_it);
+
 fn a_text_file_is_scored_as_llama_perplexity_scores_it() {
     let dir = tiny::directory();
     let corpus = fixture("tiny-llama/corpus.txt");
@@ -250,12 +247,13 @@ fn a_text_file_is_scored_as_llama_perplexity_scores_it() {
 #[test]
 fn a_checkpoint_is_a_baseline_without_being_written() {
     let dir = tempfile::tempdir().unwrap();
-    let checkpoint = fixture("tiny-llama");
+    let checkpoint = dir.path().join("hf");
+    bundled::write_layers(1, &checkpoint);
     let conversion = Conversion::plan(&checkpoint, &ConvertOptions::default()).unwrap();
     write_source(&dir.path().join("m.gguf"), conversion.metadata(), &conversion);
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let args =
-        ["m.gguf", "--baseline", checkpoint.to_str().unwrap(), "--json", "--ctx", "256", "--chunks", "20"];
+        ["m.gguf", "--baseline", checkpoint.to_str().unwrap(), "--json", "--ctx", "64", "--chunks", "1"];
     let report =
         gguf_verify(&[&args[..], &["--prompts", prompts.to_str().unwrap()]].concat(), dir.path()).ok().json();
     assert_eq!(report["kld"]["max"].as_f64(), Some(0.0), "bf16 in the file, f32 in memory: the same values");

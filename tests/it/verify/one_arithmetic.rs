@@ -11,15 +11,16 @@ use gguf_foundry::verify::{Cost, LogitFile, Model, Recall, Report, VerificationP
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::tiny::Tiny;
 use super::{corpus, gguf_verify, llama, model, options};
 use crate::support::fixture;
 use crate::support::programs::Outcome;
+use crate::support::tiers::{Tier, two_tiers};
+use crate::testkit::tiny::Tiny;
 
-/// Directory with the bundled model in F32, Q8_0 and Q4_0, and a text.
-fn directory() -> tempfile::TempDir {
+/// Directory with the first layers of the bundled model in F32, Q8_0 and Q4_0, and a text.
+fn directory(n_layers: u32) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new();
+    let base = Tiny::new().with_layers(n_layers);
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q8_0).write(dir.path(), "q8.gguf");
     base.quantized(GgmlType::Q4_0).write(dir.path(), "q4.gguf");
@@ -43,7 +44,7 @@ fn combined(dir: &Path, names: &[&str]) -> Outcome {
 
 #[test]
 fn parts_of_a_verification_have_one_arithmetic() {
-    let dir = directory();
+    let dir = directory(1);
     let dir = dir.path();
     let against = ["q4.gguf", "--baseline", "base.gguf", "--arithmetic"];
     for (arithmetic, name) in [("f32", "f"), ("integer", "i")] {
@@ -90,7 +91,7 @@ fn without_arithmetic(dir: &Path, from: &str, to: &str) {
 
 #[test]
 fn a_part_that_does_not_say_its_arithmetic_is_of_f32() {
-    let dir = directory();
+    let dir = directory(1);
     let dir = dir.path();
     for (arithmetic, name) in [("f32", "f"), ("integer", "i")] {
         for number in [1, 2] {
@@ -110,7 +111,7 @@ fn a_part_that_does_not_say_its_arithmetic_is_of_f32() {
 
 #[test]
 fn an_importance_matrix_has_one_arithmetic() {
-    let dir = directory();
+    let dir = directory(1);
     let dir = dir.path();
     let collect = |model: &str, share: &str, name: &str, more: &[&str]| {
         let args = ["imatrix", model, "--part", share, "-o", name, "--no-sync"];
@@ -144,7 +145,7 @@ fn an_importance_matrix_has_one_arithmetic() {
 
 #[test]
 fn a_baseline_that_was_kept_has_its_arithmetic() {
-    let dir = directory();
+    let dir = directory(1);
     let dir = dir.path();
     let keep = |model: &str, name: &str, more: &[&str]| {
         verified(dir, &[&[model, "--save-baseline", name], more].concat()).exits_with_one_of(&[0, 4]);
@@ -181,33 +182,35 @@ fn a_baseline_that_was_kept_has_its_arithmetic() {
 }
 
 /// Reports of a file compared with a baseline, in F32 and in integers.
-fn reports(file: &Tiny, baseline: &Tiny) -> [Report; 2] {
+fn reports(file: &Tiny, baseline: &Tiny, n_chunks: usize) -> [Report; 2] {
     let (features, recall) = (llama(), Recall::default());
     let baseline = Model { recall: Some(&recall), ..model(baseline, &features) };
     [Arithmetic::F32, Arithmetic::Integer].map(|arithmetic| {
         // Few enough tokens for all of them to be run with the healthy file.
-        let plain = options(Some(6));
+        let plain = options(Some(n_chunks));
         let engine = EngineOptions { arithmetic, ..plain.engine };
         let options = VerifyOptions { engine, ..plain };
         verify(&model(file, &features), Some(&baseline), &corpus(), &options, &Silent, None).unwrap().report
     })
 }
 
+two_tiers!(a_healthy_file_is_run_like_the_file);
+
 /// The healthy file that limits are measured with is this very file here. Its cost is the same, bit for bit, but only
 /// in the same arithmetic.
-#[test]
-fn a_healthy_file_is_run_like_the_file() {
-    let base = Tiny::new();
+fn a_healthy_file_is_run_like_the_file(tier: Tier) {
+    let (n_layers, n_chunks, n_tokens) = tier.of((2, 2, 200), (4, 6, 700));
+    let base = Tiny::new().with_layers(n_layers);
     let (q8, q4) = (base.quantized(GgmlType::Q8_0), base.quantized(GgmlType::Q4_0));
     let mut mixed = q4.clone();
     let name = "blk.1.ffn_up.weight";
     mixed.tensors.replace(name, GgmlType::F32, crate::testkit::memory::f32_bytes(&base.values(name)));
-    for (name, file) in [("Q4_0", &q4), ("Q8_0", &q8), ("one matrix in F32", &mixed)] {
-        let found = reports(file, &base);
+    for (name, file) in tier.some(2, [("Q4_0", &q4), ("Q8_0", &q8), ("one matrix in F32", &mixed)]) {
+        let found = reports(file, &base, n_chunks);
         for report in &found {
             let healthy = report.healthy.unwrap();
             let own = Cost::of(report.divergence.as_ref().unwrap());
-            assert!(healthy.n_tokens.unwrap() > 700, "{healthy:?}");
+            assert!(healthy.n_tokens.unwrap() > n_tokens, "{healthy:?}");
             assert_eq!(healthy.cost, own, "{name}: {:?}", report.arithmetic);
         }
         let [exact, fast] = found.map(|report| report.healthy.unwrap().cost.kld);
@@ -216,17 +219,19 @@ fn a_healthy_file_is_run_like_the_file() {
     }
 }
 
+two_tiers!(results_of_a_baseline_are_kept_by_arithmetic);
+
 /// What a baseline gave in one arithmetic is not taken for another.
-#[test]
-fn results_of_a_baseline_are_kept_by_arithmetic() {
-    let base = Tiny::new();
+fn results_of_a_baseline_are_kept_by_arithmetic(tier: Tier) {
+    let (n_layers, n_chunks) = tier.of((1, 2), (4, 6));
+    let base = Tiny::new().with_layers(n_layers);
     let (q8, q4) = (base.quantized(GgmlType::Q8_0), base.quantized(GgmlType::Q4_0));
-    let together = reports(&q4, &q8);
+    let together = reports(&q4, &q8, n_chunks);
     let baseline_ppl = |report: &Report| report.divergence.as_ref().unwrap().baseline_ppl;
     let [exact, fast] = [&together[0], &together[1]].map(baseline_ppl);
     assert!(exact != fast && (exact / fast - 1.0).abs() < 1e-5, "{exact} {fast}");
     // The file against itself: no difference at all, if both are run alike.
-    for report in reports(&q8, &q8) {
+    for report in reports(&q8, &q8, n_chunks) {
         assert_eq!(report.divergence.as_ref().unwrap().max, 0.0, "{:?}", report.arithmetic);
     }
 }
@@ -241,12 +246,13 @@ fn logits_of_single_tokens(tiny: &Tiny, level: SimdLevel, arithmetic: Arithmetic
     engine.logits(&engine.hidden(&chunks).unwrap(), &Silent).unwrap()
 }
 
+two_tiers!(without_attention_levels_agree_to_the_last_bit);
+
 /// A token that is alone attends to nothing but itself, with a weight of exactly one. All that is left are products with
 /// weights, norms and activation functions: in integers they have the same bits at every level, up to the logits.
-#[test]
-fn without_attention_levels_agree_to_the_last_bit() {
-    let base = Tiny::new();
-    for ty in [GgmlType::Q4K, GgmlType::Q6K, GgmlType::Q8_0, GgmlType::Iq4Xs, GgmlType::Q5_1] {
+fn without_attention_levels_agree_to_the_last_bit(tier: Tier) {
+    let base = Tiny::new().with_layers(tier.of(2, 4));
+    for ty in tier.some(2, [GgmlType::Q4K, GgmlType::Q6K, GgmlType::Iq4Xs, GgmlType::Q8_0, GgmlType::Q5_1]) {
         let tiny = base.quantized(ty);
         let of = |arithmetic| {
             let levels = SimdLevel::available();
@@ -270,17 +276,19 @@ fn figures(dir: &Path, more: &[&str]) -> (Value, String) {
     (report, fs_err::read_to_string(dir.join("t.csv")).unwrap())
 }
 
-#[test]
-fn figures_in_integers_do_not_depend_on_threads_and_little_on_the_level() {
-    let dir = directory();
+two_tiers!(figures_in_integers_do_not_depend_on_threads_and_little_on_the_level);
+
+/// Every day of one layer, with one other number of threads, at the first level.
+fn figures_in_integers_do_not_depend_on_threads_and_little_on_the_level(tier: Tier) {
+    let dir = directory(tier.of(1, 4));
     let dir = dir.path();
     let one = figures(dir, &["--threads", "1"]);
-    for threads in ["2", "3", "5"] {
+    for threads in tier.some(3, ["3", "2", "5"]) {
         assert!(figures(dir, &["--threads", threads]) == one, "{threads} threads");
     }
     // Attention, norms and the logits are in F32, in an order that depends on the level.
     let number = |report: &Value, at: &str| report.pointer(at).and_then(Value::as_f64).unwrap();
-    for level in SimdLevel::available() {
+    for level in SimdLevel::available().take(tier.of(1, usize::MAX)) {
         let (other, _) = figures(dir, &["--simd", level.name()]);
         assert_eq!((&other["verdict"], &other["arithmetic"]), (&one.0["verdict"], &one.0["arithmetic"]));
         let off = number(&other, "/perplexity/value") / number(&one.0, "/perplexity/value") - 1.0;
@@ -291,10 +299,11 @@ fn figures_in_integers_do_not_depend_on_threads_and_little_on_the_level() {
     }
 }
 
+two_tiers!(parts_of_machines_of_different_levels_come_together);
+
 /// Machines with different vector instructions may share the text.
-#[test]
-fn parts_of_machines_of_different_levels_come_together() {
-    let dir = directory();
+fn parts_of_machines_of_different_levels_come_together(tier: Tier) {
+    let dir = directory(tier.of(1, 4));
     let dir = dir.path();
     let args = ["q4.gguf", "--baseline", "base.gguf", "--arithmetic", "integer"];
     let levels: Vec<SimdLevel> = SimdLevel::available().collect();

@@ -10,10 +10,11 @@ use gguf_foundry::verify::{Check, Model, OriginTokenizer, Severity, TextEncoder,
 
 use serde_json::Value as Json;
 
-use super::tiny::Tiny;
 use super::{llama, model, options};
 use crate::support::goldens::{Goldens, conformance_tests};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture, report_cases};
+use crate::testkit::tiny::Tiny;
 
 /// The file's own encoder with a fault: two ids are swapped.
 struct Swapped<'a>(&'a Encoder, u32, u32);
@@ -266,8 +267,10 @@ const DAMAGES: [(&str, Change); 8] = [
     }),
 ];
 
-#[test]
-fn every_kind_of_vocabulary_equals_its_source_until_it_is_damaged() {
+two_tiers!(every_kind_of_vocabulary_equals_its_source_until_it_is_damaged);
+
+/// Every day with two damages of each kind, the next kind with the next two.
+fn every_kind_of_vocabulary_equals_its_source_until_it_is_damaged(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let (mut n_kinds, mut n_damages) = (0, 0);
     for name in crate::support::names(fixture("vocab")) {
@@ -293,8 +296,9 @@ fn every_kind_of_vocabulary_equals_its_source_until_it_is_damaged() {
         };
         let whole = found(&metadata);
         assert!(whole.iter().all(|found| !found.starts_with("error")), "{name}: {whole:?}");
+        let damages = DAMAGES.into_iter().cycle().skip(n_kinds).take(DAMAGES.len());
         n_kinds += 1;
-        for (what, damage) in DAMAGES {
+        for (what, damage) in tier.some(4, damages) {
             let mut damaged = metadata.clone();
             if damage(&mut damaged).is_some() {
                 assert!(found(&damaged).len() > whole.len(), "{name}: {what}");
@@ -302,6 +306,6 @@ fn every_kind_of_vocabulary_equals_its_source_until_it_is_damaged() {
             }
         }
     }
-    assert!(n_kinds >= 18 && n_damages > 90, "{n_kinds} kinds, {n_damages} damages");
+    assert!(n_kinds >= 18 && n_damages > tier.of(18, 90), "{n_kinds} kinds, {n_damages} damages");
     report_cases("verify: damaged vocabularies beside their sources", n_damages);
 }

@@ -1,10 +1,11 @@
 //! Output of the program in addition to its figures: files, traces, warnings, colours.
 
+use gguf_foundry::core::GgmlType;
 use serde_json::Value;
 
 use super::gguf_verify;
-use super::tiny::{self, Tiny};
-use crate::support::{fixture, names, programs};
+use crate::support::{names, programs};
+use crate::testkit::tiny::{self, Tiny};
 
 /// Directory with a model `base.gguf` and prompts of token ids `a.jsonl`, `b.jsonl`.
 fn directory() -> tempfile::TempDir {
@@ -96,13 +97,14 @@ fn prompts_behind_the_limit_and_chunks_beyond_the_training_are_warned_of() {
 
 #[test]
 fn a_verdict_is_coloured_where_colours_are_wanted() {
-    let dir = directory();
-    let prompts = fixture("tiny-llama/corpus-256.jsonl");
+    let dir = tempfile::tempdir().unwrap();
+    let base = Tiny::new().with_layers(1);
+    base.write(dir.path(), "base.gguf");
+    base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
     let run = |variable: (&str, &str)| {
         let mut command = programs::command("gguf-verify", dir.path());
         command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").env(variable.0, variable.1);
-        let cut = ["--ctx", "256", "--chunks", "20", "--prompts", prompts.to_str().unwrap()];
-        let args = [&["base.gguf", "--max-ppl", "1e9"][..], &cut].concat();
+        let args = ["q8_0.gguf", "--baseline", "base.gguf", "--weights-only"];
         programs::finish(command.args(args)).out.lines().last().unwrap_or_default().to_owned()
     };
     assert_eq!(run(("CLICOLOR_FORCE", "1")), "verdict       \u{1b}[1;32mpass\u{1b}[0m");

@@ -6,25 +6,26 @@ use gguf_foundry::core::GgmlType;
 use gguf_foundry::verify::{PartError, Thresholds, VerificationPart, combine_parts};
 use serde_json::Value;
 
-use super::tiny::Tiny;
 use super::{gguf_verify, routing};
 use crate::support::fixture;
 use crate::support::programs::Outcome;
+use crate::support::tiers::{Tier, two_tiers};
+use crate::testkit::tiny::Tiny;
 
 /// First layers of the bundled model.
-fn base() -> Tiny {
-    Tiny::new().with_layers(2)
+fn base(tier: Tier) -> Tiny {
+    Tiny::new().with_layers(tier.of(1, 2))
 }
 
 /// Directory with the model, a quantized one, one with exchanged weights, and two kinds of prompts.
-fn directory() -> tempfile::TempDir {
+fn directory(tier: Tier) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
-    let base = base();
+    let base = base(tier);
     base.write(dir.path(), "base.gguf");
     let q4 = base.quantized(GgmlType::Q4_0);
     q4.write(dir.path(), "q4.gguf");
     let mut damaged = base.clone();
-    damaged.tensors.swap("blk.1.ffn_up.weight", "blk.1.ffn_gate.weight");
+    damaged.tensors.swap("blk.0.ffn_up.weight", "blk.0.ffn_gate.weight");
     damaged.write(dir.path(), "damaged.gguf");
     let mut broken = base.clone();
     broken.edit("blk.0.attn_q.weight", |values| values[5] = f32::NAN);
@@ -92,24 +93,34 @@ fn assert_same(dir: &Path, args: &[&str], limits: &[&str], counts: &[usize]) -> 
     expected
 }
 
-#[test]
-fn parts_say_what_a_single_run_says() {
-    let dir = directory();
-    let args = ["q4.gguf", "--baseline", "base.gguf", "--prompts", "p.txt", "--ctx", "128", "--chunks", "24"];
-    let report = assert_same(dir.path(), &args, &[], &[1, 2, 5]);
+two_tiers!(parts_say_what_a_single_run_says);
+
+fn parts_say_what_a_single_run_says(tier: Tier) {
+    let dir = directory(tier);
+    let [ctx, chunks] = tier.of(["64", "8"], ["128", "24"]);
+    let args = ["q4.gguf", "--baseline", "base.gguf", "--prompts", "p.txt", "--ctx", ctx, "--chunks", chunks];
+    let report = assert_same(dir.path(), &args, &[], &tier.some(3, [2, 1, 5]));
     assert_eq!(report["verdict"], "pass", "{report}");
-    assert!(report["healthy_cost"]["tokens"].as_u64().unwrap() > 1000, "{report}");
+    assert!(report["healthy_cost"]["tokens"].as_u64().unwrap() > tier.of(200, 1000), "{report}");
     assert_eq!(report["worst"].as_array().unwrap().len(), 8);
     assert!(report["weights"]["tensors"].as_array().unwrap().len() > 10);
 }
 
-#[test]
-fn limits_are_kept_or_missed_by_all_parts_together() {
-    let dir = directory();
-    let args = ["q4.gguf", "--prompts", "p.txt", "--ctx", "128", "--chunks", "40"];
-    let report = assert_same(dir.path(), &args, &["--max-ppl", "500"], &[5]);
+two_tiers!(limits_are_kept_or_missed_by_all_parts_together);
+
+fn limits_are_kept_or_missed_by_all_parts_together(tier: Tier) {
+    let dir = directory(tier);
+    let run = |ctx, chunks, score| {
+        ["q4.gguf", "--prompts", "p.txt", "--ctx", ctx, "--chunks", chunks, "--score", score]
+    };
+    // A pass needs some 2500 predictions every day, too; a failure does not.
+    let (enough, few) = match tier {
+        Tier::Everyday => (run("64", "52", "all"), run("64", "4", "half")),
+        Tier::Deep => (run("128", "40", "half"), run("128", "40", "half")),
+    };
+    let report = assert_same(dir.path(), &enough, &["--max-ppl", "500"], &[tier.of(2, 5)]);
     assert_eq!(report["verdict"], "pass", "{report}");
-    let report = assert_same(dir.path(), &args, &["--max-ppl", "2"], &[2]);
+    let report = assert_same(dir.path(), &few, &["--max-ppl", "2"], &[2]);
     assert_eq!(report["verdict"], "fail", "{report}");
     let err =
         gguf_verify(&["combine", "run-1-of-2.part", "run-2-of-2.part", "--max-kld", "1"], dir.path()).err;
@@ -120,9 +131,11 @@ fn limits_are_kept_or_missed_by_all_parts_together() {
     gguf_verify(&[&combined[..], &["--accept-partial"]].concat(), dir.path()).ok();
 }
 
-#[test]
-fn prompts_of_all_lengths_in_several_files() {
-    let dir = directory();
+two_tiers!(prompts_of_all_lengths_in_several_files);
+
+fn prompts_of_all_lengths_in_several_files(tier: Tier) {
+    let dir = directory(tier);
+    let [ctx, chunks] = tier.of(["48", "24"], ["96", "40"]);
     let args = [
         "q4.gguf",
         "--baseline",
@@ -131,23 +144,25 @@ fn prompts_of_all_lengths_in_several_files() {
         "lines.jsonl",
         "p.txt",
         "--ctx",
-        "96",
+        ctx,
         "--chunks",
-        "40",
+        chunks,
         "--score",
         "all",
     ];
-    let report = assert_same(dir.path(), &args, &[], &[2, 5]);
+    let report = assert_same(dir.path(), &args, &[], &tier.some(2, [2, 5]));
     assert_eq!(report["prompt_files"].as_array().unwrap().len(), 2);
     assert!(report["prompts"].as_array().unwrap().len() == 25, "{report}");
 }
 
-#[test]
-fn damage_is_found_whichever_part_sees_it() {
-    let dir = directory();
-    let cut = ["--prompts", "p.txt", "--ctx", "256", "--chunks", "8"];
+two_tiers!(damage_is_found_whichever_part_sees_it);
+
+fn damage_is_found_whichever_part_sees_it(tier: Tier) {
+    let dir = directory(tier);
+    let [ctx, chunks] = tier.of(["64", "4"], ["256", "8"]);
+    let cut = ["--prompts", "p.txt", "--ctx", ctx, "--chunks", chunks];
     let args = [&["damaged.gguf", "--baseline", "base.gguf"], &cut[..]].concat();
-    let report = assert_same(dir.path(), &args, &[], &[2, 5]);
+    let report = assert_same(dir.path(), &args, &[], &tier.some(2, [2, 5]));
     assert_eq!(report["verdict"], "fail");
     assert_eq!(report["weights"]["damaged"], 2, "{report}");
     // A model that cannot be run has no part to run, but a verdict.
@@ -160,11 +175,12 @@ fn damage_is_found_whichever_part_sees_it() {
     assert!(report["findings"].to_string().contains("the baseline is the model itself"), "{report}");
 }
 
-#[test]
-fn experts_are_counted_over_all_parts() {
+two_tiers!(experts_are_counted_over_all_parts);
+
+fn experts_are_counted_over_all_parts(tier: Tier) {
     let dir = routing::directory();
     let args = ["q4_0.gguf", "--baseline", "f32.gguf", "--prompts", "p.jsonl", "--score", "all"];
-    let report = assert_same(dir.path(), &args, &[], &[1, 2, 5]);
+    let report = assert_same(dir.path(), &args, &[], &tier.some(3, [2, 1, 5]));
     let layer = &report["experts"][0];
     assert_eq!(layer["routed"].as_u64(), Some(288), "{layer}");
     assert!(layer["agreement"].as_f64().unwrap() < 1.0, "{layer}");
@@ -179,15 +195,15 @@ fn refused(dir: &Path, names: &[&str]) -> String {
 
 #[test]
 fn parts_that_do_not_belong_together_are_refused() {
-    let dir = directory();
+    let dir = directory(Tier::Everyday);
     let at = dir.path();
     let args = |model: &'static str, ctx: &'static str, prompts: &'static str| {
-        [model, "--baseline", "base.gguf", "--prompts", prompts, "--ctx", ctx, "--chunks", "6"]
+        [model, "--baseline", "base.gguf", "--prompts", prompts, "--ctx", ctx, "--chunks", "4"]
     };
     let run = |args: &[&str], share: &str, name: &str| {
         part(at, args, share, name).ok();
     };
-    let own = args("q4.gguf", "64", "p.txt");
+    let own = args("q4.gguf", "16", "p.txt");
     for number in 1..=3 {
         run(&own, &format!("{number}/3"), &format!("{number}.part"));
     }
@@ -197,16 +213,16 @@ fn parts_that_do_not_belong_together_are_refused() {
     assert!(err.contains("of 3 parts some are missing: 1/3, 2/3"), "{err}");
     let err = refused(at, &["1.part", "2.part", "3.part", "2.part"]);
     assert!(err.contains("part 2 is given twice"), "{err}");
-    let mut tiny = base();
+    let mut tiny = base(Tier::Everyday);
     tiny.edit("blk.0.attn_v.weight", |values| values[0] += 0.25);
     tiny.quantized(GgmlType::Q4_0).write(at, "other.gguf");
     for (name, args, what) in [
-        ("model.part", args("other.gguf", "64", "p.txt").to_vec(), "another model"),
-        ("prompt.part", args("q4.gguf", "64", "lines.jsonl").to_vec(), "another text of the prompts"),
-        ("ctx.part", args("q4.gguf", "32", "p.txt").to_vec(), "another choice of `--ctx`"),
+        ("model.part", args("other.gguf", "16", "p.txt").to_vec(), "another model"),
+        ("prompt.part", args("q4.gguf", "16", "lines.jsonl").to_vec(), "another text of the prompts"),
+        ("ctx.part", args("q4.gguf", "8", "p.txt").to_vec(), "another choice of `--ctx`"),
         (
             "alone.part",
-            vec!["q4.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"],
+            vec!["q4.gguf", "--prompts", "p.txt", "--ctx", "16", "--chunks", "4"],
             "another baseline",
         ),
     ] {
@@ -222,11 +238,11 @@ fn parts_that_do_not_belong_together_are_refused() {
     let err = refused(at, &["1.part", "four.part", "3.part"]);
     assert!(err.contains("four.part: a part of 4, but 1.part is one of 3"), "{err}");
     // A copy of the file with damage that the identity does not cover.
-    let mut copy = base();
-    copy.edit("blk.1.ffn_down.weight", |values| *values.last_mut().unwrap() = f32::INFINITY);
+    let mut copy = base(Tier::Everyday);
+    copy.edit("blk.0.ffn_down.weight", |values| *values.last_mut().unwrap() = f32::INFINITY);
     copy.write(at, "copy.gguf");
     fs_err::rename(at.join("base.gguf"), at.join("kept.gguf")).unwrap();
-    let plain = |model| [model, "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"];
+    let plain = |model| [model, "--prompts", "p.txt", "--ctx", "16", "--chunks", "4"];
     run(&plain("kept.gguf"), "1/2", "a.part");
     run(&plain("copy.gguf"), "2/2", "b.part");
     let err = refused(at, &["a.part", "b.part"]);
@@ -243,7 +259,7 @@ fn parts_that_do_not_belong_together_are_refused() {
 
 #[test]
 fn a_part_that_was_changed_is_refused_wherever_it_was() {
-    let dir = directory();
+    let dir = directory(Tier::Everyday);
     let args = ["q4.gguf", "--baseline", "base.gguf", "--prompts", "p.txt", "--ctx", "16", "--chunks", "2"];
     part(dir.path(), &args, "1/2", "1.part").ok();
     let path = dir.path().join("1.part");
@@ -290,7 +306,7 @@ fn reseal(bytes: &mut [u8]) {
 
 #[test]
 fn facts_that_somebody_wrote_by_hand_are_refused() {
-    let dir = directory();
+    let dir = directory(Tier::Everyday);
     let args = ["q4.gguf", "--prompts", "p.txt", "--ctx", "16", "--chunks", "2"];
     part(dir.path(), &args, "1/1", "1.part").ok();
     let bytes = fs_err::read(dir.path().join("1.part")).unwrap();
@@ -339,7 +355,7 @@ fn facts_that_somebody_wrote_by_hand_are_refused() {
 
 #[test]
 fn what_has_no_parts_is_refused_with_a_way_out() {
-    let dir = directory();
+    let dir = directory(Tier::Everyday);
     let at = dir.path();
     let own = ["q4.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "3"];
     for (more, expected) in [

@@ -4,7 +4,7 @@ use gguf_foundry::core::GgmlType;
 use serde_json::Value;
 
 use super::gguf_verify;
-use super::tiny::Tiny;
+use crate::testkit::tiny::Tiny;
 
 fn lines(dir: &std::path::Path, args: &[&str]) -> Vec<Value> {
     let args = [args, &["--per-token", "out.jsonl", "--no-sync"]].concat();

@@ -6,8 +6,8 @@ use gguf_foundry::core::GgmlType;
 use serde_json::{Value as Json, json};
 
 use super::gguf_verify;
-use super::tiny::{self, Tiny};
 use crate::support::fixture;
+use crate::testkit::tiny::{self, Tiny};
 
 fn corpus_texts() -> Vec<String> {
     let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
@@ -24,10 +24,11 @@ fn perplexity(dir: &Path, file: &str, more: &[&str]) -> f64 {
 
 #[test]
 fn arrays_are_scored_as_lines_are_and_not_as_prose() {
-    let dir = tiny::directory();
-    let text: String = corpus_texts()[0].chars().take(6000).collect();
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().with_layers(2).write(dir.path(), "base.gguf");
+    let text: String = corpus_texts()[0].chars().take(3000).collect();
     let parts: Vec<String> =
-        text.as_bytes().chunks(1500).map(|part| String::from_utf8_lossy(part).into_owned()).collect();
+        text.as_bytes().chunks(750).map(|part| String::from_utf8_lossy(part).into_owned()).collect();
     let write = |name: &str, content: &str| fs_err::write(dir.path().join(name), content).unwrap();
     let lines: Vec<String> = parts.iter().map(|part| json!({ "text": part }).to_string()).collect();
     write("lines.jsonl", &lines.join("\n"));
@@ -84,26 +85,26 @@ fn data_and_binary_files_are_refused_with_a_way_out() {
 #[test]
 fn files_share_the_chunks_and_each_has_its_row() {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new().with_layers(2);
+    let base = Tiny::new().with_layers(1);
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
     base.quantized(GgmlType::Q4_0).write(dir.path(), "q4_0.gguf");
     let texts = corpus_texts();
-    let short: String = texts[2].chars().take(900).collect();
+    let short: String = texts[2].chars().take(200).collect();
     for (name, text) in [("a.txt", &texts[0]), ("b.txt", &texts[1]), ("c.txt", &short)] {
         fs_err::write(dir.path().join(name), text).unwrap();
     }
-    let cut = ["--prompts", "a.txt", "b.txt", "c.txt", "--ctx", "64", "--chunks", "20", "--quiet"];
+    let cut = ["--prompts", "a.txt", "b.txt", "c.txt", "--ctx", "32", "--chunks", "10", "--quiet"];
     let beside = ["--baseline", "base.gguf"];
     let ended = gguf_verify(&[&["q8_0.gguf", "--json"][..], &cut, &beside].concat(), dir.path());
     assert!(ended.code() != 1, "{}", ended.err);
     let report = ended.json();
     let files = report["prompt_files"].as_array().unwrap();
     let chunks: Vec<u64> = files.iter().map(|file| file["chunks"].as_u64().unwrap()).collect();
-    assert!(chunks[2] > 0 && chunks[2] < 6, "the short file has what it has: {chunks:?}");
-    assert_eq!((chunks.iter().sum::<u64>(), chunks[0] - chunks[1] <= 1), (20, true), "{chunks:?}");
+    assert!(chunks[2] > 0 && chunks[2] < 3, "the short file has what it has: {chunks:?}");
+    assert_eq!((chunks.iter().sum::<u64>(), chunks[0] - chunks[1] <= 1), (10, true), "{chunks:?}");
     let tokens = |at: usize| files[at]["perplexity"]["tokens"].as_u64().unwrap();
-    assert_eq!(tokens(0), chunks[0] * 31);
+    assert_eq!(tokens(0), chunks[0] * 15);
     assert_eq!(tokens(0) + tokens(1) + tokens(2), report["perplexity"]["tokens"].as_u64().unwrap());
     // The rows add up to the whole.
     let mean = |key: &dyn Fn(&Json) -> f64| {
@@ -117,7 +118,7 @@ fn files_share_the_chunks_and_each_has_its_row() {
     assert!(files.iter().all(|file| file["kld"]["stderr"].as_f64().unwrap() > 0.0));
     // Each file's figures are those of a run over that file only.
     let chunks_of_b = chunks[1].to_string();
-    let alone = ["q8_0.gguf", "--json", "--prompts", "b.txt", "--ctx", "64", "--chunks", &chunks_of_b];
+    let alone = ["q8_0.gguf", "--json", "--prompts", "b.txt", "--ctx", "32", "--chunks", &chunks_of_b];
     let alone = gguf_verify(&alone, dir.path()).json();
     let (found, expected) = (&files[1]["perplexity"]["value"], &alone["perplexity"]["value"]);
     assert!((found.as_f64().unwrap() / expected.as_f64().unwrap() - 1.0).abs() < 1e-6, "{found} {expected}");
@@ -133,7 +134,7 @@ fn files_share_the_chunks_and_each_has_its_row() {
     assert_eq!(out.lines().filter(is_row).count(), 1, "{out}");
 
     // More files than chunks: both commands name the files without chunks.
-    let few = ["--prompts", "a.txt", "b.txt", "c.txt", "--ctx", "64", "--chunks", "2"];
+    let few = ["--prompts", "a.txt", "b.txt", "c.txt", "--ctx", "32", "--chunks", "2"];
     let out = gguf_verify(&[&["q8_0.gguf"][..], &few].concat(), dir.path()).out;
     let unread = "`c.txt` is not read: `--chunks` leaves none for it";
     assert!(out.contains(unread) && !out.contains("`b.txt` is not read"), "{out}");

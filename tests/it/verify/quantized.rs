@@ -1,8 +1,9 @@
 //! Files made from quantized checkpoints, with the checkpoint as the baseline.
 
 use super::gguf_verify;
-use crate::support::goldens::{Goldens, conformance_tests};
+use crate::support::goldens::{Goldens, tiered_conformance_tests};
 use crate::support::programs::{command, finish};
+use crate::support::tiers::Tier;
 use crate::support::{files, report_cases};
 
 /// Classes with a card.
@@ -12,25 +13,28 @@ const ARCH_CASES: &[&str] = &["gpt_oss", "gpt_oss_mxfp4", "qwen3_moe"];
 /// Case whose weights reach 2^128, so that its outputs are not finite.
 const OVERFLOWING: &str = "mxfp4-gpt-oss-extremes";
 
-conformance_tests!(files_of_quantized_checkpoints_compute_what_the_checkpoint_does);
-fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does(corpus: &Goldens) {
+tiered_conformance_tests!(files_of_quantized_checkpoints_compute_what_the_checkpoint_does);
+fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does(corpus: &Goldens, tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     // Ids below the smallest vocabulary of the cases.
     let ids: Vec<u32> = (0..48).map(|at| at * 7 % 31 + 1).collect();
     let prompt = serde_json::json!({ "tokens": ids }).to_string();
     fs_err::write(dir.path().join("prompts.jsonl"), prompt).unwrap();
 
-    let mut n_cases = 0;
     let index = files::json(corpus.join("prequant/INDEX.json"));
     let quantized = index.as_array().unwrap().iter().filter(|case| case["outcome"] == "ok");
     let quantized = quantized.map(|case| ("prequant", case["case"].as_str().unwrap()));
-    for (part, name) in quantized.chain(ARCH_CASES.iter().map(|name| ("arch", *name))) {
-        let Some(case) = corpus.find(format!("{part}/{name}")) else { continue };
-        let class = files::json(case.join("hf/config.json"))["architectures"][0].as_str().unwrap().to_owned();
-        if !CLASSES.contains(&class.as_str()) || name == OVERFLOWING {
-            continue;
-        }
-        let hf = case.join("hf").to_string_lossy().into_owned();
+    let all = quantized.chain(ARCH_CASES.iter().map(|name| ("arch", *name)));
+    let known = all.filter(|&(_, name)| name != OVERFLOWING).filter_map(|(part, name)| {
+        let hf = corpus.find(format!("{part}/{name}"))?.join("hf");
+        let config = files::json(hf.join("config.json"));
+        let is_known = CLASSES.contains(&config["architectures"][0].as_str().unwrap());
+        is_known.then(|| (name, hf.to_string_lossy().into_owned()))
+    });
+    // Every day a choice that has experts.
+    let cases = tier.some(16, known);
+    let n_cases = cases.len();
+    for (name, hf) in cases {
         for ty in ["native", "f32"] {
             let mut convert = command("gguf-convert", dir.path());
             convert.args(["hf2gguf", &hf, "--no-tokenizer", "--quiet", "--no-sync"]);
@@ -48,7 +52,6 @@ fn files_of_quantized_checkpoints_compute_what_the_checkpoint_does(corpus: &Gold
             let mean = file["kld"]["mean"].as_f64().unwrap_or_else(|| panic!("{name}: {file:#}"));
             assert!(mean.abs() < 1e-6, "{name}: {} diverges by {mean}", file["file"]);
         }
-        n_cases += 1;
     }
     report_cases("verify: quantized checkpoints as baselines", n_cases);
 }

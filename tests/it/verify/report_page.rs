@@ -5,9 +5,9 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::gguf_verify;
-use super::tiny::Tiny;
 use crate::support::fixture;
 use crate::support::programs::{self, Outcome};
+use crate::testkit::tiny::Tiny;
 use gguf_foundry::core::GgmlType;
 
 /// Directory with a baseline, two files made of it, a truncated file, and prompts.

@@ -7,9 +7,10 @@ use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::verify::{Model, Position, Recall, Verification, verify};
 
-use super::tiny::{self, Tiny};
 use super::{corpus, gguf_verify, llama, model, options};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{fixture, programs};
+use crate::testkit::tiny::{self, Tiny};
 
 #[test]
 fn a_long_chunk_gives_the_logits_of_a_short_one_whatever_the_threads() {
@@ -45,15 +46,23 @@ impl Progress for Work {
     }
 }
 
-#[test]
-fn a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same() {
+two_tiers!(a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same);
+
+/// Every day with short chunks, on one thread, whose buffers leave little memory for groups.
+fn a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same(tier: Tier) {
+    let (n_ctx, n_chunks, little) = tier.of((64, 8, 12 << 20), (256, 24, 40 << 20));
+    let engine = |memory_bytes| {
+        let plain = EngineOptions { memory_bytes, ..EngineOptions::default() };
+        EngineOptions { n_threads: tier.of(1, plain.n_threads), ..plain }
+    };
     let base = Tiny::new().with_layers(2);
     let features = llama();
     let models = [base.quantized(GgmlType::Q8_0), base.quantized(GgmlType::Q4_0)];
     let figures = |recall: Option<&Recall>, memory_bytes| {
         let baseline = Model { recall, ..model(&base, &features) };
-        let mut options = options(Some(24));
-        options.engine.memory_bytes = memory_bytes;
+        let mut options = options(Some(n_chunks));
+        options.scoring.n_ctx = n_ctx;
+        options.engine = engine(memory_bytes);
         let work = Work::default();
         let run = |tiny: &Tiny| {
             let Verification { positions, .. } =
@@ -68,11 +77,11 @@ fn a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same() {
         (figures, work.bytes.into_inner().unwrap())
     };
     // All chunks together, and in groups.
-    for (memory_bytes, is_one) in [(1 << 30, true), (40 << 20, false)] {
+    for (memory_bytes, is_one) in [(1 << 30, true), (little, false)] {
         let plan = GraphPlan::new(&features, &base.metadata, base.tensors.tensors()).unwrap();
-        let options = EngineOptions { memory_bytes, ..EngineOptions::default() };
-        let both = Engine::new(plan, &base.tensors, options).unwrap().group_tokens(256).unwrap() / 2;
-        assert_eq!(both >= 24 * 256, is_one, "{both} tokens");
+        let engine = Engine::new(plan, &base.tensors, engine(memory_bytes)).unwrap();
+        let both = engine.group_tokens(n_ctx).unwrap() / 2;
+        assert_eq!(both >= n_chunks * n_ctx, is_one, "{both} tokens");
 
         let (expected, without) = figures(None, memory_bytes);
         let (found, with) = figures(Some(&Recall::default()), memory_bytes);
@@ -87,11 +96,11 @@ fn a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same() {
 #[test]
 fn locked_files_give_the_same_figures_and_directories_are_refused() {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new();
+    let base = Tiny::new().with_layers(1);
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
-    let args = ["q8_0.gguf", "--baseline", "base.gguf", "--ctx", "256", "--chunks", "2", "--json"];
+    let args = ["q8_0.gguf", "--baseline", "base.gguf", "--ctx", "64", "--chunks", "2", "--json"];
     let args = [&args[..], &["--prompts", prompts.to_str().unwrap()]].concat();
     let figures = |args: &[&str]| {
         let report = gguf_verify(args, dir.path()).json();

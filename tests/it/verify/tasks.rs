@@ -4,8 +4,9 @@ use gguf_foundry::core::GgmlType;
 use serde_json::Value;
 
 use super::gguf_verify;
-use super::tiny::{self, Tiny};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture, report_cases};
+use crate::testkit::tiny::{self, Tiny};
 
 const FILES: [(&str, &str); 3] = [
     ("hellaswag", "hellaswag.txt"),
@@ -17,13 +18,15 @@ fn path(name: &str) -> String {
     fixture(&format!("tasks/{name}")).to_str().unwrap().to_owned()
 }
 
-#[test]
-fn every_task_is_answered_as_llama_perplexity_answers_it() {
+two_tiers!(every_task_is_answered_as_llama_perplexity_answers_it);
+
+/// Every day ten of the tasks.
+fn every_task_is_answered_as_llama_perplexity_answers_it(tier: Tier) {
     let dir = tiny::directory();
     let peer = files::json(path("peer.json"));
     let mut n_cases = 0;
     for (kind, file) in FILES {
-        for n_tasks in ["0", "10"] {
+        for n_tasks in tier.some(2, ["10", "0"]) {
             let (option, file) = (format!("--{kind}"), path(file));
             let mut args = vec!["base.gguf", &option, &file, "--json"];
             if n_tasks != "0" {

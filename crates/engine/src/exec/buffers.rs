@@ -9,6 +9,7 @@ use std::sync::{Mutex, MutexGuard};
 use rayon::prelude::*;
 
 use crate::EngineError;
+use crate::exec::workers::Tasks;
 use gguf_core::spill::SpilledFloats;
 use gguf_core::sync::Unpoisoned;
 
@@ -157,7 +158,7 @@ impl BufferPool {
     pub fn copy(&self, x: &[f32]) -> Buffer {
         let mut buffer = self.take(x.len());
         let parts = buffer.par_chunks_mut(1 << 16).zip(x.par_chunks(1 << 16));
-        parts.for_each(|(buffer, x)| buffer.copy_from_slice(x));
+        parts.run(&|(buffer, x)| buffer.copy_from_slice(x));
         buffer
     }
 

@@ -6,6 +6,7 @@ use crate::exec::gram::BLOCK_ROWS;
 use crate::exec::matmul::{TileGrid, multiply_transposed_add};
 use crate::exec::panel::cuts;
 use crate::exec::strips::{STRIP, Strips};
+use crate::exec::workers::Tasks;
 
 /// Adds `AᵀB` to `sums`, on the threads of the current rayon pool.
 ///
@@ -22,7 +23,7 @@ pub fn add_cross(sums: &mut [f32], a: &Strips, b: &Strips) {
     assert_eq!(a.n_rows(), b.n_rows(), "rows of both inputs");
     let n_across = b.n_strips();
     let grid = TileGrid::new(sums, b.n_cols(), cuts(a.n_cols(), STRIP), cuts(b.n_cols(), STRIP));
-    (0..a.n_strips() * n_across).into_par_iter().for_each(|task| {
+    (0..a.n_strips() * n_across).into_par_iter().run(&|task| {
         let (down, across) = (task / n_across, task % n_across);
         let mut out = grid.take(down, across);
         let (left, right) = (a.strip(down), b.strip(across));

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 use crate::exec::matmul::{TileGrid, multiply_transposed_add};
 use crate::exec::panel::cuts;
 use crate::exec::strips::{STRIP, Strips};
+use crate::exec::workers::Tasks;
 
 /// Number of rows that are summed at once. Few enough to be one block of every kernel's inner dimension, so that an
 /// element is a sum over each such block, and these sums are added in their order.
@@ -99,7 +100,7 @@ impl Gram {
             tasks.extend((0..columns.len() - 1).map(|tile| (grids.len(), tile)));
             grids.push(TileGrid::new(panel, width, vec![0, height], columns));
         }
-        tasks.into_par_iter().for_each(|(panel, tile)| {
+        tasks.into_par_iter().run(&|(panel, tile)| {
             let mut out = grids[panel].take(0, tile);
             let (left, right) = (x.strip(panel), x.strip(panel + tile));
             for start in (0..n_rows).step_by(BLOCK_ROWS) {

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 use crate::exec::gram::{BLOCK_ROWS, Gram, ROWS};
 use crate::exec::matmul::{TileGrid, multiply_transposed_add};
 use crate::exec::strips::{STRIP, Strips};
+use crate::exec::workers::Tasks;
 use gguf_core::exact::{rounded, two_sum};
 
 /// Number of elements that are added before checking for rounding errors.
@@ -140,7 +141,7 @@ impl GramSum {
             let strips = &strips;
             self.pieces()
                 .into_par_iter()
-                .for_each_init(Vec::new, |products, (tile, sums)| tile.add_strips(sums, strips, products));
+                .run_with_scratch(&|products, (tile, sums)| tile.add_strips(sums, strips, products));
         }
     }
 
@@ -150,7 +151,7 @@ impl GramSum {
     /// If the numbers of columns differ.
     pub fn add(&mut self, other: &Self) {
         assert_eq!(self.n_cols, other.n_cols, "columns of sums that are added");
-        self.pieces().into_par_iter().zip(&other.tiles).for_each(|((tile, sums), other_tile)| {
+        self.pieces().into_par_iter().zip(&other.tiles).run(&|((tile, sums), other_tile)| {
             for (at, (sum, &more)) in sums.iter_mut().zip(&other.sums[other_tile.start..]).enumerate() {
                 add_one(sum, &mut tile.rests, at, more);
             }

@@ -9,6 +9,7 @@ use crate::exec::matmul::MatrixView;
 use crate::exec::matmul::integer::{PanelLayout, RoundedRows, RoundedView};
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, WeightReader};
+use crate::exec::workers::Tasks;
 
 /// Rows of activations, and the same rounded if a matrix of the call is multiplied in integers.
 #[derive(Clone, Copy)]
@@ -57,7 +58,7 @@ impl Context<'_> {
         let mut rounded = self.integers.take_rounded();
         let parts = rounded.parts(x.len() / n_cols.max(1), n_cols);
         self.workers.install(|| {
-            parts.into_par_iter().for_each(|part| {
+            parts.into_par_iter().run(&|part| {
                 self.clock.time(WorkKind::Product, || part.round(self.weights.level, x));
             });
         });

@@ -8,6 +8,7 @@ use crate::exec::math::{self, AffineMap};
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{LoadedNorm, Norm, NormFormula};
 use crate::exec::workers::ROWS_PER_TASK;
+use crate::exec::workers::Tasks;
 use gguf_core::simd::SimdLevel;
 
 impl LoadedNorm {
@@ -68,7 +69,7 @@ impl Context<'_> {
         let level = self.weights.level;
         self.workers.install(|| {
             let tasks = out.par_chunks_mut(ROWS_PER_TASK * n_cols).zip(x.par_chunks(ROWS_PER_TASK * n_cols));
-            tasks.for_each(|(out, x)| {
+            tasks.run(&|(out, x)| {
                 self.clock.time(WorkKind::Norm, || {
                     for (out, x) in out.chunks_mut(n_cols).zip(x.chunks(n_cols)) {
                         norm.row(level, x, out);
@@ -82,7 +83,7 @@ impl Context<'_> {
     pub(crate) fn restart(&self, x: &mut [f32], y: &[f32], scale: f32) {
         self.workers.install(|| {
             let tasks = x.par_chunks_mut(1 << 14).zip(y.par_chunks(1 << 14));
-            tasks.for_each(|(x, y)| x.iter_mut().zip(y).for_each(|(x, y)| *x = scale * y));
+            tasks.run(&|(x, y)| x.iter_mut().zip(y).for_each(|(x, y)| *x = scale * y));
         });
     }
 
@@ -136,7 +137,7 @@ impl Context<'_> {
         let level = self.weights.level;
         let width = n_cols / n_parts.max(1);
         self.workers.install(|| {
-            x.par_chunks_mut(ROWS_PER_TASK * n_cols).for_each_init(Vec::new, |scratch, rows| {
+            x.par_chunks_mut(ROWS_PER_TASK * n_cols).run_with_scratch(&|scratch, rows| {
                 self.clock.time(WorkKind::Norm, || {
                     for row in rows.chunks_mut(n_cols) {
                         row.chunks_mut(width)

@@ -7,6 +7,7 @@ use crate::exec::math;
 use crate::exec::scalar::{self, softplus};
 use crate::exec::timings::WorkKind;
 use crate::exec::workers::ROWS_PER_TASK;
+use crate::exec::workers::Tasks;
 use gguf_core::simd::{SimdLevel, VectorLoop};
 
 /// Function of one value.
@@ -84,7 +85,7 @@ impl Context<'_> {
         }
         let (level, n_cols) = (self.weights.level, n_cols.max(1));
         self.workers.install(|| {
-            x.par_chunks_mut(ROWS_PER_TASK * n_cols).for_each(|rows| {
+            x.par_chunks_mut(ROWS_PER_TASK * n_cols).run(&|rows| {
                 self.clock.time(WorkKind::Activation, || {
                     rows.chunks_mut(n_cols).for_each(|row| map(level, function, bias, row));
                 });
@@ -103,7 +104,7 @@ impl Context<'_> {
     ) {
         self.workers.install(|| {
             let rows = out.par_chunks_mut(ROWS_PER_TASK * n_out).zip(x.par_chunks(ROWS_PER_TASK * n_x));
-            rows.for_each(|(out, x)| {
+            rows.run(&|(out, x)| {
                 self.clock.time(WorkKind::Activation, || {
                     out.chunks_mut(n_out).zip(x.chunks(n_x)).for_each(|(out, x)| task(out, x));
                 });
@@ -115,7 +116,7 @@ impl Context<'_> {
     pub(crate) fn scale_rows(&self, x: &mut [f32], factor: f32) {
         let level = self.weights.level;
         self.workers.install(|| {
-            x.par_chunks_mut(1 << 14).for_each(|x| math::scale_and_cap(level, x, factor, None));
+            x.par_chunks_mut(1 << 14).run(&|x| math::scale_and_cap(level, x, factor, None));
         });
     }
 }

@@ -7,6 +7,7 @@ use rayon::prelude::*;
 
 use crate::exec::matmul::{MatrixView, TileGrid, multiply_add};
 use crate::exec::panel::cuts;
+use crate::exec::workers::Tasks;
 
 /// Number of columns of a strip: a multiple of every kernel's height.
 pub(crate) const STRIP: usize = 192;
@@ -50,10 +51,10 @@ impl Strips {
         if self.values.is_empty() {
             return;
         }
-        self.values.par_chunks_mut(n_rows * STRIP).enumerate().for_each(|(strip, values)| {
+        self.values.par_chunks_mut(n_rows * STRIP).enumerate().run(&|(strip, values)| {
             let columns = strip * STRIP..n_cols.min((strip + 1) * STRIP);
             let n = columns.len();
-            values.par_chunks_mut(TASK_ROWS * n).enumerate().for_each(|(task, values)| {
+            values.par_chunks_mut(TASK_ROWS * n).enumerate().run(&|(task, values)| {
                 for (row, out) in values.chunks_mut(n).enumerate() {
                     write(task * TASK_ROWS + row, columns.clone(), out);
                 }
@@ -101,11 +102,11 @@ impl Strips {
         if self.values.is_empty() {
             return;
         }
-        self.values.par_chunks_mut(n_rows * STRIP).enumerate().for_each(|(strip, values)| {
+        self.values.par_chunks_mut(n_rows * STRIP).enumerate().run(&|(strip, values)| {
             let n = values.len() / n_rows;
             let blocks = cuts(n_rows, TASK_ROWS);
             let grid = TileGrid::new(values, n, blocks.clone(), vec![0, n]);
-            (0..blocks.len() - 1).into_par_iter().for_each(|block| {
+            (0..blocks.len() - 1).into_par_iter().run(&|block| {
                 let mut out = grid.take(block, 0);
                 let mut first = 0;
                 for left in 0..a.n_strips() {

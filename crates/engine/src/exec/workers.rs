@@ -3,6 +3,8 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use rayon::iter::ParallelIterator;
+
 use crate::EngineError;
 use gguf_core::sync::Unpoisoned;
 
@@ -67,6 +69,15 @@ impl Workers {
         n_tasks: usize,
         task: impl Fn(&mut WorkerBuffers, usize) -> Result<(), EngineError> + Sync,
     ) -> Result<(), EngineError> {
+        self.each_of(n_tasks, &task)
+    }
+
+    /// [`Workers::each`], compiled once for all tasks.
+    fn each_of(
+        &self,
+        n_tasks: usize,
+        task: &(dyn Fn(&mut WorkerBuffers, usize) -> Result<(), EngineError> + Sync),
+    ) -> Result<(), EngineError> {
         let next = AtomicUsize::new(0);
         let failed: Mutex<Option<(usize, EngineError)>> = Mutex::new(None);
         self.pool.broadcast(|context| {
@@ -94,9 +105,30 @@ impl Workers {
 
     /// Runs `work` with rayon's parallel iterators on the pool's threads.
     pub(crate) fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        self.pool.install(work)
+        let (mut work, mut result) = (Some(work), None);
+        let mut once = || result = work.take().map(|work| work());
+        // rayon is compiled once for this type, not for each caller.
+        let once: &mut (dyn FnMut() + Send) = &mut once;
+        self.pool.install(once);
+        result.expect("the work has run")
     }
 }
+
+/// Ends of rayon's iterators for which rayon is compiled once for each kind of iterator, not for each closure: a third of
+/// this crate's machine code would be copies of it.
+pub(crate) trait Tasks: ParallelIterator {
+    /// Does `for_each`.
+    fn run(self, task: &(dyn Fn(Self::Item) + Sync)) {
+        self.for_each(task);
+    }
+
+    /// Does `for_each` with a buffer for each piece of the work.
+    fn run_with_scratch(self, task: &(dyn Fn(&mut Vec<f32>, Self::Item) + Sync)) {
+        self.for_each_init(Vec::new, task);
+    }
+}
+
+impl<I: ParallelIterator> Tasks for I {}
 
 #[cfg(test)]
 mod tests {

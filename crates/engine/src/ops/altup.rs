@@ -11,6 +11,7 @@ use crate::exec::math;
 use crate::exec::product::Product;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm, Vector};
+use crate::exec::workers::Tasks;
 use crate::ops::model_extra::ModelExtraOp;
 use crate::resolve::resolver::Resolver;
 use gguf_arch::graph::Extra;
@@ -189,7 +190,7 @@ pub(crate) fn each_token(
     work: impl Fn(usize, &mut [f32]) + Sync,
 ) {
     cx.workers.install(|| {
-        x.par_chunks_mut(TOKENS_PER_TASK * width).enumerate().for_each(|(task, rows)| {
+        x.par_chunks_mut(TOKENS_PER_TASK * width).enumerate().run(&|(task, rows)| {
             cx.clock.time(WorkKind::Norm, || {
                 for (at, row) in rows.chunks_mut(width).enumerate() {
                     work(task * TOKENS_PER_TASK + at, row);

@@ -14,6 +14,7 @@ use crate::exec::product::Product;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{LoadedNorm, Matrix, Norm, Vector};
 use crate::exec::workers::ROWS_PER_TASK;
+use crate::exec::workers::Tasks;
 use crate::ops::attention::heads::{AttentionHeads, HeadKv, Queries, ScoreParams};
 use crate::ops::attention::kv_cache::cache_step;
 use crate::ops::gated_q::{apply_gates, take_gates};
@@ -198,7 +199,7 @@ impl MixerOp for Attention {
         let gates = self.has_gated_queries().then(|| take_gates(cx, self.n_heads, self.dk, &mut q));
         if let Some(c) = self.clamp {
             cx.workers.install(|| {
-                [&mut q, &mut k, &mut v].into_par_iter().for_each(|values| {
+                [&mut q, &mut k, &mut v].into_par_iter().run(&|values| {
                     for x in values.iter_mut() {
                         *x = x.clamp(-c, c);
                     }
@@ -313,7 +314,7 @@ pub(crate) fn norm_and_rotate(
     };
     cx.workers.install(|| {
         let tasks = values.par_chunks_mut(ROWS_PER_TASK * width).zip(places.par_chunks(ROWS_PER_TASK));
-        tasks.for_each_init(Vec::new, |scratch, (rows, places)| {
+        tasks.run_with_scratch(&|scratch, (rows, places)| {
             cx.clock.time(WorkKind::Rotate, || {
                 rows.chunks_mut(width).zip(places).for_each(|(row, at)| apply(row, at, scratch));
             });

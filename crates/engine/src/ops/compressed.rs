@@ -17,6 +17,7 @@ use crate::exec::rope::PairLayout;
 use crate::exec::scalar;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm, Vector};
+use crate::exec::workers::Tasks;
 use crate::exec::workers::{ROWS_PER_TASK, lend};
 use crate::ops::compressed;
 use crate::ops::kept::{Kept, Reach};
@@ -180,7 +181,7 @@ fn rotate_ends(
     let pairs = cx.ropes.pairs(a.rope);
     cx.workers.install(|| {
         let tasks = x.par_chunks_mut(ROWS_PER_TASK * n_cols).zip(places.par_chunks(ROWS_PER_TASK));
-        tasks.for_each(|(rows, places)| {
+        tasks.run(&|(rows, places)| {
             cx.clock.time(WorkKind::Rotate, || {
                 for (row, place) in rows.chunks_mut(n_cols).zip(places) {
                     let table = cx.ropes.table(a.rope, place.chunk_len as usize);
@@ -227,7 +228,7 @@ fn compress(
     }
     let mut values = cx.take(places.len() * dim);
     cx.workers.install(|| {
-        values.par_chunks_mut(dim).zip(&firsts).for_each(|(out, &(first, has_before))| {
+        values.par_chunks_mut(dim).zip(&firsts).run(&|(out, &(first, has_before))| {
             cx.clock.time(WorkKind::Activation, || {
                 let tokens =
                     if has_before { first - c.ratio..first + c.ratio } else { first..first + c.ratio };

@@ -9,6 +9,7 @@ use crate::exec::math;
 use crate::exec::product::Product;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm};
+use crate::exec::workers::Tasks;
 use crate::resolve::activation::{FfnPart, LayerActivation};
 use crate::resolve::resolver::Resolver;
 use gguf_core::simd::SimdLevel;
@@ -89,7 +90,7 @@ impl SparseGate<'_> {
         let products = vec![Product::plain(up, inner), Product::plain(self.matrix, &mut gates)];
         cx.products(x, n_tokens, products)?;
         cx.workers.install(|| {
-            inner.par_chunks_mut(width).zip(gates.par_chunks_mut(width)).for_each(|(inner, gate)| {
+            inner.par_chunks_mut(width).zip(gates.par_chunks_mut(width)).run(&|(inner, gate)| {
                 cx.clock.time(WorkKind::Activation, || {
                     gaussian_top(level, gate, self.deviations);
                     math::gated(level, self.act, gate, inner);

@@ -6,6 +6,7 @@ use crate::EngineError;
 use crate::exec::context::Context;
 use crate::exec::math;
 use crate::exec::timings::WorkKind;
+use crate::exec::workers::Tasks;
 use crate::ops::dense::Dense;
 use gguf_arch::graph::Weigh;
 
@@ -60,7 +61,7 @@ pub(crate) fn add_expert(
     let mut rows = cx.take(choices.len() * n_embd);
     cx.workers.install(|| {
         let tasks = rows.par_chunks_mut(TOKENS_PER_TASK * n_embd);
-        tasks.zip(choices.par_chunks(TOKENS_PER_TASK)).for_each(|(rows, choices)| {
+        tasks.zip(choices.par_chunks(TOKENS_PER_TASK)).run(&|(rows, choices)| {
             cx.clock.time(WorkKind::Route, || {
                 for (row, choice) in rows.chunks_mut(n_embd).zip(choices) {
                     row.copy_from_slice(&x[choice.token as usize * n_embd..][..n_embd]);
@@ -74,7 +75,7 @@ pub(crate) fn add_expert(
     expert.run(cx, &rows, choices.len(), &mut results)?;
     cx.workers.install(|| {
         // Choices ascend by token: each task owns some tokens and finds their choices.
-        out.par_chunks_mut(TOKENS_PER_TASK * n_embd).enumerate().for_each(|(task, out)| {
+        out.par_chunks_mut(TOKENS_PER_TASK * n_embd).enumerate().run(&|(task, out)| {
             let tokens = task * TOKENS_PER_TASK..task * TOKENS_PER_TASK + out.len() / n_embd;
             let at = |token: usize| choices.partition_point(|c| (c.token as usize) < token);
             let own = at(tokens.start)..at(tokens.end);

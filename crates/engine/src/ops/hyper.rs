@@ -11,6 +11,7 @@ use crate::exec::product::Product;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm, Vector};
 use crate::exec::workers::ROWS_PER_TASK;
+use crate::exec::workers::Tasks;
 use crate::exec::{math, scalar};
 use crate::ops::model_extra::ModelExtraOp;
 use crate::ops::ngrams::Ngrams;
@@ -211,7 +212,7 @@ impl WeighedStreams {
         let n = width / n_embd;
         cx.workers.install(|| {
             let tasks = out.par_chunks_mut(ROWS_PER_TASK * n_embd).zip(x.par_chunks(ROWS_PER_TASK * width));
-            tasks.zip(weights.par_chunks_mut(ROWS_PER_TASK * n_weights)).for_each(|((out, x), weights)| {
+            tasks.zip(weights.par_chunks_mut(ROWS_PER_TASK * n_weights)).run(&|((out, x), weights)| {
                 cx.clock.time(WorkKind::Norm, || {
                     let rows = out.chunks_mut(n_embd).zip(x.chunks(width)).zip(weights.chunks_mut(n_weights));
                     for ((out, x), weights) in rows {
@@ -262,7 +263,7 @@ impl GatedStreams {
         cx.workers.install(|| {
             let tasks =
                 normed.par_chunks_mut(ROWS_PER_TASK * width).zip(gates.par_chunks(ROWS_PER_TASK * width));
-            tasks.zip(out.par_chunks_mut(ROWS_PER_TASK * n_embd)).for_each(|((x, gates), out)| {
+            tasks.zip(out.par_chunks_mut(ROWS_PER_TASK * n_embd)).run(&|((x, gates), out)| {
                 cx.clock.time(WorkKind::Activation, || {
                     math::times_sigmoid(level, x, gates);
                     for (out, x) in out.chunks_mut(n_embd).zip(x.chunks(width)) {
@@ -289,24 +290,24 @@ impl Connection {
         cx.workers.install(|| {
             let tasks =
                 x.par_chunks_mut(ROWS_PER_TASK * width).zip(branch.par_chunks(ROWS_PER_TASK * n_embd));
-            tasks.zip(weights.par_chunks(ROWS_PER_TASK * n_weights)).for_each_init(
-                Vec::new,
-                |scratch, ((x, branch), weights)| {
-                    cx.clock.time(WorkKind::Activation, || {
-                        let rows =
-                            x.chunks_mut(width).zip(branch.chunks(n_embd)).zip(weights.chunks(n_weights));
-                        for ((x, branch), weights) in rows {
-                            let (own, matrix) = weights[first..].split_at(n);
-                            if matches!(write, StreamsWrite::Mix { .. }) {
-                                mix(level, x, matrix, n, scratch);
-                            }
-                            for (stream, &weight) in x.chunks_mut(n_embd).zip(own) {
-                                math::add_scaled(level, stream, branch, weight);
-                            }
+            tasks.zip(weights.par_chunks(ROWS_PER_TASK * n_weights)).run_with_scratch(&|scratch,
+                                                                                        (
+                (x, branch),
+                weights,
+            )| {
+                cx.clock.time(WorkKind::Activation, || {
+                    let rows = x.chunks_mut(width).zip(branch.chunks(n_embd)).zip(weights.chunks(n_weights));
+                    for ((x, branch), weights) in rows {
+                        let (own, matrix) = weights[first..].split_at(n);
+                        if matches!(write, StreamsWrite::Mix { .. }) {
+                            mix(level, x, matrix, n, scratch);
                         }
-                    });
-                },
-            );
+                        for (stream, &weight) in x.chunks_mut(n_embd).zip(own) {
+                            math::add_scaled(level, stream, branch, weight);
+                        }
+                    }
+                });
+            });
         });
     }
 }

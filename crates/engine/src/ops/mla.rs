@@ -14,6 +14,7 @@ use crate::exec::panel::cuts;
 use crate::exec::product::Product;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::exec::workers::Tasks;
 use crate::exec::workers::{ROWS_PER_TASK, lend};
 use crate::ops::attention::heads::ScoreParams;
 use crate::ops::attention::{self, Projected, Temperature, mix};
@@ -241,7 +242,7 @@ fn latent_queries(cx: &Context<'_>, a: &Mla, batch: &ChunkBatch, x: &[f32]) -> R
     let width = a.q.n_rows;
     cx.workers.install(|| {
         let tasks = q.par_chunks_mut(ROWS_PER_TASK * width).zip(places.par_chunks(ROWS_PER_TASK));
-        tasks.for_each(|(rows, places)| {
+        tasks.run(&|(rows, places)| {
             cx.clock.time(WorkKind::Rotate, || {
                 for (row, place) in rows.chunks_mut(width).zip(places) {
                     row.chunks_mut(a.dk).for_each(|head| rotate_shared(cx, a, &mut head[a.n_own()..], place));
@@ -277,22 +278,19 @@ fn part_latent(
     cx.workers.install(|| {
         let tasks =
             kv.par_chunks_mut(ROWS_PER_TASK * width).zip(latent.par_chunks_mut(ROWS_PER_TASK * a.rank));
-        tasks.zip(places.par_chunks(ROWS_PER_TASK)).for_each_init(
-            Vec::new,
-            |scratch, ((kv, latent), places)| {
-                cx.clock.time(WorkKind::Norm, || {
-                    let rows = kv.chunks_mut(width).zip(latent.chunks_mut(a.rank)).zip(places);
-                    for ((row, latent), place) in rows {
-                        let (short, shared) = row.split_at_mut(a.rank);
-                        norm.row(cx.weights.level, short, latent);
-                        if let Some(norm) = &shared_norm {
-                            attention::whole_row(norm, cx.weights.level, shared, scratch);
-                        }
-                        rotate_shared(cx, a, shared, place);
+        tasks.zip(places.par_chunks(ROWS_PER_TASK)).run_with_scratch(&|scratch, ((kv, latent), places)| {
+            cx.clock.time(WorkKind::Norm, || {
+                let rows = kv.chunks_mut(width).zip(latent.chunks_mut(a.rank)).zip(places);
+                for ((row, latent), place) in rows {
+                    let (short, shared) = row.split_at_mut(a.rank);
+                    norm.row(cx.weights.level, short, latent);
+                    if let Some(norm) = &shared_norm {
+                        attention::whole_row(norm, cx.weights.level, shared, scratch);
                     }
-                });
-            },
-        );
+                    rotate_shared(cx, a, shared, place);
+                }
+            });
+        });
     });
     Ok(())
 }
@@ -302,7 +300,7 @@ fn part_joint(cx: &Context<'_>, a: &Mla, both: &[f32], k: &mut [f32], v: &mut [f
     let (width, n_own) = (a.n_heads * (a.n_own() + a.dv), a.n_own());
     cx.workers.install(|| {
         let tasks = k.par_chunks_mut(a.n_heads * a.dk).zip(v.par_chunks_mut(a.n_heads * a.dv));
-        tasks.zip(both.par_chunks(width)).for_each(|((k, v), both)| {
+        tasks.zip(both.par_chunks(width)).run(&|((k, v), both)| {
             let heads = k.chunks_mut(a.dk).zip(v.chunks_mut(a.dv)).zip(both.chunks(n_own + a.dv));
             for ((k, v), both) in heads {
                 k[..n_own].copy_from_slice(&both[..n_own]);
@@ -317,7 +315,7 @@ fn append_shared(cx: &Context<'_>, a: &Mla, kv: &[f32], k: &mut [f32]) {
     let n_own = a.n_own();
     cx.workers.install(|| {
         let tasks = k.par_chunks_mut(a.n_heads * a.dk).zip(kv.par_chunks(a.rank + a.n_shared));
-        tasks.for_each(|(k, kv)| {
+        tasks.run(&|(k, kv)| {
             k.chunks_mut(a.dk).for_each(|head| head[n_own..].copy_from_slice(&kv[a.rank..]));
         });
     });

@@ -11,6 +11,7 @@ use crate::exec::scalar;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm, Vector};
 use crate::exec::workers::ROWS_PER_TASK;
+use crate::exec::workers::Tasks;
 use crate::ops::scan::transposed;
 use crate::resolve::resolver::Resolver;
 
@@ -72,7 +73,7 @@ impl Ngrams {
         cx.norm_parts(&cx.weights.norm(&self.query_norm)?, &mut query, width, n_streams);
         cx.workers.install(|| {
             let rows = added.par_chunks_mut(n_embd).zip(query.par_chunks(n_embd)).enumerate();
-            rows.for_each(|(at, (key, query))| {
+            rows.run(&|(at, (key, query))| {
                 cx.clock.time(WorkKind::Activation, || {
                     let dot: f64 = key.iter().zip(query).map(|(k, q)| f64::from(*k) * f64::from(*q)).sum();
                     let gate = gate((dot / (n_embd as f64).sqrt()) as f32);
@@ -87,7 +88,7 @@ impl Ngrams {
         let taps = transposed(&cx.weights.vector(&self.conv)?, self.n_taps);
         cx.workers.install(|| {
             let rows = x.par_chunks_mut(ROWS_PER_TASK * width).zip(added.par_chunks(ROWS_PER_TASK * width));
-            rows.enumerate().for_each_init(Vec::new, |sum, (task, (x, added))| {
+            rows.enumerate().run_with_scratch(&|sum, (task, (x, added))| {
                 cx.clock.time(WorkKind::Activation, || {
                     let rows = x.chunks_mut(width).zip(added.chunks(width)).enumerate();
                     for (row, (x, added)) in rows {

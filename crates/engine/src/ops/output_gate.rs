@@ -10,6 +10,7 @@ use crate::exec::product::Product;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::Matrix;
 use crate::exec::workers::ROWS_PER_TASK;
+use crate::exec::workers::Tasks;
 use crate::resolve::resolver::Resolver;
 use gguf_arch::graph::AttnGate;
 
@@ -38,7 +39,7 @@ impl OutputGate {
         cx.products(x, n_tokens, vec![Product::plain(&self.matrix, &mut gates)])?;
         cx.workers.install(|| {
             let tasks = context.par_chunks_mut(ROWS_PER_TASK * n_cols);
-            tasks.zip(gates.par_chunks_mut(ROWS_PER_TASK * width)).for_each(|(context, gates)| {
+            tasks.zip(gates.par_chunks_mut(ROWS_PER_TASK * width)).run(&|(context, gates)| {
                 cx.clock.time(WorkKind::Activation, || {
                     math::gate(level, self.function, gates);
                     scale_parts(context, gates, n_cols / width);

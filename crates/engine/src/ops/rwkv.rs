@@ -10,6 +10,7 @@ use crate::exec::past::move_on;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::exec::workers::ROWS_PER_TASK;
+use crate::exec::workers::Tasks;
 use crate::ops::columns::{TOKENS, state_floats};
 use crate::ops::scan::ScanShape;
 use crate::resolve::resolver::Resolver;
@@ -38,7 +39,7 @@ pub(crate) fn shifted(cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], n_cols: u
         }
     };
     cx.workers.install(|| {
-        out.par_chunks_mut(ROWS_PER_TASK * n_cols).enumerate().for_each(|(task, rows)| {
+        out.par_chunks_mut(ROWS_PER_TASK * n_cols).enumerate().run(&|(task, rows)| {
             cx.clock.time(WorkKind::Activation, || {
                 for (at, row) in rows.chunks_mut(n_cols).enumerate() {
                     shift(task * ROWS_PER_TASK + at, row);
@@ -65,7 +66,7 @@ pub(crate) fn lerp(
     let mut out = cx.take(x.len());
     cx.workers.install(|| {
         let tasks = out.par_chunks_mut(ROWS_PER_TASK * n).zip(x.par_chunks(ROWS_PER_TASK * n));
-        tasks.zip(shifted.par_chunks(ROWS_PER_TASK * n)).for_each(|((out, x), shifted)| {
+        tasks.zip(shifted.par_chunks(ROWS_PER_TASK * n)).run(&|((out, x), shifted)| {
             cx.clock.time(WorkKind::Activation, || {
                 for ((out, x), shifted) in out.chunks_mut(n).zip(x.chunks(n)).zip(shifted.chunks(n)) {
                     let values = out.iter_mut().zip(x).zip(shifted).zip(&weight);

@@ -12,6 +12,7 @@ use crate::exec::matmul::MatrixView;
 use crate::exec::product::Product;
 use crate::exec::rowwise::ValueFunction;
 use crate::exec::weights::{Matrix, Norm, Vector};
+use crate::exec::workers::Tasks;
 use crate::ops::columns::{HeadState, ReplaceRule, TOKENS, column_view, token_blocks};
 use crate::ops::kept::Kept;
 use crate::ops::low_rank::LowRank;
@@ -151,7 +152,7 @@ fn rwkv7_inputs(
             let first = batch.carried.get().map_or(&[][..], Vec::as_slice);
             cx.workers.install(|| {
                 let parts = v.par_chunks_mut(PART).zip(first.par_chunks(PART)).zip(share.par_chunks(PART));
-                parts.for_each(|((v, first), share)| {
+                parts.run(&|((v, first), share)| {
                     for ((v, &first), &share) in v.iter_mut().zip(first).zip(share) {
                         *v += (first - *v) * share;
                     }

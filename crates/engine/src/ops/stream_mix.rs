@@ -14,6 +14,7 @@ use crate::exec::math;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{LoadedNorm, Norm};
 use crate::exec::workers::ROWS_PER_TASK;
+use crate::exec::workers::Tasks;
 use crate::resolve::resolver::Resolver;
 use gguf_core::simd::SimdLevel;
 
@@ -57,7 +58,7 @@ pub(crate) fn mix_streams(
     cx.carried.with_streams(batch.start, |kept| {
         cx.workers.install(|| {
             let tasks = out.par_chunks_mut(ROWS_PER_TASK * n_embd).zip(x.par_chunks(ROWS_PER_TASK * n_embd));
-            tasks.zip(tokens.par_chunks(ROWS_PER_TASK)).for_each(|((out, x), tokens)| {
+            tasks.zip(tokens.par_chunks(ROWS_PER_TASK)).run(&|((out, x), tokens)| {
                 cx.clock.time(WorkKind::Norm, || {
                     for ((out, x), token) in out.chunks_mut(n_embd).zip(x.chunks(n_embd)).zip(tokens) {
                         let kept = kept.iter().map(|stream| &stream[token * n_embd..][..n_embd]);

@@ -20,6 +20,7 @@ use crate::exec::panel::{Panel, SLICE_TOKENS, cuts};
 use crate::exec::product::Product;
 use crate::exec::rope::RopeTables;
 use crate::exec::timings::WorkKind;
+use crate::exec::workers::Tasks;
 use crate::exec::workers::lend;
 use crate::layers::forward::Engine;
 use crate::outputs::fold::{LogitFold, TokenDivergence, TokenScore};
@@ -78,7 +79,7 @@ impl Engine<'_> {
         let level = self.options.level;
         let n = vocabulary.len().max(1);
         self.workers.install(|| {
-            out.par_chunks_mut(n).for_each(|row| self.plan.finish_logits(level, row, n, vocabulary.start));
+            out.par_chunks_mut(n).run(&|row| self.plan.finish_logits(level, row, n, vocabulary.start));
         });
         Ok(())
     }
@@ -146,7 +147,7 @@ impl Engine<'_> {
                 Ok(())
             })?;
             self.workers.install(|| {
-                folds.par_chunks_mut(SLICE_TOKENS).enumerate().for_each(|(slice, folds)| {
+                folds.par_chunks_mut(SLICE_TOKENS).enumerate().run(&|(slice, folds)| {
                     for part in &parts[slice * block.len()..(slice + 1) * block.len()] {
                         let part = part.lock().unpoisoned();
                         folds.iter_mut().zip(&*part).for_each(|(fold, part)| fold.merge(part));

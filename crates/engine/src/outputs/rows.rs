@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use crate::EngineError;
 use crate::exec::hidden::Hidden;
+use crate::exec::workers::Tasks;
 use crate::layers::forward::Engine;
 use crate::outputs::fold::{LogitFold, TokenDivergence, TokenScore};
 use crate::outputs::head::BLOCK_LOGITS;
@@ -126,7 +127,7 @@ impl Engine<'_> {
             self.logits_block(&run, hidden, &vocabulary, &mut logits)?;
             self.workers.install(|| {
                 let rows = folds.par_iter_mut().enumerate().zip(logits.par_chunks(n)).zip(targets);
-                rows.for_each_init(Vec::new, |log_probs, (((row, (own, base)), logits), &target)| {
+                rows.run_with_scratch(&|log_probs, (((row, (own, base)), logits), &target)| {
                     log_probs.resize(n, 0.0);
                     known.read(row, vocabulary.start, log_probs);
                     own.add(level, logits, vocabulary.start, target);

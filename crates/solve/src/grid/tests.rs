@@ -4,6 +4,7 @@ use gguf_core::numeric::f16_to_f32;
 use gguf_core::simd::SimdLevel;
 use gguf_quant::grid_states::{GRID_ELEMS, GRID_FORMS, GridForm, GridState, Signs};
 use gguf_quant::{dequantize, quantize_rows};
+use gguf_testkit::tiers::{Tier, two_tiers};
 
 use super::GridSolver;
 use super::choice::{Code, Grid, PreparedMetric};
@@ -237,12 +238,12 @@ fn blocks_decode_to_what_the_solver_believes_and_descent_never_rises() {
     }
 }
 
-#[test]
-fn every_type_comes_out_better_than_with_importance_alone() {
+two_tiers!(every_type_comes_out_better_than_with_importance_alone);
+fn every_type_comes_out_better_than_with_importance_alone(tier: Tier) {
     let moments = moments(N, 5);
     let metric = Metric::new(&moments, SHRINKAGE).unwrap();
     let w = weights(40, N, 6);
-    for form in GRID_FORMS {
+    for form in tier.some(2, GRID_FORMS) {
         let blocks = start(form, N, &w, &moments.diagonal());
         let error = |blocks: &[u8]| objective(form.ty, SimdLevel::detect(), &w, blocks, &moments).unwrap();
         let before = error(&blocks);
@@ -255,13 +256,13 @@ fn every_type_comes_out_better_than_with_importance_alone() {
     }
 }
 
-#[test]
-fn bytes_depend_on_no_threads_no_level_and_no_neighbours() {
+two_tiers!(bytes_depend_on_no_threads_no_level_and_no_neighbours);
+fn bytes_depend_on_no_threads_no_level_and_no_neighbours(tier: Tier) {
     let moments = moments(GRID_ELEMS, 7);
     let (n, n_rows) = (GRID_ELEMS, PANEL_ROWS + 5);
     let w = weights(n_rows, n, 8);
     let importance = moments.diagonal();
-    for form in GRID_FORMS {
+    for form in tier.some(3, GRID_FORMS) {
         let run = |n_threads: usize, level: SimdLevel| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(n_threads).build().unwrap();
             pool.install(|| {

@@ -6,7 +6,7 @@ use minijinja::value::Serde;
 use minijinja::{Value as Jinja, context};
 use serde::Serialize;
 
-use super::charts::{self, Chart};
+use super::charts;
 use super::data::{FileData, PageData, TensorError};
 use super::render;
 
@@ -16,23 +16,19 @@ const MAX_CELLS: usize = 20_000;
 /// Renders the page.
 ///
 /// # Errors
-/// Only for defects: a template or a chart that cannot be rendered.
+/// Only for defects: a template that cannot be rendered.
 pub(super) fn render(page: &PageData) -> anyhow::Result<String> {
     let mut environment = render::environment();
     environment.add_template("style.css", include_str!("style.css"))?;
     environment.add_template("file.html", include_str!("file.html"))?;
     environment.add_template("page.html", include_str!("page.html"))?;
-    let histograms = page
-        .files
-        .iter()
-        .enumerate()
-        .map(|(at, file)| charts::histogram(at, file))
-        .collect::<Result<Vec<Option<Chart>>, _>>()?;
+    let histograms: Vec<_> =
+        page.files.iter().enumerate().map(|(at, file)| charts::histogram(at, file)).collect();
     let maps: Vec<Option<Map<'_>>> = page.files.iter().map(Map::of).collect();
     let rendered = environment.get_template("page.html")?.render(context! {
         page => Jinja::from(Serde(page)),
-        size_chart => Jinja::from(Serde(charts::size_against_kld(&page.files)?)),
-        quantile_chart => Jinja::from(Serde(charts::quantiles(&page.files)?)),
+        size_chart => Jinja::from(Serde(charts::size_against_kld(&page.files))),
+        quantile_chart => Jinja::from(Serde(charts::quantiles(&page.files))),
         histograms => Jinja::from(Serde(histograms)),
         maps => Jinja::from(Serde(maps)),
     })?;

@@ -12,9 +12,7 @@ use crate::cli::verify::engine_options;
 use crate::cli::{Session, version};
 use crate::core::progress::Progress;
 use crate::core::sha256::sha256_of_file;
-use crate::core::text::escape;
-
-const SECONDS_OF_A_DAY: u64 = 86_400;
+use crate::core::text::{date_time, escape};
 
 /// Program, options, machine and input files of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -133,30 +131,8 @@ fn date(now: SystemTime, epoch: Option<&str>) -> String {
     let now = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     // Years have at most four digits.
     let seconds = epoch.and_then(|text| text.trim().parse().ok()).unwrap_or(now).min(253_402_300_799);
-    let (year, month, day) = civil(seconds / SECONDS_OF_A_DAY);
-    let time = seconds % SECONDS_OF_A_DAY;
-    format!("{year:04}-{month:02}-{day:02} {:02}:{:02}:{:02} UTC", time / 3600, time / 60 % 60, time % 60)
-}
-
-/// Returns year, month and day for a number of days since 1 January 1970.
-fn civil(days: u64) -> (u64, u64, u64) {
-    let is_leap =
-        |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let (mut year, mut rest) = (1970, days);
-    while rest >= 365 + u64::from(is_leap(year)) {
-        rest -= 365 + u64::from(is_leap(year));
-        year += 1;
-    }
-    let february = 28 + u64::from(is_leap(year));
-    let mut month = 1;
-    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
-        if rest < length {
-            break;
-        }
-        rest -= length;
-        month += 1;
-    }
-    (year, month, rest + 1)
+    let [year, month, day, hour, minute, second] = date_time(seconds);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@ use gguf_foundry::inspect::{Edit, EditPlan};
 
 use super::workbench::hole;
 use crate::support::programs::{Outcome, command};
+use crate::support::tiers::{Tier, two_tiers};
 
 fn spawn(dir: &std::path::Path, args: &[&str]) -> Child {
     command("gguf-inspect", dir)
@@ -28,16 +29,16 @@ fn keys(path: &std::path::Path) -> Metadata {
     GgufFile::open(path).unwrap().metadata().clone()
 }
 
-#[test]
-fn no_update_of_programs_at_once_is_lost() {
-    const ROUNDS: usize = 25;
+two_tiers!(no_update_of_programs_at_once_is_lost);
+
+fn no_update_of_programs_at_once_is_lost(tier: Tier) {
     const AT_ONCE: usize = 8;
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("m.gguf");
     hole(&path, 1 << 20);
     symlink("m.gguf", dir.path().join("link.gguf")).unwrap();
     let mut expected = keys(&path);
-    for round in 0..ROUNDS {
+    for round in 0..tier.of(4_usize, 25) {
         // Each sets a different key, by one of the two names; keys of the previous round are removed.
         let setting = (0..AT_ONCE).map(|at| {
             let name = if at % 2 == 0 { "m.gguf" } else { "link.gguf" };

@@ -7,14 +7,18 @@ use super::ways::{Out, WAYS, Way};
 use super::workbench::Workbench;
 use crate::support::files;
 use crate::support::programs::run;
+use crate::support::tiers::{Tier, two_tiers};
 
 /// Commands whose outputs are named after a prefix, tested by `parts_and_copies_are_outputs_too`.
 const NAMING: &[&str] = &["gguf-inspect split"];
 
+fn program(way: &Way) -> &'static str {
+    way.command.split(' ').next().unwrap()
+}
+
 fn words<'a>(way: &'a Way, out: &'a Out, path: &'a str) -> (&'a str, Vec<&'a str>) {
-    let program = way.command.split(' ').next().unwrap();
     let output = [out.option, path].into_iter().filter(|word| !word.is_empty());
-    (program, way.args.split_whitespace().chain(output).chain(["--no-sync"]).collect())
+    (program(way), way.args.split_whitespace().chain(output).chain(["--no-sync"]).collect())
 }
 
 #[test]
@@ -60,14 +64,17 @@ fn every_line_of_the_table_is_tried() {
     assert!(n_lines > 40 && missing.is_empty(), "no try goes with {missing:?}");
 }
 
+two_tiers!(no_output_replaces_an_input);
+
 /// Every output over every input of its command: by the input's own name, or by a link to it. The three kinds of names
-/// take turns over the pairs; the first output of a command is tried with all of them.
-#[test]
-fn no_output_replaces_an_input() {
+/// take turns over the pairs; the first output of a command is tried with all of them. Every day each output of a
+/// program is tried once.
+fn no_output_replaces_an_input(tier: Tier) {
     let bench = Workbench::new();
     let before = bench.files();
-    let (mut n_tries, mut tried) = (0, BTreeSet::new());
+    let (mut n_tries, mut tried, mut once) = (0, BTreeSet::new(), BTreeSet::new());
     for way in WAYS {
+        let n_before = n_tries;
         let mut inputs: Vec<String> =
             way.args.split_whitespace().flat_map(|word| bench.inputs_of(word)).collect();
         inputs.sort();
@@ -77,7 +84,11 @@ fn no_output_replaces_an_input() {
         let pairs = way.outputs.iter().flat_map(|out| inputs.iter().map(move |input| (out, input)));
         for (pair, (out, input)) in pairs.enumerate() {
             let names = [input.clone(), format!("soft{}", out.suffix), format!("hard{}", out.suffix)];
-            let is_chosen = |at: usize| (is_first && pair < inputs.len()) || pair % 3 == at;
+            let (is_new, turn) = (once.insert((program(way), out.name)), n_tries);
+            let is_chosen = |at: usize| match tier {
+                Tier::Everyday => is_new && turn % 3 == at,
+                Tier::Deep => (is_first && pair < inputs.len()) || pair % 3 == at,
+            };
             for (at, name) in names.iter().enumerate().filter(|(at, _)| is_chosen(*at)) {
                 let own = bench.path(name.trim_end_matches('/'));
                 match at {
@@ -99,9 +110,9 @@ fn no_output_replaces_an_input() {
                 n_tries += 1;
             }
         }
-        assert!(bench.files() == before, "{}: a file is not what it was", way.args);
+        assert!(n_tries == n_before || bench.files() == before, "{}: a file is not what it was", way.args);
     }
-    assert!(n_tries > 300, "{n_tries} tries");
+    assert!(n_tries > tier.of(15, 300), "{n_tries} tries");
     println!("{n_tries} outputs over inputs, none written");
 }
 
@@ -124,24 +135,36 @@ fn kinds(bench: &Workbench) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
+two_tiers!(only_a_file_of_its_own_kind_is_replaced);
+
 /// The first command with an output of a program tries it with files of all kinds. Further commands with it share the
-/// check; each tries a third of them, by turns.
-#[test]
-fn only_a_file_of_its_own_kind_is_replaced() {
+/// check; each tries a third of them, by turns. Every day only the first output of each kind is tried, with a sixth.
+fn only_a_file_of_its_own_kind_is_replaced(tier: Tier) {
     let bench = Workbench::new();
     let kinds = kinds(&bench);
     let (mut tried, mut n_further) = (BTreeSet::new(), 0);
     // The matrix belongs to another model, and the model has no vocabulary: enough to be kept, not to be used.
-    for way in WAYS.iter().filter(|way| !way.args.contains("model.flm --type q4_0")) {
+    let ways = WAYS.iter().filter(|way| !way.args.contains("model.flm --type q4_0"));
+    // Verification with tasks takes a second.
+    for way in ways.filter(|way| tier.is_deep() || !way.args.contains("--tasks")) {
         for out in way.outputs.iter().filter(|out| out.suffix != "/") {
+            let is_first = tried.insert(match tier {
+                Tier::Everyday => ("", "", "", out.own),
+                Tier::Deep => (program(way), out.name, out.suffix, out.own),
+            });
+            if !tier.is_deep() && !is_first {
+                continue;
+            }
+            n_further += 1;
             let name = format!("out{}", out.suffix);
             let path = bench.path(&name);
             let (program, args) = words(way, out, &name);
-            let written_by = way.command.split(' ').next();
-            let is_first = tried.insert((written_by, out.name, out.suffix, out.own));
-            n_further += 1;
-            let is_chosen = |at: usize| is_first || (at + n_further).is_multiple_of(3);
-            for own in ["nothing", "its own", "an empty file"] {
+            let is_chosen = |at: usize| match tier {
+                Tier::Everyday => (at + n_further).is_multiple_of(6),
+                Tier::Deep => is_first || (at + n_further).is_multiple_of(3),
+            };
+            let states = tier.of(&["an empty file", "its own"][..], &["nothing", "its own", "an empty file"]);
+            for &own in states {
                 if own == "its own" && !(is_first || out.own.is_empty()) {
                     continue;
                 }
@@ -152,7 +175,7 @@ fn only_a_file_of_its_own_kind_is_replaced() {
                 assert!([0, 3, 4].contains(&code), "{args:?} over {own}: {stdout}{err}");
                 assert!(!fs_err::read(&path).unwrap().is_empty(), "{args:?} over {own}");
             }
-            for own in out.own.iter().take(if is_first { usize::MAX } else { 1 }) {
+            for own in out.own.iter().take(tier.of(0, if is_first { usize::MAX } else { 1 })) {
                 fs_err::copy(bench.path(own), &path).unwrap();
                 let (code, stdout, err) = run(program, bench.dir(), &args).parts();
                 assert!([0, 3, 4].contains(&code), "{args:?} over {own}: {stdout}{err}");

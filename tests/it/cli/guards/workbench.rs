@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 
-use crate::dequant::msmodelslim::made::{Layout, write_tiny};
+use crate::cli::Made;
 use crate::support::bundled::write_layers;
 use crate::support::programs::run;
 use crate::support::{files, fixture};
-use crate::verify::tiny::Tiny;
+use crate::testkit::tiny::Tiny;
+use gguf_testkit::slim::{Layout, write_tiny};
 
 /// Layers of the models: the first ones of the bundled model.
 const N_LAYERS: u32 = 1;
@@ -17,6 +19,11 @@ pub struct Workbench(tempfile::TempDir);
 
 impl Workbench {
     pub fn new() -> Self {
+        static MADE: LazyLock<Made> = LazyLock::new(|| Made::of(Workbench::make().dir()));
+        Self(MADE.copy())
+    }
+
+    fn make() -> Self {
         let bench = Self(tempfile::tempdir().unwrap());
         let at = |name: &str| bench.path(name);
         let copy = |from: &str, to: &str| fs_err::copy(fixture(from), at(to)).unwrap();
@@ -25,8 +32,8 @@ impl Workbench {
         }
         write_layers(N_LAYERS, &at("model"));
         write_tiny(Layout::W8A8, N_LAYERS, &at("ms"));
-        crate::convert::lora::write_tiny_adapter(&at("adapter"));
-        let mut flm = crate::checkpoint::flm::writer::llama(|writer, name, dims, noise| {
+        gguf_testkit::adapters::write_tiny_adapter(&at("adapter"));
+        let mut flm = gguf_testkit::flm::llama(|writer, name, dims, noise| {
             writer.f16(name, &dims, &noise.floats(dims[0] * dims[1]));
         });
         for (id, text) in ["<unk>", "<s>", "</s>", "a", "b"].iter().enumerate() {

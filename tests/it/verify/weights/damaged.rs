@@ -4,12 +4,14 @@ use gguf_foundry::core::GgmlType;
 use gguf_foundry::verify::Cause;
 
 use super::{K, OUT, Q, TYPES, compare, found, layout, n_blocks, quantized, randomize, small};
-use crate::verify::tiny::Tiny;
+use crate::support::tiers::{Tier, two_tiers};
+use crate::testkit::tiny::Tiny;
 
-#[test]
-fn damaged_codes_are_found_in_every_type_with_and_without_importance() {
+two_tiers!(damaged_codes_are_found_in_every_type_with_and_without_importance);
+
+fn damaged_codes_are_found_in_every_type_with_and_without_importance(tier: Tier) {
     let base = small();
-    for ty in TYPES {
+    for ty in tier.some(3, TYPES) {
         for weighted in [false, true] {
             let healthy = quantized(&base, ty, weighted);
             let n = n_blocks(&healthy, K);
@@ -72,10 +74,11 @@ fn changed(base: &Tiny, ty: GgmlType, weighted: bool, change: impl Fn(&mut Tiny)
     quantized(&model, ty, weighted)
 }
 
-#[test]
-fn values_in_the_wrong_place_are_found_and_named() {
+two_tiers!(values_in_the_wrong_place_are_found_and_named);
+
+fn values_in_the_wrong_place_are_found_and_named(tier: Tier) {
     let base = small();
-    for ty in TYPES {
+    for ty in tier.some(3, TYPES) {
         for weighted in [false, true] {
             let broken = changed(&base, ty, weighted, |tiny| {
                 tiny.edit(Q, |values| {

@@ -6,15 +6,17 @@ use gguf_foundry::quant::{can_quantize, dequantize};
 use gguf_foundry::verify::{Cause, Severity, TensorWeights, WeightOutcome};
 
 use super::{K, OUT, Q, TYPES, compare, found, quantized, randomize, small, tensor};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::testkit::memory::f32_bytes;
 use crate::testkit::noise::Noise;
-use crate::verify::tiny::Tiny;
+use crate::testkit::tiny::Tiny;
 
-#[test]
-fn healthy_files_of_every_type_pass_and_plain_ones_are_reproduced() {
+two_tiers!(healthy_files_of_every_type_pass_and_plain_ones_are_reproduced);
+
+fn healthy_files_of_every_type_pass_and_plain_ones_are_reproduced(tier: Tier) {
     let base = small();
-    let mut n_types = 0;
-    for ty in GgmlType::all().filter(|ty| can_quantize(*ty)) {
+    let types = tier.some(5, GgmlType::all().filter(|ty| can_quantize(*ty)));
+    for &ty in &types {
         for weighted in [false, true] {
             let report = compare(&quantized(&base, ty, weighted), &base);
             assert!(report.findings.is_empty(), "{ty} {weighted}: {:?}", report.findings);
@@ -26,9 +28,8 @@ fn healthy_files_of_every_type_pass_and_plain_ones_are_reproduced() {
             let worst = report.worst(1).first().map_or(1.0, |tensor| tensor.ratio);
             println!("{ty} {weighted}: worst {worst:.3}");
         }
-        n_types += 1;
     }
-    assert!(n_types >= 27, "{n_types}");
+    assert!(types.len() >= tier.of(6, 27), "{types:?}");
 }
 
 /// F32 model with values that no checkpoint of 16 bits holds, and with near ties: the two largest values of a block
@@ -56,13 +57,16 @@ fn fine() -> Tiny {
     base
 }
 
-#[test]
-fn a_file_of_16_bits_on_the_way_is_no_damage_and_hides_none() {
+two_tiers!(a_file_of_16_bits_on_the_way_is_no_damage_and_hides_none);
+
+/// Every day in one type of each family, and with damage in some of them.
+fn a_file_of_16_bits_on_the_way_is_no_damage_and_hides_none(tier: Tier) {
     let base = fine();
+    let types = tier.some(5, GgmlType::all().filter(|ty| can_quantize(*ty) && ty.is_quantized()));
     let mut n_ties = 0;
     for through in [GgmlType::F16, GgmlType::Bf16] {
         let between = decoded(&floats(&base, through));
-        for ty in GgmlType::all().filter(|ty| can_quantize(*ty) && ty.is_quantized()) {
+        for &ty in &types {
             for weighted in [false, true] {
                 let made = quantized(&between, ty, weighted);
                 let report = compare(&made, &base);
@@ -76,13 +80,13 @@ fn a_file_of_16_bits_on_the_way_is_no_damage_and_hides_none() {
             let codes = |tiny: &Tiny| tiny.tensors.bytes(tiny.tensors.index(K)).to_vec();
             n_ties += usize::from(codes(&direct) != codes(&made));
         }
-        for ty in TYPES {
+        for ty in tier.some(3, TYPES) {
             let mut broken = quantized(&between, ty, false);
             randomize(&mut broken, K, std::iter::once(7));
             found("a block behind a detour", &broken, &base, &[K], &|_| true);
         }
     }
-    assert!(n_ties > 20, "the detour changed {n_ties} tensors only: this proves nothing");
+    assert!(n_ties > tier.of(3, 20), "the detour changed {n_ties} tensors only: this proves nothing");
 }
 
 #[test]

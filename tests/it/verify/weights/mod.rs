@@ -12,9 +12,9 @@ use gguf_foundry::verify::{
     Cause, Severity, TensorWeights, WeightOptions, WeightOutcome, WeightReport, compare_weights,
 };
 
-use super::tiny::Tiny;
 use super::{gguf_verify, model};
 use crate::testkit::noise::Noise;
+use crate::testkit::tiny::Tiny;
 
 const K: &str = "blk.1.attn_k.weight";
 const Q: &str = "blk.1.attn_q.weight";

@@ -11,6 +11,7 @@ use crate::exec::mask::Mask;
 use crate::exec::matmul::MatrixView;
 use crate::exec::past::{OpCache, Past};
 use crate::exec::timings::WorkKind;
+use crate::exec::workers::Tasks;
 use crate::ops::attention::heads::{GatheredKv, KEY_ROWS, ScoreParams};
 use crate::ops::attention::{Projected, rows_of_head};
 
@@ -90,15 +91,16 @@ pub(crate) fn cache_step<'p>(
     let layout = KvCacheLayout::new(a, past.capacity);
     let mut parts = past.chunk_parts_as_left(cache);
     cx.workers.install(|| {
-        parts.par_iter_mut().zip(batch.cuts.par_windows(2)).zip(&past.before).for_each(
-            |((part, cut), &before)| {
-                cx.clock.time(WorkKind::Attention, || {
-                    let (k, v) = (layout.n_heads * layout.dk, layout.n_heads * layout.dv);
-                    let (k, v) = (&projected.k[cut[0] * k..], &projected.v[cut[0] * v..]);
-                    layout.add(part, before..before + cut[1] - cut[0], k, v);
-                });
-            },
-        );
+        parts.par_iter_mut().zip(batch.cuts.par_windows(2)).zip(&past.before).run(&|(
+            (part, cut),
+            &before,
+        )| {
+            cx.clock.time(WorkKind::Attention, || {
+                let (k, v) = (layout.n_heads * layout.dk, layout.n_heads * layout.dv);
+                let (k, v) = (&projected.k[cut[0] * k..], &projected.v[cut[0] * v..]);
+                layout.add(part, before..before + cut[1] - cut[0], k, v);
+            });
+        });
     });
     KvCache { layout, parts }
 }

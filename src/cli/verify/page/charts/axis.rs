@@ -2,46 +2,34 @@
 
 use std::ops::Range;
 
-use plotters::coord::ranged1d::{KeyPointHint, NoDefaultFormatting, Ranged, ValueFormatter};
-use plotters::coord::types::RangedCoordf64;
-
-/// Axis with marks at given positions: plotters' own key points have no labels that can be set for floats.
-pub(super) struct MarkedAxis {
-    inner: RangedCoordf64,
-    marks: Vec<f64>,
+/// Axis of a chart.
+pub(super) struct Axis<'a> {
+    pub(super) title: &'a str,
+    pub(super) range: Range<f64>,
+    /// Positions, each with its label.
+    pub(super) marks: Vec<(f64, String)>,
+    /// True if there is a grid line at each mark.
+    pub(super) has_lines: bool,
 }
 
-impl MarkedAxis {
-    pub(super) fn new(range: Range<f64>, marks: Vec<f64>) -> Self {
-        Self { inner: range.into(), marks }
-    }
-}
-
-impl Ranged for MarkedAxis {
-    type FormatOption = NoDefaultFormatting;
-    type ValueType = f64;
-
-    fn map(&self, value: &f64, limit: (i32, i32)) -> i32 {
-        self.inner.map(value, limit)
+impl<'a> Axis<'a> {
+    /// Axis with about `n` marks at round numbers.
+    pub(super) fn linear(title: &'a str, range: Range<f64>, n: usize) -> Self {
+        let marks = round_marks(&range, n);
+        let step = marks.get(1).zip(marks.first()).map_or(1.0, |(b, a)| b - a);
+        let marks = marks.into_iter().map(|mark| (mark, plain_label(mark, step))).collect();
+        Self { title, range, marks, has_lines: true }
     }
 
-    fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        if hint.weight().allow_light_points() { Vec::new() } else { self.marks.clone() }
-    }
-
-    fn range(&self) -> Range<f64> {
-        self.inner.range()
-    }
-}
-
-impl ValueFormatter<f64> for MarkedAxis {
-    fn format(value: &f64) -> String {
-        value.to_string()
+    /// Logarithmic axis; the range is one of exponents of ten.
+    pub(super) fn logarithmic(title: &'a str, range: Range<f64>, n: usize) -> Self {
+        let marks = decade_marks(&range, n).into_iter().map(|mark| (mark, power_label(mark))).collect();
+        Self { title, range, marks, has_lines: true }
     }
 }
 
 /// Returns about `n` round numbers inside a range.
-pub(super) fn round_marks(range: &Range<f64>, n: usize) -> Vec<f64> {
+fn round_marks(range: &Range<f64>, n: usize) -> Vec<f64> {
     let span = range.end - range.start;
     if !(span.is_finite() && span > 0.0) {
         return Vec::new();
@@ -71,7 +59,7 @@ pub(super) fn decades(exponents: impl Iterator<Item = f64> + Clone) -> Range<f64
 
 /// Marks of a logarithmic axis, as exponents of ten: each power; also 2 and 5 times each if there are few powers; only
 /// every second or third power if there are many.
-pub(super) fn decade_marks(range: &Range<f64>, n: usize) -> Vec<f64> {
+fn decade_marks(range: &Range<f64>, n: usize) -> Vec<f64> {
     let span = range.end - range.start;
     let (low, high) = (range.start.floor() as i32, range.end.ceil() as i32);
     let step = (span / n.max(1) as f64).ceil().max(1.0) as i32;
@@ -84,7 +72,7 @@ pub(super) fn decade_marks(range: &Range<f64>, n: usize) -> Vec<f64> {
 }
 
 /// Label of a power of ten: `0.02`, or `1e-6` where there would be many zeros.
-pub(super) fn power_label(exponent: f64) -> String {
+fn power_label(exponent: f64) -> String {
     let value = 10f64.powf(exponent);
     if !(-4.1..=4.1).contains(&exponent) {
         return format!("{value:.0e}");
@@ -94,7 +82,7 @@ pub(super) fn power_label(exponent: f64) -> String {
 }
 
 /// Label with only as many decimals as `step` needs.
-pub(super) fn plain_label(value: f64, step: f64) -> String {
+fn plain_label(value: f64, step: f64) -> String {
     let digits = (-step.log10().floor()).clamp(0.0, 6.0) as usize;
     format!("{value:.digits$}")
 }

@@ -1,114 +1,54 @@
-//! Canvas of a chart: its sizes, its named colours, and the resulting SVG.
+//! Canvas of a chart: its sizes, and its marks as SVG elements.
+//!
+//! A colour (`ink`) is a name that the page's style sheet defines for light and dark mode: class `f-NAME` to fill,
+//! `s-NAME` for strokes.
 
 use minijinja::HtmlEscape;
-use plotters::coord::Shift;
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, Pos, VPos};
 
-use super::Drawn;
 use crate::core::output::CHART;
 
-/// Kind of window that a chart is drawn for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ChartWidth {
-    Wide,
-    Narrow,
+/// Position in pixels from the upper left corner of the canvas: x, then y.
+pub(super) type Pixel = (i32, i32);
+
+/// Rectangle in pixels.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Frame {
+    pub(super) left: i32,
+    pub(super) top: i32,
+    pub(super) right: i32,
+    pub(super) bottom: i32,
 }
 
-impl ChartWidth {
+// Values of `dy`: a text is below its position, level with it, or above.
+pub(super) const BELOW: &str = "0.76em";
+pub(super) const LEVEL: &str = "0.5ex";
+pub(super) const ABOVE: &str = "-0.5ex";
+
+/// Chart in the making, in one form.
+pub(super) struct Canvas {
+    is_narrow: bool,
+    elements: Vec<String>,
+}
+
+impl Canvas {
+    /// Canvas for phones (`is_narrow`) or for desktop windows.
+    pub(super) fn new(is_narrow: bool) -> Self {
+        Self { is_narrow, elements: Vec::new() }
+    }
+
+    /// Returns the value for the form of this canvas.
+    pub(super) fn pick<T>(&self, wide: T, narrow: T) -> T {
+        if self.is_narrow { narrow } else { wide }
+    }
+
     /// Width and height in CSS pixels.
-    fn size(self) -> (u32, u32) {
-        match self {
-            Self::Wide => (960, 400),
-            Self::Narrow => (340, 320),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Wide => "wide",
-            Self::Narrow => "narrow",
-        }
-    }
-}
-
-/// Colour of the page by name. The style sheet defines it for light and dark mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ink {
-    Text,
-    Muted,
-    Grid,
-    Accent,
-    Good,
-    Doubtful,
-    Bad,
-    /// Colour of one of several lines.
-    Series(usize),
-}
-
-/// Number of lines that have a colour of their own.
-const N_SERIES: usize = 8;
-
-impl Ink {
-    /// Blue channel that represents the colour until `svg` replaces it with a class.
-    fn number(self) -> u8 {
-        match self {
-            Self::Text => 1,
-            Self::Muted => 2,
-            Self::Grid => 3,
-            Self::Accent => 4,
-            Self::Good => 5,
-            Self::Doubtful => 6,
-            Self::Bad => 7,
-            Self::Series(at) => 16 + (at % N_SERIES) as u8,
-        }
-    }
-
-    pub(super) fn color(self) -> RGBColor {
-        RGBColor(0, 0, self.number())
-    }
-
-    fn class(self) -> String {
-        match self {
-            Self::Text => "text".to_owned(),
-            Self::Muted => "muted".to_owned(),
-            Self::Grid => "grid".to_owned(),
-            Self::Accent => "accent".to_owned(),
-            Self::Good => "good".to_owned(),
-            Self::Doubtful => "doubtful".to_owned(),
-            Self::Bad => "bad".to_owned(),
-            Self::Series(at) => format!("series{}", at % N_SERIES),
-        }
-    }
-
-    fn all() -> impl Iterator<Item = Self> {
-        let plain =
-            [Self::Text, Self::Muted, Self::Grid, Self::Accent, Self::Good, Self::Doubtful, Self::Bad];
-        plain.into_iter().chain((0..N_SERIES).map(Self::Series))
-    }
-}
-
-/// Drawing area of a chart, in one form.
-pub(super) struct Canvas<'a> {
-    pub(super) area: DrawingArea<SVGBackend<'a>, Shift>,
-    pub(super) form: ChartWidth,
-}
-
-impl Canvas<'_> {
-    pub(super) fn is_narrow(&self) -> bool {
-        self.form == ChartWidth::Narrow
+    pub(super) fn size(&self) -> (i32, i32) {
+        self.pick((960, 400), (340, 320))
     }
 
     /// Font size in CSS pixels.
     pub(super) fn font_px(&self) -> f64 {
-        if self.is_narrow() { 11.0 } else { 13.0 }
-    }
-
-    /// Returns a text style. plotters divides font sizes by 1.24 when it writes SVG.
-    pub(super) fn text(&self, ink: Ink, h: HPos, v: VPos) -> TextStyle<'static> {
-        let font = ("sans-serif", self.font_px() * 1.24);
-        let style = TextStyle::from(font).pos(Pos::new(h, v));
-        TextStyle { color: ink.color().to_backend_color(), ..style }
+        self.pick(13.0, 11.0)
     }
 
     /// Estimated width of a text in pixels, as an upper bound over the fonts that a browser may choose.
@@ -116,44 +56,58 @@ impl Canvas<'_> {
         (self.font_px() * 0.6 * text.chars().count() as f64).ceil() as i32
     }
 
-    /// Draws the title of the y axis: horizontally above its upper end, where it is easy to read.
-    pub(super) fn y_title(&self, text: &str) -> Drawn {
-        Ok(self.area.draw_text(text, &self.text(Ink::Muted, HPos::Left, VPos::Top), (4, 2))?)
+    /// Area of the data, with the given margins and space for the labels of the x axis.
+    pub(super) fn frame(&self, left: i32, top: i32, right: i32) -> Frame {
+        let (width, height) = self.size();
+        Frame { left, top, right: width - right, bottom: height - 44 }
     }
-}
 
-/// Draws a chart as SVG. The result has classes instead of colours: `f-NAME` to fill, `s-NAME` for strokes.
-pub(super) fn svg(
-    form: ChartWidth,
-    id: &str,
-    title: &str,
-    description: &str,
-    work: impl Fn(&mut Canvas<'_>) -> Drawn,
-) -> anyhow::Result<String> {
-    let (width, height) = form.size();
-    let mut drawn = String::new();
-    {
-        let area = SVGBackend::with_string(&mut drawn, (width, height)).into_drawing_area();
-        let mut canvas = Canvas { area, form };
-        work(&mut canvas)?;
-        canvas.area.present()?;
+    pub(super) fn line(&mut self, ink: &str, width: u32, points: &[Pixel]) {
+        let points: Vec<String> = points.iter().map(|(x, y)| format!("{x},{y}")).collect();
+        let points = points.join(" ");
+        self.elements.push(format!(
+            r#"<polyline class="s-{ink}" stroke-width="{width}" points="{points}" fill="none"/>"#
+        ));
     }
-    // Quotes in texts are escaped, so anything in quotes is an attribute.
-    for ink in Ink::all() {
-        let (number, class) = (ink.number(), ink.class());
-        drawn = drawn
-            .replace(&format!("fill=\"#0000{number:02X}\""), &format!("class=\"f-{class}\""))
-            .replace(&format!("stroke=\"#0000{number:02X}\""), &format!("class=\"s-{class}\""));
+
+    pub(super) fn disc(&mut self, ink: &str, (x, y): Pixel, radius: u32) {
+        self.elements.push(format!(r#"<circle class="f-{ink}" cx="{x}" cy="{y}" r="{radius}"/>"#));
     }
-    let body = drawn.split_once('>').map_or("", |(_, body)| body);
-    let id = format!("{id}-{}", form.name());
-    Ok(format!(
-        "<svg class=\"chart {}\" viewBox=\"0 0 {width} {height}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\">\
-         <title id=\"{id}-t\">{}</title><desc id=\"{id}-d\">{}</desc>{body}",
-        form.name(),
-        HtmlEscape(title),
-        HtmlEscape(description),
-    ))
+
+    pub(super) fn ring(&mut self, ink: &str, (x, y): Pixel, radius: u32) {
+        self.elements.push(format!(
+            r#"<circle class="s-{ink}" stroke-width="2" cx="{x}" cy="{y}" r="{radius}" fill="none"/>"#
+        ));
+    }
+
+    pub(super) fn bar(&mut self, ink: &str, (left, top): Pixel, (right, bottom): Pixel) {
+        let (width, height) = (right - left, bottom - top);
+        self.elements.push(format!(
+            r#"<rect class="f-{ink}" x="{left}" y="{top}" width="{width}" height="{height}"/>"#
+        ));
+    }
+
+    /// Draws a text; `anchor` and `dy` say where its position is in it.
+    pub(super) fn text(&mut self, ink: &str, (x, y): Pixel, anchor: &str, dy: &str, text: &str) {
+        self.elements.push(format!(
+            r#"<text class="f-{ink}" x="{x}" y="{y}" dy="{dy}" text-anchor="{anchor}">{}</text>"#,
+            HtmlEscape(text)
+        ));
+    }
+
+    /// Returns the chart. Its ids are made of `id` and the form.
+    pub(super) fn svg(&self, id: &str, title: &str, description: &str) -> String {
+        let (form, font_px) = (self.pick("wide", "narrow"), self.font_px());
+        let (width, height) = self.size();
+        let id = format!("{id}-{form}");
+        let (title, description) = (HtmlEscape(title), HtmlEscape(description));
+        let elements = self.elements.join("\n");
+        format!(
+            "<svg class=\"chart {form}\" viewBox=\"0 0 {width} {height}\" font-size=\"{font_px}\" role=\"img\" \
+             aria-labelledby=\"{id}-t {id}-d\"><title id=\"{id}-t\">{title}</title>\
+             <desc id=\"{id}-d\">{description}</desc>\n{elements}\n</svg>\n"
+        )
+    }
 }
 
 /// Colours of a chart in a file of its own. It may lie on a light or a dark page.
@@ -169,10 +123,7 @@ const FILE_STYLE: &str = "<style>\
 /// Makes a file of a chart on a page.
 pub(super) fn file(svg: &str) -> String {
     let start = format!("<svg xmlns=\"http://www.w3.org/2000/svg\" {CHART} font-family=\"sans-serif\" ");
-    match svg.strip_prefix("<svg ").and_then(|rest| rest.split_once('>')) {
-        Some((attributes, body)) => format!("{start}{attributes}>{FILE_STYLE}{body}"),
-        None => svg.to_owned(),
-    }
+    svg.replacen("<svg ", &start, 1).replacen('>', &format!(">{FILE_STYLE}"), 1)
 }
 
 #[cfg(test)]
@@ -180,18 +131,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_become_classes_and_text_stays_text() {
-        let found = svg(ChartWidth::Wide, "x", "<b>", "a & b", |canvas| {
-            let text = canvas.text(Ink::Bad, HPos::Left, VPos::Top);
-            canvas.area.draw_text("<script>fill=\"#000001\"", &text, (1, 1))?;
-            canvas.area.draw(&Circle::new((5, 5), 3, Ink::Series(9).color().stroke_width(2)))?;
-            Ok(())
-        })
-        .unwrap();
-        assert!(found.contains("class=\"f-bad\"") && found.contains("class=\"s-series1\""), "{found}");
-        assert!(found.contains("&lt;script&gt;fill=&quot;#000001&quot;"), "{found}");
-        assert!(!found.contains("=\"#") && !found.contains("<script"), "{found}");
-        assert!(found.starts_with("<svg class=\"chart wide\"") && found.trim_end().ends_with("</svg>"));
-        assert!(found.contains("<title id=\"x-wide-t\">&lt;b&gt;</title>"), "{found}");
+    fn colours_are_classes_and_text_stays_text() {
+        let mut canvas = Canvas::new(true);
+        canvas.text("bad", (1, 2), "start", BELOW, "<script>\"");
+        canvas.line("grid", 1, &[(1, 2), (3, 4)]);
+        canvas.disc("series1", (5, 6), 3);
+        canvas.ring("doubtful", (7, 8), 5);
+        canvas.bar("accent", (1, 2), (4, 9));
+        insta::assert_snapshot!(canvas.svg("x", "<b>", "a & b"), @r#"
+        <svg class="chart narrow" viewBox="0 0 340 320" font-size="11" role="img" aria-labelledby="x-narrow-t x-narrow-d"><title id="x-narrow-t">&lt;b&gt;</title><desc id="x-narrow-d">a &amp; b</desc>
+        <text class="f-bad" x="1" y="2" dy="0.76em" text-anchor="start">&lt;script&gt;&quot;</text>
+        <polyline class="s-grid" stroke-width="1" points="1,2 3,4" fill="none"/>
+        <circle class="f-series1" cx="5" cy="6" r="3"/>
+        <circle class="s-doubtful" stroke-width="2" cx="7" cy="8" r="5" fill="none"/>
+        <rect class="f-accent" x="1" y="2" width="3" height="7"/>
+        </svg>
+        "#);
     }
 }

@@ -1,13 +1,12 @@
 //! Chart of KLD by quantile of the tokens, a line for each file.
 
-use plotters::prelude::*;
-use plotters::style::text_anchor::{HPos, VPos};
-
 use super::super::data::FileData;
-use super::Drawn;
-use super::axis::{MarkedAxis, decade_marks, decades, power_label};
-use super::canvas::{Canvas, Ink};
+use super::axis::{Axis, decades};
+use super::canvas::{Canvas, LEVEL, Pixel};
 use super::grid::Grid;
+
+/// Number of lines that have a colour of their own.
+const N_SERIES: usize = 8;
 
 /// Maximum number of characters of a label at the end of a line, in narrow windows.
 const MAX_NARROW: usize = 10;
@@ -32,63 +31,41 @@ pub(super) fn lines(files: &[FileData]) -> Vec<Line> {
     files.iter().filter_map(line).collect()
 }
 
-pub(super) fn draw(canvas: &mut Canvas<'_>, lines: &[Line]) -> Drawn {
-    let Some(names) = lines.first().map(|line| line.names.clone()) else { return Ok(()) };
-    let label = |line: &Line| {
-        if canvas.is_narrow() { line.label.chars().take(MAX_NARROW).collect() } else { line.label.clone() }
-    };
+pub(super) fn draw(canvas: &mut Canvas, lines: &[Line]) {
+    let Some(Line { names, .. }) = lines.first() else { return };
+    let max_chars = canvas.pick(usize::MAX, MAX_NARROW);
+    let label = |line: &Line| -> String { line.label.chars().take(max_chars).collect() };
     let longest = lines.iter().map(|line| canvas.text_px(&label(line))).max().unwrap_or(0);
-    let x_range = -0.2..names.len() as f64 - 0.8;
-    let x_marks: Vec<f64> = (0..names.len()).map(|at| at as f64).collect();
+    // Narrow windows have space for every second name.
+    let every = canvas.pick(1, 2);
+    let name = |at: usize, name: &str| if at.is_multiple_of(every) { name.to_owned() } else { String::new() };
+    let x = Axis {
+        title: "share of the tokens at or below",
+        range: -0.2..names.len() as f64 - 0.8,
+        marks: names.iter().enumerate().map(|(at, quantile)| (at as f64, name(at, quantile))).collect(),
+        has_lines: true,
+    };
     let values = lines.iter().flat_map(|line| &line.values).copied().filter(|&kld| kld > 1e-9);
     let y_range = decades(values.map(f64::log10));
-    let y_marks = decade_marks(&y_range, if canvas.is_narrow() { 6 } else { 8 });
-    canvas.y_title("KLD of a token (log scale)")?;
-    let mut chart = ChartBuilder::on(&canvas.area)
-        .margin_top(24)
-        .margin_right(u32::try_from(longest + 14).unwrap_or(80))
-        .x_label_area_size(44)
-        .y_label_area_size(if canvas.is_narrow() { 54 } else { 62 })
-        .build_cartesian_2d(MarkedAxis::new(x_range, x_marks), MarkedAxis::new(y_range.clone(), y_marks))?;
-    let is_narrow = canvas.is_narrow();
-    let name = |x: &f64| {
-        let at = x.round().max(0.0) as usize;
-        let name = names.get(at).copied().unwrap_or_default();
-        // Narrow windows have space for every second name.
-        if is_narrow && at % 2 == 1 { String::new() } else { name.to_owned() }
-    };
-    let grid = Grid {
-        has_vertical_lines: true,
-        x_title: "share of the tokens at or below",
-        x_label: &name,
-        y_label: &|y| power_label(*y),
-    };
-    grid.draw(canvas, &mut chart)?;
-    let plot = chart.plotting_area();
-    let (xs, ys) = plot.get_pixel_range();
-    let exponent = |kld: f64| if kld > 0.0 { kld.log10().max(y_range.start) } else { y_range.start };
+    let y = Axis::logarithmic("KLD of a token (log scale)", y_range, canvas.pick(8, 6));
+    let frame = canvas.frame(canvas.pick(62, 54), 24, longest + 14);
+    let grid = Grid::draw(canvas, frame, x, y);
     let mut ends = Vec::new();
     for (at, line) in lines.iter().enumerate() {
-        let ink = Ink::Series(at);
-        let points: Vec<(i32, i32)> = line
-            .values
-            .iter()
-            .enumerate()
-            .map(|(x, &kld)| plot.map_coordinate(&(x as f64, exponent(kld))))
-            .collect();
+        let ink = format!("series{}", at % N_SERIES);
+        let points: Vec<Pixel> =
+            line.values.iter().enumerate().map(|(x, &kld)| grid.at_log(x as f64, kld)).collect();
         for &point in &points {
-            canvas.area.draw(&Circle::new(point, 3, ink.color().filled()))?;
+            canvas.disc(&ink, point, 3);
         }
+        canvas.line(&ink, 2, &points);
         ends.extend(points.last().map(|end| (end.1, ink, label(line))));
-        canvas.area.draw(&PathElement::new(points, ink.color().stroke_width(2)))?;
     }
     let gap = (canvas.font_px() * 1.3) as i32;
-    let heights = spread_out(&ends.iter().map(|end| end.0).collect::<Vec<_>>(), gap, ys.end);
+    let heights = spread_out(&ends.iter().map(|end| end.0).collect::<Vec<_>>(), gap, frame.bottom);
     for ((_, ink, label), y) in ends.iter().zip(heights) {
-        let style = canvas.text(*ink, HPos::Left, VPos::Center);
-        canvas.area.draw_text(label, &style, (xs.end + 8, y))?;
+        canvas.text(ink, (frame.right + 8, y), "start", LEVEL, label);
     }
-    Ok(())
 }
 
 /// Returns heights near the wanted ones, in the same order, at least `gap` apart and none below `lowest`.

@@ -1,0 +1,78 @@
+//! Kinds of tensors that are missing in every block: there is no gap between blocks, but no runtime computes the model.
+
+use std::collections::BTreeSet;
+
+use gguf_arch::{OutType, missing_tensors};
+use gguf_core::{TensorMeta, TensorSource};
+
+use super::fixture;
+use gguf_testkit::tiers::{Tier, two_tiers};
+
+/// A tensor's name without the number of its block.
+fn kind(name: &str) -> String {
+    name.split('.')
+        .map(|part| if part.parse::<u64>().is_ok() { "N" } else { part })
+        .collect::<Vec<_>>()
+        .join(".")
+}
+
+two_tiers!(a_kind_that_is_left_out_is_missed);
+/// Each kind of tensor of each case is left out: the conversion is refused, or the file has all that llama.cpp needs.
+fn a_kind_that_is_left_out_is_missed(tier: Tier) {
+    let (mut n_refused, mut n_left, mut wrong) = (0, 0, Vec::new());
+    for case in fixture::some(tier, 5).iter().filter(|case| !case.is_mmproj()) {
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let Ok(healthy) = case.plan(dir.path(), OutType::F32) else { continue };
+        if let Some(missing) = missing_tensors(healthy.metadata(), healthy.tensors()) {
+            wrong.push(format!("{}: {missing}", case.at));
+        }
+        let kinds: BTreeSet<String> = healthy.tensors().iter().map(|tensor| kind(&tensor.name)).collect();
+        for gone in &kinds {
+            let tensors = healthy.tensors().iter().filter(|tensor| kind(&tensor.name) != *gone);
+            let tensors: Vec<TensorMeta> = tensors.cloned().collect();
+            match missing_tensors(healthy.metadata(), &tensors) {
+                Some(missing) => {
+                    n_refused += 1;
+                    // Only the removed tensors are reported as missing.
+                    wrong.extend(
+                        missing
+                            .names
+                            .iter()
+                            .filter(|name| kind(name) != *gone)
+                            .map(|name| format!("{}: without `{gone}` it misses `{name}`", case.at)),
+                    );
+                }
+                None => n_left += 1,
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(n_refused > tier.of(400, 4000), "{n_refused} refused, {n_left} not");
+    println!("{n_refused} kinds are missed, {n_left} are not needed or not known");
+}
+
+#[test]
+fn the_message_names_the_weights_of_the_checkpoint() {
+    for (at, gone, named) in [
+        ("qwen3/plain.json", "self_attn.q_norm.weight", "model.layers.0.self_attn.q_norm.weight"),
+        ("qwen3/plain.json", "mlp.gate_proj.weight", "model.layers.0.mlp.gate_proj.weight"),
+        ("llama/plain.json", "input_layernorm.weight", "model.layers.0.input_layernorm.weight"),
+        ("llama/plain.json", "model.norm.weight", "model.norm.weight"),
+        ("gpt2/gpt2.json", "attn.c_attn.bias", "transformer.h.0.attn.c_attn.bias"),
+        ("lfm2/lfm2.json", "self_attn.k_layernorm.weight", "self_attn.k_layernorm.weight"),
+        ("mamba2/mamba2.json", "mixer.norm.weight", "backbone.layers.0.mixer.norm.weight"),
+    ] {
+        let case = fixture::case(at);
+        let changed = case.changed(|content| {
+            content["tensors"]
+                .as_array_mut()
+                .unwrap()
+                .retain(|row| !row[0].as_str().unwrap().ends_with(gone));
+        });
+        let dir = tempfile::tempdir().unwrap();
+        changed.unwrap().write(dir.path());
+        let error = case.plan(dir.path(), OutType::F32).unwrap_err().to_string();
+        assert!(error.starts_with("the checkpoint lacks `") && error.contains(named), "{at}: {error}");
+    }
+}

@@ -1,8 +1,0 @@
-//! FastLLM files: the container, the meaning of its codes, and the conversion to GGUF.
-
-mod blocks;
-mod cases;
-mod convert;
-mod hostile;
-mod tokens;
-pub mod writer;
