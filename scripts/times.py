@@ -35,12 +35,12 @@ def build(*arguments):
 
 
 def unit_name(unit):
-    return f"{unit['name']}{unit['target'].rstrip()}".replace(" (", " (", 1)
+    return f"{unit['name']}{unit['target'].rstrip()}"
 
 
-def tests_of(executable, folder, deep):
+def tests_of(executable, folder):
     """Seconds of each test of an executable, in the order in which they ended, as libtest's JSON gives them."""
-    command = [executable, "-Z", "unstable-options", "--format", "json", "--report-time"] + ["--ignored"] * deep
+    command = [executable, "-Z", "unstable-options", "--format", "json", "--report-time"]
     environment = ENVIRONMENT | {"RUSTC_BOOTSTRAP": "1", "CARGO_MANIFEST_DIR": str(folder)}
     run = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     events = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
@@ -77,7 +77,7 @@ def main():
         if message["reason"] == "compiler-artifact" and message["executable"] and message["profile"]["test"]:
             folder = Path(message["manifest_path"]).parent
             own = folder.name if folder != ROOT else "top"
-            tests += [(f"{own}::{name}", s) for name, s in tests_of(message["executable"], folder, False)]
+            tests += [(f"{own}::{name}", s) for name, s in tests_of(message["executable"], folder)]
     running_s = time.monotonic() - start
     units.sort(key=lambda row: -row[1])
     tests.sort(key=lambda row: -row[1])

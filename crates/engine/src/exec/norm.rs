@@ -7,8 +7,7 @@ use crate::exec::context::Context;
 use crate::exec::math::{self, AffineMap};
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{LoadedNorm, Norm, NormFormula};
-use crate::exec::workers::ROWS_PER_TASK;
-use crate::exec::workers::Tasks;
+use crate::exec::workers::{ROWS_PER_TASK, Tasks};
 use gguf_core::simd::SimdLevel;
 
 impl LoadedNorm {

@@ -6,8 +6,7 @@ use crate::exec::context::Context;
 use crate::exec::math;
 use crate::exec::scalar::{self, softplus};
 use crate::exec::timings::WorkKind;
-use crate::exec::workers::ROWS_PER_TASK;
-use crate::exec::workers::Tasks;
+use crate::exec::workers::{ROWS_PER_TASK, Tasks};
 use gguf_core::simd::{SimdLevel, VectorLoop};
 
 /// Function of one value.

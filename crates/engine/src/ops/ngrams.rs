@@ -10,8 +10,7 @@ use crate::exec::product::Product;
 use crate::exec::scalar;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{Matrix, Norm, Vector};
-use crate::exec::workers::ROWS_PER_TASK;
-use crate::exec::workers::Tasks;
+use crate::exec::workers::{ROWS_PER_TASK, Tasks};
 use crate::ops::scan::transposed;
 use crate::resolve::resolver::Resolver;
 

@@ -9,8 +9,7 @@ use crate::exec::math;
 use crate::exec::product::Product;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::Matrix;
-use crate::exec::workers::ROWS_PER_TASK;
-use crate::exec::workers::Tasks;
+use crate::exec::workers::{ROWS_PER_TASK, Tasks};
 use crate::resolve::resolver::Resolver;
 use gguf_arch::graph::AttnGate;
 

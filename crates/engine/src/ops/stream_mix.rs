@@ -13,8 +13,7 @@ use crate::exec::context::Context;
 use crate::exec::math;
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::{LoadedNorm, Norm};
-use crate::exec::workers::ROWS_PER_TASK;
-use crate::exec::workers::Tasks;
+use crate::exec::workers::{ROWS_PER_TASK, Tasks};
 use crate::resolve::resolver::Resolver;
 use gguf_core::simd::SimdLevel;
 
