@@ -91,7 +91,7 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
         return ShapeCheck::default();
     };
     let rules = Rules::of(arch);
-    let mut file = FileKeys::new(arch, metadata, &rules, tensors);
+    let mut file = FileKeys::new(arch, metadata, rules, tensors);
     let mut by_block: BTreeMap<Option<u64>, Vec<RuledTensor<'_>>> = BTreeMap::new();
     let mut check = ShapeCheck::default();
     for (at, tensor) in tensors.iter().enumerate() {

@@ -185,16 +185,18 @@ impl BareWeights {
     }
 
     /// Name of the model: that of its file without the extension, or of its folder; never empty.
-    #[must_use]
-    pub fn name(&self) -> String {
+    ///
+    /// # Errors
+    /// As [`ModelDir::name`].
+    pub fn name(&self) -> std::io::Result<String> {
         let of_folder = |path: &Path| ModelDir::without_config(path, None, self.dir.limits()).name();
         let own = if self.path.is_dir() {
             let pipeline = self.path.parent().filter(|parent| parent.join("model_index.json").is_file());
-            of_folder(pipeline.unwrap_or(&self.path))
+            of_folder(pipeline.unwrap_or(&self.path))?
         } else {
             self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
         };
-        if own.is_empty() { "model".to_owned() } else { own }
+        Ok(if own.is_empty() { "model".to_owned() } else { own })
     }
 
     /// Entries of the headers, in addition to the tensors; the first of each name.

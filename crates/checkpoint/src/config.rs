@@ -115,14 +115,16 @@ impl ModelDir {
     /// This is the name of the directory after links and `.` are resolved (empty for a root). A snapshot in the hub's
     /// cache has the name of its repository, without the organization. A single file has its name without the
     /// extension.
-    #[must_use]
-    pub fn name(&self) -> String {
+    ///
+    /// # Errors
+    /// I/O errors: a name that depended on them would be another one in the file.
+    pub fn name(&self) -> std::io::Result<String> {
         if !self.has_files {
-            return self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default();
+            return Ok(self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default());
         }
-        let resolved = fs_err::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
+        let resolved = fs_err::canonicalize(&self.path)?;
         let own = || resolved.file_name().map(|name| name.to_string_lossy().into_owned());
-        cached_name(&resolved).or_else(own).unwrap_or_default()
+        Ok(cached_name(&resolved).or_else(own).unwrap_or_default())
     }
 
     /// The content of `config.json` (of `params.json` in Mistral's own format), keys in file order.
@@ -137,12 +139,12 @@ impl ModelDir {
         &self.limits
     }
 
-    /// The path of a file if it exists.
+    /// The path of a file if it exists, or if nothing can be known about it: reading it then gives the error.
     #[must_use]
     pub fn file(&self, name: &str) -> Option<PathBuf> {
         let path = self.home(name).join(name);
         // Anything but a file or directory is refused by its kind when it is opened.
-        let is_there = path.metadata().is_ok_and(|metadata| !metadata.is_dir());
+        let is_there = path.metadata().map_or_else(|error| !input::is_absence(&error), |metadata| !metadata.is_dir());
         (self.has_files && is_there).then_some(path)
     }
 
@@ -280,10 +282,12 @@ mod tests {
         fs_err::create_dir_all(at("models--a--Tiny/snapshots/12ab")).unwrap();
         fs_err::os::unix::fs::symlink("Real-7B", at("link")).unwrap();
         fs_err::os::unix::fs::symlink("models--a--Tiny/snapshots/12ab", at("cached")).unwrap();
-        let name = |path: &str| ModelDir::without_config(&at(path), None, &Limits::default()).name();
+        let name = |path: &str| ModelDir::without_config(&at(path), None, &Limits::default()).name().unwrap();
         for path in ["Real-7B", "Real-7B/", "Real-7B/.", "Real-7B/sub/..", "link", "link/"] {
             assert_eq!(name(path), "Real-7B", "{path}");
         }
         assert_eq!(name("cached"), "Tiny");
+        // No name of its own in place of an error.
+        assert!(ModelDir::without_config(&at("gone"), None, &Limits::default()).name().is_err());
     }
 }

@@ -150,7 +150,7 @@ impl Conversion {
         // ref: names come from `config.json`, if there is one, in Mistral's own format too
         let hf_config = if dir.is_mistral_format() { dir.json("config.json")? } else { None };
         let general = general_metadata(&MetadataInputs {
-            dir_name: &dir.name(),
+            dir_name: &dir.name()?,
             config: hf_config.as_ref().unwrap_or(dir.config()),
             files: &metadata_files,
             model_name: options.model_name.as_deref(),

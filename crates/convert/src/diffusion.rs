@@ -104,7 +104,7 @@ impl DiffusionConversion {
         let mut warnings = bare.warnings().to_vec();
         let cards = Cards::of(options, &mut warnings)?;
         let cards = cards.get();
-        let (name, paths, entries) = (bare.name(), bare.paths(), bare.entries().collect::<Vec<_>>());
+        let (name, paths, entries) = (bare.name()?, bare.paths(), bare.entries().collect::<Vec<_>>());
         let names: Vec<&str> = bare.weights().iter().map(|meta| meta.name.as_str()).collect();
         let prefix = cards.common().prefix(&names);
         check_prefix(&names, prefix, cards.common(), &path)?;

@@ -122,7 +122,7 @@ impl AdapterConversion {
 
         let files = MetadataFiles::read(adapter.dir(), options.metadata_file.as_deref())?;
         let general = general_metadata(&MetadataInputs {
-            dir_name: &adapter.dir().name(),
+            dir_name: &adapter.dir().name()?,
             config: &adapter.dir().json("config.json")?.unwrap_or_default(),
             files: &files,
             model_name: options.model_name.as_deref(),

@@ -32,7 +32,7 @@ fn is_named(dir: &ModelDir) -> Result<bool, ConvertError> {
     let text = |value: Option<&Json>| value.and_then(Json::as_str).unwrap_or_default().to_lowercase();
     let class = text(config.get("architectures").and_then(|classes| classes.get(0)));
     let hints =
-        [dir.name().to_lowercase(), text(config.get("_name_or_path")), text(config.get("model_type"))];
+        [dir.name()?.to_lowercase(), text(config.get("_name_or_path")), text(config.get("model_type"))];
     if hints.iter().chain([&class]).any(|hint| NAMES.iter().any(|name| hint.contains(name))) {
         return Ok(true);
     }

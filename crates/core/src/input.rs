@@ -46,6 +46,14 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
+/// Returns true if a path leads to nothing. Any other error says nothing about what is there: taken for absence, it would
+/// leave a file out in silence.
+#[must_use]
+pub fn is_absence(error: &io::Error) -> bool {
+    use io::ErrorKind::{InvalidFilename, NotADirectory, NotFound};
+    [NotFound, NotADirectory, InvalidFilename].contains(&error.kind())
+}
+
 /// Checks that a file of a model's directory is inside that directory, wherever links lead. Directories
 /// `models--*/snapshots/*` of a Hugging Face hub cache consist of links; there the file may be anywhere in the model's
 /// part of the cache. Links of a local copy of a remote repository may lead to its files ([`ranged::may_lead_to`]).

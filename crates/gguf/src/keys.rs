@@ -1,6 +1,9 @@
 //! Well-known metadata keys and the type of each: the keys that gguf-py writes (its `Keys` table and the writer method
 //! of each key, release 0.5.0 of llama.cpp), and a few more that llama.cpp itself reads or writes.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 use crate::ValueType;
 use crate::ValueType::{Bool, F32, I32, String, U8, U16, U32, U64};
 
@@ -80,8 +83,38 @@ fn fits(pattern: &str, text: &str) -> bool {
 /// Returns the table row of a key, in a file of architecture `arch` (`general.architecture`).
 #[must_use]
 pub fn key_info(key: &str, arch: &str) -> Option<&'static KeyInfo> {
-    KEYS.iter().find(|row| row.matches(key, arch))
+    let index = &*INDEX;
+    let own = || if arch.is_empty() { None } else { index.of_arch.get(key.strip_prefix(arch)?) };
+    let open = || index.open.iter().find(|&&at| KEYS[at].matches(key, arch));
+    // The first row that matches.
+    [index.exact.get(key), own(), open()].into_iter().flatten().min().map(|&at| &KEYS[at])
 }
+
+/// Rows of [`KEYS`] by what a key must equal.
+struct KeyIndex {
+    /// Patterns without a placeholder.
+    exact: HashMap<&'static str, usize>,
+    /// What follows `{arch}` in patterns without another placeholder.
+    of_arch: HashMap<&'static str, usize>,
+    /// Rows with another placeholder, in order.
+    open: Vec<usize>,
+}
+
+static INDEX: LazyLock<KeyIndex> = LazyLock::new(|| {
+    let mut index = KeyIndex { exact: HashMap::new(), of_arch: HashMap::new(), open: Vec::new() };
+    for (at, row) in KEYS.iter().enumerate() {
+        let (rest, keys) = match row.pattern.strip_prefix("{arch}") {
+            Some(rest) => (rest, &mut index.of_arch),
+            None => (row.pattern, &mut index.exact),
+        };
+        if rest.contains('{') {
+            index.open.push(at);
+        } else {
+            keys.entry(rest).or_insert(at);
+        }
+    }
+    index
+});
 
 /// Returns the scalar type of a well-known key: that of its value, or of the elements of an array. `None` for a key
 /// that is not in the table.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use crate::template::PLAIN;
 use apply::{role_key, role_names};
+use gguf_core::input;
 use gguf_core::output::{EditLock, OutputKind};
 use gguf_core::progress::Progress;
 use gguf_core::text::escape;
@@ -18,7 +19,7 @@ use gguf_format::split::part_suffix;
 use gguf_format::split_keys::{SPLIT_COUNT, SPLIT_NO};
 use gguf_format::{
     Assignment, GgufError, GgufFile, Metadata, OpenOptions, PlannedOutput, Strictness, Value, WriteOptions,
-    WriteReport, output_kind, write_files,
+    WriteError, WriteReport, output_kind, write_files,
 };
 use objection::ChangedModel;
 use tensors::EditedTensors;
@@ -216,7 +217,10 @@ impl EditPlan {
         let objections = case.objections();
         // The target of a link is edited; the link itself is kept.
         let target = output.unwrap_or(file.path());
-        let target = fs_err::canonicalize(target).unwrap_or_else(|_| target.to_owned());
+        let target = match fs_err::canonicalize(target) {
+            Err(error) if input::is_absence(&error) => target.to_owned(),
+            found => found.map_err(WriteError::from)?,
+        };
         let planned = edited.plan(&target, &metadata, &file)?;
         let file_bytes = planned.plan.file_bytes;
         Ok(Self { file, metadata, changes, tensors: edited, objections, target, file_bytes, lock, inputs })

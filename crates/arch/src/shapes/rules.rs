@@ -1,9 +1,9 @@
 //! Rules in `shapes.toml`: those of an architecture, with the shared ones.
 
-use std::sync::OnceLock;
+use std::collections::HashMap;
+use std::sync::{LazyLock, OnceLock};
 
 use indexmap::IndexMap;
-use std::collections::HashMap;
 use toml::Table;
 
 use crate::expr::Expr;
@@ -28,10 +28,15 @@ pub(super) struct Rules {
 pub(super) struct BadRule(pub(super) String);
 
 impl Rules {
-    /// Returns the rules of an architecture; of an unknown one, those that most share.
-    pub(super) fn of(arch: &str) -> Self {
+    /// Returns the rules of an architecture; of an unknown one, those that most share. They are read once per process.
+    pub(super) fn of(arch: &str) -> &'static Self {
+        static RULES: LazyLock<HashMap<&str, OnceLock<Rules>>> = LazyLock::new(|| {
+            let own = table().get("arch").and_then(|all| all.as_table());
+            own.into_iter().flatten().map(|(arch, _)| (arch.as_str(), OnceLock::new())).collect()
+        });
+        static SHARED: OnceLock<Rules> = OnceLock::new();
         // The text is part of the program, and a test reads all of it.
-        Self::read(table(), arch).unwrap_or_default()
+        RULES.get(arch).unwrap_or(&SHARED).get_or_init(|| Self::read(table(), arch).unwrap_or_default())
     }
 
     pub(super) fn read(table: &Table, arch: &str) -> Result<Self, BadRule> {

@@ -89,7 +89,7 @@ proptest::proptest! {
 fn the_fixture_opens_and_reads() {
     let checkpoint = Checkpoint::open(&fixture("tiny-llama"), &Limits::default()).unwrap();
     assert_eq!(checkpoint.dir().config()["architectures"][0], "LlamaForCausalLM");
-    assert_eq!(checkpoint.dir().name(), "tiny-llama");
+    assert_eq!(checkpoint.dir().name().unwrap(), "tiny-llama");
     assert!(checkpoint.weights().is_sorted_by_key(|meta| &meta.name));
     let file = fs_err::read(fixture("tiny-llama/model.safetensors")).unwrap();
     let header = parse(&file).unwrap();
@@ -315,7 +315,8 @@ fn configuration_files() {
     assert_eq!(
         ModelDir::open(&root().join("fixtures/tiny-llama/../tiny-llama/."), &Limits::default())
             .unwrap()
-            .name(),
+            .name()
+            .unwrap(),
         "tiny-llama"
     );
 }

@@ -222,21 +222,25 @@ fn safetensors(rows: &[Json]) -> Vec<u8> {
 /// Appends the `n` elements of tensor `k`.
 fn elements(ty: &str, k: u64, n: u64, is_zero: bool, out: &mut Vec<u8>) {
     let value = |i: u64| if is_zero { 0.0 } else { element(k, i) };
-    match ty {
-        // The values have few significant bits, so none is lost.
-        "BF16" => out.extend((0..n).flat_map(|i| ((value(i).to_bits() >> 16) as u16).to_le_bytes())),
-        "F16" => out.extend((0..n).flat_map(|i| half::f16::from_f32(value(i)).to_le_bytes())),
-        "F32" => out.extend((0..n).flat_map(|i| value(i).to_le_bytes())),
-        "BOOL" => out.extend((0..n).map(|i| (i % 2) as u8)),
-        "I32" => out.extend((0..n).flat_map(|i| ((i / 2) as i32).to_le_bytes())),
-        "I64" => out.extend((0..n).flat_map(|i| ((i / 2) as i64).to_le_bytes())),
-        "I8" => out.extend((0..n).map(|i| bits(k, i))),
-        // Never NaN, also not as a power of two.
-        "U8" => out.extend((0..n).map(|i| bits(k, i) % 255)),
-        "F8_E4M3" => out.extend((0..n).map(|i| bits(k, i) & 0xf7)),
-        // Scales near one.
-        "F8_E8M0" => out.extend((0..n).map(|i| 120 + (bits(k, i) & 7))),
-        other => panic!("element type {other}"),
+    // Loops: without optimization, adapters of iterators take most of a test's time.
+    let mut put = |bytes: &[u8]| out.extend_from_slice(bytes);
+    for i in 0..n {
+        match ty {
+            // The values have few significant bits, so none is lost.
+            "BF16" => put(&((value(i).to_bits() >> 16) as u16).to_le_bytes()),
+            "F16" => put(&half::f16::from_f32(value(i)).to_le_bytes()),
+            "F32" => put(&value(i).to_le_bytes()),
+            "BOOL" => put(&[(i % 2) as u8]),
+            "I32" => put(&((i / 2) as i32).to_le_bytes()),
+            "I64" => put(&((i / 2) as i64).to_le_bytes()),
+            "I8" => put(&[bits(k, i)]),
+            // Never NaN, also not as a power of two.
+            "U8" => put(&[bits(k, i) % 255]),
+            "F8_E4M3" => put(&[bits(k, i) & 0xf7]),
+            // Scales near one.
+            "F8_E8M0" => put(&[120 + (bits(k, i) & 7)]),
+            other => panic!("element type {other}"),
+        }
     }
 }
 

@@ -256,7 +256,7 @@ fn conformance_of_whole_checkpoints(corpus: &Goldens) {
             parts.iter().flat_map(|part| part["tensors"].as_array().unwrap()).map(tensor_of_row).collect();
         let dir = ModelDir::open(&case.join("hf"), &Limits::default()).unwrap();
         let ours = Case {
-            dir_name: dir.name(),
+            dir_name: dir.name().unwrap(),
             config: dir.config().clone(),
             files: MetadataFiles::read(&dir, None).unwrap(),
             model_name: None,
