@@ -46,6 +46,9 @@ macro_rules! program {
     };
 }
 
+/// Stack of a job. Nested templates and patterns take more of it in a program that is not optimized.
+const STACK_BYTES: usize = if cfg!(debug_assertions) { 64 << 20 } else { 8 << 20 };
+
 /// Makes jobs run in children of this program. If the system does not report the program's path, the child does not
 /// start and its jobs are refused.
 pub(super) fn install() {
@@ -64,10 +67,17 @@ pub(super) fn play_child() -> Option<Exit> {
     let rest: Vec<OsString> = args.collect();
     let Some(bounds) = child_bounds(&rest) else { return Some(Exit::Usage) };
     let limit = MEMORY_LIMIT.get().copied();
-    let served = match job.to_str() {
-        Some(IsolatedChat::JOB) => serve(&bounds, limit, IsolatedChat::job()),
-        Some(REFERENCE_JOB) => serve(&bounds, limit, reference_job()),
-        _ => return Some(Exit::Usage),
+    let run = move || match job.to_str() {
+        Some(IsolatedChat::JOB) => Some(serve(&bounds, limit, IsolatedChat::job())),
+        Some(REFERENCE_JOB) => Some(serve(&bounds, limit, reference_job())),
+        _ => None,
     };
-    Some(if served.is_ok() { Exit::Done } else { Exit::Failed })
+    // The stack is the same on every system, whatever its main threads have.
+    let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(run);
+    let served = thread.map(std::thread::JoinHandle::join);
+    Some(match served {
+        Ok(Ok(None)) => Exit::Usage,
+        Ok(Ok(Some(Ok(())))) => Exit::Done,
+        _ => Exit::Failed,
+    })
 }

@@ -40,7 +40,7 @@ fn claims_cost_no_memory() {
         let mut config = made.config.clone();
         config["architectures"] = json!(["LlamaForCausalLM"]);
         write(&config, &made.parts, dir.path());
-        let mut command = programs::limited("ulimit -v 262144", "gguf-convert", dir.path());
+        let mut command = programs::limited("ulimit -v 524288", "gguf-convert", dir.path());
         command.arg("hf2gguf").arg(dir.path()).arg("-o").arg(dir.path().join("out.gguf")).arg("--dry-run");
         programs::finish(&mut command).says(1, MODULE);
     }

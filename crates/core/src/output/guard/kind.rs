@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use memchr::memmem;
+
 /// Kind of a file that the programs write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputKind {
@@ -171,7 +173,7 @@ fn has_general_type(head: &[u8], value: &[u8]) -> bool {
     let (n, key) = (value.len() as u64, &b"general.type"[..]);
     let little = [key, &8u32.to_le_bytes(), &n.to_le_bytes(), value].concat();
     let big = [key, &8u32.to_be_bytes(), &n.to_be_bytes(), value].concat();
-    [little, big].iter().any(|needle| head.windows(needle.len()).any(|window| window == needle.as_slice()))
+    [little, big].iter().any(|needle| memmem::find(head, needle).is_some())
 }
 
 /// Returns true for the length of a header followed by the header.
