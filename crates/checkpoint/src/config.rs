@@ -120,7 +120,11 @@ impl ModelDir {
     /// I/O errors: a name that depended on them would be another one in the file.
     pub fn name(&self) -> std::io::Result<String> {
         if !self.has_files {
-            return Ok(self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default());
+            return Ok(self
+                .path
+                .file_stem()
+                .map(|stem| stem.to_string_lossy().into_owned())
+                .unwrap_or_default());
         }
         let resolved = fs_err::canonicalize(&self.path)?;
         let own = || resolved.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -144,7 +148,8 @@ impl ModelDir {
     pub fn file(&self, name: &str) -> Option<PathBuf> {
         let path = self.home(name).join(name);
         // Anything but a file or directory is refused by its kind when it is opened.
-        let is_there = path.metadata().map_or_else(|error| !input::is_absence(&error), |metadata| !metadata.is_dir());
+        let is_there =
+            path.metadata().map_or_else(|error| !input::is_absence(&error), |metadata| !metadata.is_dir());
         (self.has_files && is_there).then_some(path)
     }
 

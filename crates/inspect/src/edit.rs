@@ -18,8 +18,8 @@ use gguf_core::{TensorMeta, TensorSource};
 use gguf_format::split::part_suffix;
 use gguf_format::split_keys::{SPLIT_COUNT, SPLIT_NO};
 use gguf_format::{
-    Assignment, GgufError, GgufFile, Metadata, OpenOptions, PlannedOutput, Strictness, Value, WriteOptions,
-    WriteError, WriteReport, output_kind, write_files,
+    Assignment, GgufError, GgufFile, Metadata, OpenOptions, PlannedOutput, Strictness, Value, WriteError,
+    WriteOptions, WriteReport, output_kind, write_files,
 };
 use objection::ChangedModel;
 use tensors::EditedTensors;

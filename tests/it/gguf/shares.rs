@@ -8,7 +8,7 @@ use gguf_foundry::core::{SourceError, TensorMeta, TensorSource};
 use gguf_foundry::gguf::{GgufFile, OpenOptions, Share, SplitSpec, WriteError, WriteOptions, write_gguf};
 
 use crate::support::programs::{command, run};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{bundled, files, fixture};
 
 fn model() -> String {
@@ -98,11 +98,11 @@ fn shares_of_one_file_are_the_file_of_a_single_run() {
     }
 }
 
-two_tiers!(a_share_that_was_killed_is_written_again);
+deep_test!(a_share_that_was_killed_is_written_again);
 
 /// A killed run has written nothing that counts; started again, it has the same result as without the kill.
-fn a_share_that_was_killed_is_written_again(tier: Tier) {
-    let (dir, checkpoint) = (tempfile::tempdir().unwrap(), checkpoint(tier));
+fn a_share_that_was_killed_is_written_again() {
+    let (dir, checkpoint) = (tempfile::tempdir().unwrap(), checkpoint(Tier::Deep));
     let (dir, model) = (dir.path(), checkpoint.path().to_str().unwrap());
     run("gguf-convert", dir, &["hf2gguf", model, "--type", "iq3_s", "-o", "whole.gguf", "--no-sync", "-q"])
         .ok();

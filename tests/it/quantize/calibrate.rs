@@ -8,7 +8,7 @@ use gguf_foundry::gguf::{GgufFile, Value};
 use serde_json::Value as Json;
 
 use super::{convert_two_layers, run};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{fixture, programs};
 use crate::testkit::memory::tensor_bytes;
 
@@ -111,13 +111,13 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less(tier: Tier) {
     assert_eq!(text.as_str(), Some(tier.of("text.txt: 1536 tokens", "text.txt: 4096 tokens")));
 }
 
-two_tiers!(a_text_of_the_check_judges_the_result);
+deep_test!(a_text_of_the_check_judges_the_result);
 
 /// Given check text replaces held-back text: a short text is used completely for calibration.
-fn a_text_of_the_check_judges_the_result(tier: Tier) {
+fn a_text_of_the_check_judges_the_result() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare_two_layers(tier, dir);
+    prepare_two_layers(Tier::Deep, dir);
     let text = fs_err::read_to_string(dir.join("text.txt")).unwrap();
     fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(12_000)]).unwrap();
     let base = ["--json", "--type", "q4_0", "--calibrate", "text.txt", "--no-self-text", "--solver", "gptq"];
@@ -128,7 +128,7 @@ fn a_text_of_the_check_judges_the_result(tier: Tier) {
     assert_eq!((&kind["check_tokens"], &check["name"]), (&0.into(), &"rest.txt".into()));
     let (n_tokens, n_check) = (kind["tokens"].as_u64().unwrap(), check["tokens"].as_u64().unwrap());
     assert!(n_tokens > 3_000 && n_check > 2_000, "{calibration}");
-    assert!(calibration["ratio"].as_f64().unwrap() < tier.of(0.9, 0.8), "{calibration}");
+    assert!(calibration["ratio"].as_f64().unwrap() < 0.8, "{calibration}");
     let file = GgufFile::open(&dir.join("out.gguf")).unwrap();
     let text = file.metadata().get("gguf_foundry.quantize.calibration").cloned().unwrap();
     let expected = format!("text.txt: {n_tokens} tokens; checked by rest.txt: {n_check} tokens");
@@ -211,35 +211,33 @@ fn what_cannot_be_calibrated_is_refused() {
     assert!(!dir.join("out.gguf").exists());
 }
 
-two_tiers!(the_model_writes_text_where_there_is_none_or_one_kind);
+deep_test!(the_model_writes_text_where_there_is_none_or_one_kind);
 
 /// A model can calibrate itself; with one kind of text given, it writes half. Every day any number of threads write in
 /// `calibrate`: `text_depends_on_the_seed_and_on_neither_threads_nor_memory`.
-fn the_model_writes_text_where_there_is_none_or_one_kind(tier: Tier) {
+fn the_model_writes_text_where_there_is_none_or_one_kind() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare_two_layers(tier, dir);
-    let n_tokens = tier.of("2048", "4096");
+    prepare_two_layers(Tier::Deep, dir);
+    let n_tokens = "4096";
     // The solver that needs one run only: the text is what counts.
     let base = ["--json", "--type", "q4_k_m", "--calibrate-tokens", n_tokens, "--solver", "gptq"];
     let kinds = |name: &str, texts: &[&str]| {
         let report = run(dir, &[&base[..], texts, &["in.gguf", name]].concat()).ok().json();
-        assert!(report["calibration"]["ratio"].as_f64().unwrap() < tier.of(0.9, 0.8), "{report}");
+        assert!(report["calibration"]["ratio"].as_f64().unwrap() < 0.8, "{report}");
         let kinds = report["calibration"]["kinds"].as_array().unwrap().iter();
         kinds
             .map(|kind| (kind["name"].as_str().unwrap().to_owned(), kind["tokens"].as_u64().unwrap()))
             .collect::<Vec<_>>()
     };
     let alone = kinds("self.gguf", &["--calibrate", "self"]);
-    let expected = tier.of(1700..=2200, 3500..=4200);
+    let expected = 3500..=4200;
     assert!(alone.len() == 1 && alone[0].0 == "self" && expected.contains(&alone[0].1), "{alone:?}");
     let both = kinds("both.gguf", &["--calibrate", "text.txt"]);
-    assert_eq!(both[0], ("text.txt".to_owned(), tier.of(512, 1536)));
-    let expected = tier.of(850..=1100, 1700..=2200);
+    assert_eq!(both[0], ("text.txt".to_owned(), 1536));
+    let expected = 1700..=2200;
     assert!(both[1].0 == "self" && expected.contains(&both[1].1), "{both:?}");
-    if tier.is_deep() {
-        kinds("again.gguf", &["--calibrate", "text.txt", "--calibrate", "self", "--threads", "3"]);
-        let [both, again] = ["both.gguf", "again.gguf"].map(|name| fs_err::read(dir.join(name)).unwrap());
-        assert!(both == again, "other bytes with other threads");
-    }
+    kinds("again.gguf", &["--calibrate", "text.txt", "--calibrate", "self", "--threads", "3"]);
+    let [both, again] = ["both.gguf", "again.gguf"].map(|name| fs_err::read(dir.join(name)).unwrap());
+    assert!(both == again, "other bytes with other threads");
 }

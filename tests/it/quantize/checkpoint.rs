@@ -8,7 +8,7 @@ use gguf_foundry::gguf::GgufFile;
 use super::write_two_layers;
 use crate::support::goldens::{Goldens, conformance_tests, tiered_conformance_tests};
 use crate::support::programs::run_unsynced as run;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{files, fixture, report_cases};
 use crate::testkit::memory::tensor_bytes;
 use crate::testkit::noise::Noise;
@@ -70,17 +70,17 @@ fn one_pass_gives_the_bytes_of_the_f32_file(tier: Tier) {
     }
 }
 
-two_tiers!(types_for_a_size_are_those_of_the_f32_file);
+deep_test!(types_for_a_size_are_those_of_the_f32_file);
 
-fn types_for_a_size_are_those_of_the_f32_file(tier: Tier) {
+fn types_for_a_size_are_those_of_the_f32_file() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     write_two_layers(Tier::Everyday, &dir.join("hf"));
     let whole = fixture("tiny-llama");
-    let model = tier.of("hf", whole.to_str().unwrap());
+    let model = whole.to_str().unwrap();
     run("gguf-convert", dir, &["hf2gguf", model, "-o", "f32.gguf", "--type", "f32"]).ok();
     // The smaller model has fewer small tensors to fill the size with.
-    let (target, least, most) = tier.of(("700K", 680 << 10, 700 << 10), ("2600K", 2580 << 10, 2600 << 10));
+    let (target, least, most) = ("2600K", 2580 << 10, 2600 << 10);
     let size = ["--target-size", target, "--types", "q3_k,q4_k,q6_k"];
     let write = |name| [&size[..], &["--write-types", name]].concat();
     run("gguf-quantize", dir, &[&["f32.gguf", "two.gguf"], &write("two.txt")[..]].concat()).ok();

@@ -6,7 +6,7 @@ use serde_json::Value as Json;
 
 use super::calibrate::prepare_two_layers as prepare;
 use super::run;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 
 fn ok(dir: &Path, args: &[&str]) -> Json {
     run(dir, &[&["--json"], args].concat()).ok().json()
@@ -130,7 +130,8 @@ fn statistics_without_a_check_ask_for_one() {
     refused(dir, &args, 1, "name one with `--check-text`");
 }
 
-#[test]
+deep_test!(a_dry_run_says_what_calibration_would_take);
+
 fn a_dry_run_says_what_calibration_would_take() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

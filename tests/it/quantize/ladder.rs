@@ -12,7 +12,7 @@ use gguf_foundry::job::{Events, Job, JobInput, JobOutput, OutputPath};
 
 use super::{convert, convert_for, convert_two_layers, run};
 use crate::support::programs::Outcome;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{files, fixture, programs};
 
 fn is_model(name: &str) -> bool {
@@ -97,7 +97,8 @@ fn every_file_has_the_bytes_of_its_own_run(tier: Tier) {
     assert_eq!(compare(dir, "few", "in.gguf", &["F16", "BF16", "Q4_0", "COPY"], &[]), 4);
 }
 
-#[test]
+deep_test!(a_checkpoint_s_ladder_has_the_bytes_of_single_conversions);
+
 fn a_checkpoint_s_ladder_has_the_bytes_of_single_conversions() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -7,7 +7,7 @@ use super::calibrate::prepare_two_layers;
 use super::run;
 use crate::support::files;
 use crate::support::programs::{self, Outcome};
-use crate::support::tiers::Tier;
+use crate::support::tiers::{Tier, deep_test};
 
 /// Writes two layers of the bundled model in F32 and as `q8.gguf`, and two texts.
 fn directory() -> tempfile::TempDir {
@@ -31,7 +31,8 @@ const TWO_TEXTS: [&str; 3] = ["--calibrate", "rest.txt", "--no-self-text"];
 const F32: [&str; 2] = ["--arithmetic", "f32"];
 const INTEGER: [&str; 2] = ["--arithmetic", "integer"];
 
-#[test]
+deep_test!(statistics_have_one_arithmetic);
+
 fn statistics_have_one_arithmetic() {
     let dir = directory();
     let dir = dir.path();
@@ -78,7 +79,8 @@ fn statistics_have_one_arithmetic() {
     of_texts(&["in.gguf", "-o", "floats"], &[]).says(0, "these statistics were there already");
 }
 
-#[test]
+deep_test!(a_text_of_the_model_has_one_arithmetic);
+
 fn a_text_of_the_model_has_one_arithmetic() {
     let dir = directory();
     let dir = dir.path();

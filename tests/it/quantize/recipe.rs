@@ -13,7 +13,7 @@ use serde_json::Value as Json;
 
 use super::{convert_two_layers as convert, run};
 use crate::support::programs::Outcome;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{files, fixture, programs};
 
 fn program(dir: &Path, command: &str, args: &[&str]) -> Outcome {
@@ -91,7 +91,8 @@ fn files_of_all_types_are_explained_and_made_again(tier: Tier) {
     assert_eq!(n_used, weighted.len());
 }
 
-#[test]
+deep_test!(mixtures_of_rules_and_claims_are_told);
+
 fn mixtures_of_rules_and_claims_are_told() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
@@ -151,7 +152,7 @@ fn planted_edits_are_found_named_and_kept(tier: Tier) {
     importance(dir, "m.gguf", tier.of(2000, 6000));
     let types = [("iq4_xs", true), ("q8_0", false), ("q4_k_m", false), ("q3_k_s", true)];
     let mut n_edits = 0;
-    for (ty, is_weighted) in tier.some(4, types) {
+    for (ty, is_weighted) in tier.some(12, types) {
         let with: &[&str] = if is_weighted { &["--imatrix", "m.gguf"] } else { &[] };
         run(dir, &[&["in.gguf", "q.gguf", "--type", ty], with].concat()).ok();
         let original = Edited::of(dir, "q.gguf");

@@ -8,7 +8,7 @@ use super::calibrate::prepare_two_layers as prepare;
 use super::{run, write_two_layers};
 use crate::support::files;
 use crate::support::programs::{self, Outcome};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 
 fn stats(dir: &Path, args: &[&str]) -> Outcome {
     programs::run("gguf-quantize", dir, &[&["stats", "--no-sync"], args].concat())
@@ -105,8 +105,9 @@ fn parts_make_what_a_quantization_saves(tier: Tier) {
     assert!(!dir.join("x").exists() && !dir.join("x.gguf").exists());
 }
 
+deep_test!(a_text_of_the_model_is_kept_for_others);
+
 /// The model's text is written once, and only used where it belongs.
-#[test]
 fn a_text_of_the_model_is_kept_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
@@ -175,8 +176,9 @@ fn what_cannot_be_collected_is_refused_before_anything_is_run() {
     assert_eq!(fs_err::read_dir(dir).unwrap().count(), before + 2);
 }
 
+deep_test!(statistics_of_a_checkpoint_serve_its_quantization);
+
 /// A checkpoint is run like the file in its quantization.
-#[test]
 fn statistics_of_a_checkpoint_serve_its_quantization() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

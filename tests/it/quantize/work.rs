@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use super::calibrate::prepare_two_layers as prepare;
 use super::run;
 use crate::support::programs::{Outcome, command};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 
 const ARGS: [&str; 8] = [
     "--type",
@@ -76,8 +76,9 @@ fn a_run_that_was_killed_goes_on(tier: Tier) {
     }
 }
 
+deep_test!(work_is_resumed_in_its_arithmetic);
+
 /// The arithmetic decides the result, like the text.
-#[test]
 fn work_is_resumed_in_its_arithmetic() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

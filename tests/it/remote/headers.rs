@@ -6,7 +6,7 @@ use std::path::Path;
 use super::server::{Manners, Server, TOKEN};
 use super::{model, run_program, run_well};
 use crate::support::programs::Outcome;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::deep_test;
 
 /// Length of a key that makes a header longer than the first fetch.
 const LONG: usize = 700_000;
@@ -40,10 +40,10 @@ fn inspect_well(dir: &Path, server: &Server, arguments: &[&str]) -> String {
     inspect(dir, server, arguments).ok().text()
 }
 
-two_tiers!(headers_on_servers_are_those_of_the_files);
+deep_test!(headers_on_servers_are_those_of_the_files);
 
 /// Every day one run of 23: each server, file, kind of address and command is among them.
-fn headers_on_servers_are_those_of_the_files(tier: Tier) {
+fn headers_on_servers_are_those_of_the_files() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     drop(shelf(dir, Manners::default()));
@@ -72,7 +72,7 @@ fn headers_on_servers_are_those_of_the_files(tier: Tier) {
                 ];
                 for arguments in asked {
                     let turn: usize = turns.next().unwrap();
-                    if !turn.is_multiple_of(tier.of(23, 1)) {
+                    if !turn.is_multiple_of(1) {
                         continue;
                     }
                     n_runs += 1;

@@ -20,7 +20,7 @@ use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use gguf_foundry::remote::{Address, Patience, RemoteCheckpoint, RemoteError, RemoteOptions};
 
 use crate::support::programs::{self, Outcome};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{bundled, files, fixture};
 use server::{COMMIT, Manners, Server, TOKEN};
 
@@ -388,8 +388,9 @@ fn a_cache_is_whole_checked_resumed_and_enough_without_a_network() {
     );
 }
 
+deep_test!(a_file_is_verified_beside_its_model_on_a_server);
+
 /// The output is verified against its model on a server, with cached files.
-#[test]
 fn a_file_is_verified_beside_its_model_on_a_server() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -9,7 +9,7 @@ use super::server::{COMMIT, Manners, Server};
 use super::{model, model_of, run, run_well};
 use crate::support::files;
 use crate::support::programs::{Outcome, command};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 
 /// Starts a conversion in the background.
 fn start(dir: &Path, server: &Server, output: &str, more: &[&str]) -> Child {
@@ -183,12 +183,12 @@ fn half_a_snapshot_is_none_without_a_network() {
     }
 }
 
-two_tiers!(servers_that_name_no_version_or_know_no_ranges);
+deep_test!(servers_that_name_no_version_or_know_no_ranges);
 
-fn servers_that_name_no_version_or_know_no_ranges(tier: Tier) {
+fn servers_that_name_no_version_or_know_no_ranges() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let model = model_of(tier, dir);
+    let model = model_of(Tier::Deep, dir);
     let polite = Manners::default();
     let named = ["--model-name", "Tiny Llama"];
     let expected = expected(dir, &Server::start(&model, polite.clone()), &model, &named);

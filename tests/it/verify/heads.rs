@@ -11,7 +11,7 @@ use serde_json::Value as Json;
 
 use super::encoders::{beside, judged, score_head};
 use super::{errors, llama};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{files, fixture};
 use crate::testkit::checkpoints::write_case;
 use crate::testkit::tiny::Tiny;
@@ -95,9 +95,9 @@ fn a_healthy_decoder_that_scores_passes(tier: Tier) {
     }
 }
 
-two_tiers!(damages_of_a_decoder_that_scores_fail);
+deep_test!(damages_of_a_decoder_that_scores_fail);
 
-fn damages_of_a_decoder_that_scores_fail(tier: Tier) {
+fn damages_of_a_decoder_that_scores_fail() {
     type Damage = fn(&mut Tiny);
     let damages: [(&str, Damage); 7] = [
         ("labels swapped", |tiny| {
@@ -119,10 +119,10 @@ fn damages_of_a_decoder_that_scores_fail(tier: Tier) {
         ("a norm of ones", |tiny| tiny.set_values("output_norm.weight", &[1.0; 256])),
     ];
     let base = reranker();
-    for (damage, apply) in tier.some(2, damages) {
+    for (damage, apply) in damages {
         let mut tiny = base.clone();
         apply(&mut tiny);
-        let report = beside(&tiny.quantized(GgmlType::Q8_0), &base, tier.of(8, 24));
+        let report = beside(&tiny.quantized(GgmlType::Q8_0), &base, 24);
         assert_eq!(report.verdict, Verdict::Fail, "{damage}");
         assert!(errors(&report).contains(&"max-score-error"), "{damage}: {:?}", errors(&report));
     }

@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use super::{gguf_verify, llama, model};
 use crate::support::fixture;
+use crate::support::tiers::deep_test;
 use crate::testkit::memory::f32_values;
 use crate::testkit::tiny::{self, Tiny};
 
@@ -73,7 +74,8 @@ fn importance_matrices_are_mean_squares_of_inputs() {
     assert_eq!(legacy[..4], 28i32.to_le_bytes());
 }
 
-#[test]
+deep_test!(the_parts_of_a_text_add_up_to_the_whole);
+
 fn the_parts_of_a_text_add_up_to_the_whole() {
     let dir = tiny::directory();
     let at = |name: &str| sums(dir.path(), name);
@@ -198,7 +200,8 @@ fn prompts_name() -> Vec<u8> {
     prompts().into_bytes()
 }
 
-#[test]
+deep_test!(an_interrupted_run_goes_on_to_the_same_bytes);
+
 fn an_interrupted_run_goes_on_to_the_same_bytes() {
     let dir = tiny::directory();
     let tiny = Tiny::new();
@@ -224,7 +227,8 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
     assert!(err.contains("no file `new.gguf` yet") && bytes("new.gguf") == bytes("whole.gguf"), "{err}");
 }
 
-#[test]
+deep_test!(only_the_same_run_goes_on);
+
 fn only_the_same_run_goes_on() {
     let dir = tiny::directory();
     let tiny = Tiny::new();
@@ -318,7 +322,8 @@ fn an_interrupt_leaves_what_is_done() {
     assert!(bytes("part.gguf") == bytes("whole.gguf"), "a resumed run differs");
 }
 
-#[test]
+deep_test!(copies_are_kept_by_the_number_of_their_chunks);
+
 fn copies_are_kept_by_the_number_of_their_chunks() {
     let dir = tiny::directory();
     let more = ["--chunks", "5", "--output-frequency", "0", "--save-frequency", "2"];

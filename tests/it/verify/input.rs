@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::gguf_verify;
 use crate::support::fixture;
 use crate::support::programs::Outcome;
+use crate::support::tiers::deep_test;
 use crate::testkit::tiny::{self, Tiny};
 
 /// Chat template that supports users and assistants.
@@ -170,7 +171,8 @@ fn chats_are_written_out_by_the_file() {
     assert!(has_finding(&found, "error", "chat-template", "line 1"), "{found}");
 }
 
-#[test]
+deep_test!(several_files_end_in_one_table);
+
 fn several_files_end_in_one_table() {
     let dir = tempfile::tempdir().unwrap();
     let base = Tiny::new().with_layers(1);

@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 
 use super::gguf_verify;
 use crate::support::programs::run;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::testkit::tiny::{self, Tiny};
 
 /// Quantizes the bundled model to a file of this name.
@@ -65,7 +65,8 @@ fn every_false_label_is_found_in_the_key_and_in_the_name_and_no_true_one(tier: T
     assert_eq!(n_false, tier.of(6, 34));
 }
 
-#[test]
+deep_test!(names_of_other_peoples_mixtures_are_no_contradiction);
+
 fn names_of_other_peoples_mixtures_are_no_contradiction() {
     let dir = tempfile::tempdir().unwrap();
     let mut tiny = Tiny::new().quantized(GgmlType::Q4K);

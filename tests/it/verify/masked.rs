@@ -11,7 +11,7 @@ use gguf_foundry::verify::{
 
 use super::heads::{converted, texts};
 use super::{bare_model, errors, judged_with, llama, options};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::testkit::tiny::Tiny;
 
 const MASK: &str = "tokenizer.ggml.mask_token_id";
@@ -112,10 +112,10 @@ fn healthy_files_pass_by_their_masked_tokens(tier: Tier) {
     }
 }
 
-two_tiers!(damages_show_at_masked_tokens);
+deep_test!(damages_show_at_masked_tokens);
 
 /// Every day at the tokens of few texts.
-fn damages_show_at_masked_tokens(tier: Tier) {
+fn damages_show_at_masked_tokens() {
     type Damage = fn(&mut Tiny);
     let of_the_head: [(&str, Damage); 3] = [
         ("rows moved by one", |tiny| {
@@ -126,7 +126,7 @@ fn damages_show_at_masked_tokens(tier: Tier) {
         }),
         ("a norm of ones", |tiny| tiny.set_values("cls.norm.weight", &[1.0; 256])),
     ];
-    let n_texts = tier.of(4, 40);
+    let n_texts = 40;
     let (base, features) = encoder();
     for (damage, apply) in of_the_head {
         let mut tiny = base.clone();

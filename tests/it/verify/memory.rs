@@ -6,6 +6,7 @@ use std::path::Path;
 use gguf_foundry::core::{GgmlType, TensorMeta};
 use gguf_foundry::gguf::Metadata;
 
+use crate::support::tiers::deep_test;
 use crate::support::{peak_memory_kib, programs};
 use crate::testkit::memory::{ComputedTensors, tensor_meta, write_source};
 use crate::testkit::models;
@@ -112,7 +113,8 @@ fn write_wide(path: &Path) {
     write_source(path, &metadata, &source);
 }
 
-#[test]
+deep_test!(logits_of_many_prompts_take_the_memory_of_a_batch);
+
 fn logits_of_many_prompts_take_the_memory_of_a_batch() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wide.gguf");
@@ -129,7 +131,8 @@ fn logits_of_many_prompts_take_the_memory_of_a_batch() {
     assert!(peak < 200 << 10, "{peak} KiB");
 }
 
-#[test]
+deep_test!(a_file_larger_than_the_address_space_is_verified_to_the_end);
+
 fn a_file_larger_than_the_address_space_is_verified_to_the_end() {
     const LIMIT_KIB: u64 = 400 << 10;
     let dir = tempfile::tempdir().unwrap();

@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use super::{corpus, gguf_verify, llama, model, options};
 use crate::support::fixture;
 use crate::support::programs::Outcome;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::testkit::tiny::Tiny;
 
 /// Directory with the first layers of the bundled model in F32, Q8_0 and Q4_0, and a text.
@@ -42,7 +42,8 @@ fn combined(dir: &Path, names: &[&str]) -> Outcome {
     gguf_verify(&[&["combine"], names, &["--json"]].concat(), dir)
 }
 
-#[test]
+deep_test!(parts_of_a_verification_have_one_arithmetic);
+
 fn parts_of_a_verification_have_one_arithmetic() {
     let dir = directory(1);
     let dir = dir.path();
@@ -89,7 +90,8 @@ fn without_arithmetic(dir: &Path, from: &str, to: &str) {
     fs_err::write(dir.join(to), old).unwrap();
 }
 
-#[test]
+deep_test!(a_part_that_does_not_say_its_arithmetic_is_of_f32);
+
 fn a_part_that_does_not_say_its_arithmetic_is_of_f32() {
     let dir = directory(1);
     let dir = dir.path();
@@ -143,7 +145,8 @@ fn an_importance_matrix_has_one_arithmetic() {
     collect("base.gguf", "1/2", "a.part", &["--arithmetic", "f32", "--resume"]).ok();
 }
 
-#[test]
+deep_test!(a_baseline_that_was_kept_has_its_arithmetic);
+
 fn a_baseline_that_was_kept_has_its_arithmetic() {
     let dir = directory(1);
     let dir = dir.path();
@@ -194,18 +197,18 @@ fn reports(file: &Tiny, baseline: &Tiny, n_chunks: usize) -> [Report; 2] {
     })
 }
 
-two_tiers!(a_healthy_file_is_run_like_the_file);
+deep_test!(a_healthy_file_is_run_like_the_file);
 
 /// The healthy file that limits are measured with is this very file here. Its cost is the same, bit for bit, but only
 /// in the same arithmetic.
-fn a_healthy_file_is_run_like_the_file(tier: Tier) {
-    let (n_layers, n_chunks, n_tokens) = tier.of((2, 2, 200), (4, 6, 700));
+fn a_healthy_file_is_run_like_the_file() {
+    let (n_layers, n_chunks, n_tokens) = (4, 6, 700);
     let base = Tiny::new().with_layers(n_layers);
     let (q8, q4) = (base.quantized(GgmlType::Q8_0), base.quantized(GgmlType::Q4_0));
     let mut mixed = q4.clone();
     let name = "blk.1.ffn_up.weight";
     mixed.tensors.replace(name, GgmlType::F32, crate::testkit::memory::f32_bytes(&base.values(name)));
-    for (name, file) in tier.some(2, [("Q4_0", &q4), ("Q8_0", &q8), ("one matrix in F32", &mixed)]) {
+    for (name, file) in [("Q4_0", &q4), ("Q8_0", &q8), ("one matrix in F32", &mixed)] {
         let found = reports(file, &base, n_chunks);
         for report in &found {
             let healthy = report.healthy.unwrap();

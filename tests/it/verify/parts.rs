@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{gguf_verify, routing};
 use crate::support::fixture;
 use crate::support::programs::Outcome;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::testkit::tiny::Tiny;
 
 /// First layers of the bundled model.
@@ -106,21 +106,14 @@ fn parts_say_what_a_single_run_says(tier: Tier) {
     assert!(report["weights"]["tensors"].as_array().unwrap().len() > 10);
 }
 
-two_tiers!(limits_are_kept_or_missed_by_all_parts_together);
+deep_test!(limits_are_kept_or_missed_by_all_parts_together);
 
-fn limits_are_kept_or_missed_by_all_parts_together(tier: Tier) {
-    let dir = directory(tier);
-    let run = |ctx, chunks, score| {
-        ["q4.gguf", "--prompts", "p.txt", "--ctx", ctx, "--chunks", chunks, "--score", score]
-    };
-    // A pass needs some 2500 predictions every day, too; a failure does not.
-    let (enough, few) = match tier {
-        Tier::Everyday => (run("64", "52", "all"), run("64", "4", "half")),
-        Tier::Deep => (run("128", "40", "half"), run("128", "40", "half")),
-    };
-    let report = assert_same(dir.path(), &enough, &["--max-ppl", "500"], &[tier.of(2, 5)]);
+fn limits_are_kept_or_missed_by_all_parts_together() {
+    let dir = directory(Tier::Deep);
+    let run = ["q4.gguf", "--prompts", "p.txt", "--ctx", "128", "--chunks", "40", "--score", "half"];
+    let report = assert_same(dir.path(), &run, &["--max-ppl", "500"], &[5]);
     assert_eq!(report["verdict"], "pass", "{report}");
-    let report = assert_same(dir.path(), &few, &["--max-ppl", "2"], &[2]);
+    let report = assert_same(dir.path(), &run, &["--max-ppl", "2"], &[2]);
     assert_eq!(report["verdict"], "fail", "{report}");
     let err =
         gguf_verify(&["combine", "run-1-of-2.part", "run-2-of-2.part", "--max-kld", "1"], dir.path()).err;
@@ -131,11 +124,11 @@ fn limits_are_kept_or_missed_by_all_parts_together(tier: Tier) {
     gguf_verify(&[&combined[..], &["--accept-partial"]].concat(), dir.path()).ok();
 }
 
-two_tiers!(prompts_of_all_lengths_in_several_files);
+deep_test!(prompts_of_all_lengths_in_several_files);
 
-fn prompts_of_all_lengths_in_several_files(tier: Tier) {
-    let dir = directory(tier);
-    let [ctx, chunks] = tier.of(["48", "24"], ["96", "40"]);
+fn prompts_of_all_lengths_in_several_files() {
+    let dir = directory(Tier::Deep);
+    let [ctx, chunks] = ["96", "40"];
     let args = [
         "q4.gguf",
         "--baseline",
@@ -150,19 +143,19 @@ fn prompts_of_all_lengths_in_several_files(tier: Tier) {
         "--score",
         "all",
     ];
-    let report = assert_same(dir.path(), &args, &[], &tier.some(2, [2, 5]));
+    let report = assert_same(dir.path(), &args, &[], &[2, 5]);
     assert_eq!(report["prompt_files"].as_array().unwrap().len(), 2);
     assert!(report["prompts"].as_array().unwrap().len() == 25, "{report}");
 }
 
-two_tiers!(damage_is_found_whichever_part_sees_it);
+deep_test!(damage_is_found_whichever_part_sees_it);
 
-fn damage_is_found_whichever_part_sees_it(tier: Tier) {
-    let dir = directory(tier);
-    let [ctx, chunks] = tier.of(["64", "4"], ["256", "8"]);
+fn damage_is_found_whichever_part_sees_it() {
+    let dir = directory(Tier::Deep);
+    let [ctx, chunks] = ["256", "8"];
     let cut = ["--prompts", "p.txt", "--ctx", ctx, "--chunks", chunks];
     let args = [&["damaged.gguf", "--baseline", "base.gguf"], &cut[..]].concat();
-    let report = assert_same(dir.path(), &args, &[], &tier.some(2, [2, 5]));
+    let report = assert_same(dir.path(), &args, &[], &[2, 5]);
     assert_eq!(report["verdict"], "fail");
     assert_eq!(report["weights"]["damaged"], 2, "{report}");
     // A model that cannot be run has no part to run, but a verdict.
@@ -193,7 +186,8 @@ fn refused(dir: &Path, names: &[&str]) -> String {
     err
 }
 
-#[test]
+deep_test!(parts_that_do_not_belong_together_are_refused);
+
 fn parts_that_do_not_belong_together_are_refused() {
     let dir = directory(Tier::Everyday);
     let at = dir.path();

@@ -7,6 +7,7 @@ use serde_json::{Value as Json, json};
 
 use super::gguf_verify;
 use crate::support::fixture;
+use crate::support::tiers::deep_test;
 use crate::testkit::tiny::{self, Tiny};
 
 fn corpus_texts() -> Vec<String> {
@@ -82,7 +83,8 @@ fn data_and_binary_files_are_refused_with_a_way_out() {
     gguf_verify(&["base.gguf", "--structure-only", "--plain-text"], dir.path()).exits_with(2);
 }
 
-#[test]
+deep_test!(files_share_the_chunks_and_each_has_its_row);
+
 fn files_share_the_chunks_and_each_has_its_row() {
     let dir = tempfile::tempdir().unwrap();
     let base = Tiny::new().with_layers(1);

@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::gguf_verify;
 use crate::support::fixture;
 use crate::support::programs::{self, Outcome};
+use crate::support::tiers::deep_test;
 use crate::testkit::tiny::Tiny;
 use gguf_foundry::core::GgmlType;
 
@@ -72,7 +73,8 @@ fn a_page_a_card_and_a_document_come_of_one_run() {
     }
 }
 
-#[test]
+deep_test!(the_same_run_gives_the_same_page);
+
 fn the_same_run_gives_the_same_page() {
     let dir = directory();
     let page = || {

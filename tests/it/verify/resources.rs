@@ -8,7 +8,7 @@ use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::verify::{Model, Position, Recall, Verification, verify};
 
 use super::{corpus, gguf_verify, llama, model, options};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::deep_test;
 use crate::support::{fixture, programs};
 use crate::testkit::tiny::{self, Tiny};
 
@@ -46,14 +46,14 @@ impl Progress for Work {
     }
 }
 
-two_tiers!(a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same);
+deep_test!(a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same);
 
 /// Every day with short chunks, on one thread, whose buffers leave little memory for groups.
-fn a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same(tier: Tier) {
-    let (n_ctx, n_chunks, little) = tier.of((64, 8, 12 << 20), (256, 24, 40 << 20));
+fn a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same() {
+    let (n_ctx, n_chunks, little) = (256, 24, 40 << 20);
     let engine = |memory_bytes| {
         let plain = EngineOptions { memory_bytes, ..EngineOptions::default() };
-        EngineOptions { n_threads: tier.of(1, plain.n_threads), ..plain }
+        EngineOptions { n_threads: plain.n_threads, ..plain }
     };
     let base = Tiny::new().with_layers(2);
     let features = llama();

@@ -107,7 +107,9 @@ fn threads_hear_what_polling_hears() {
     let reads = "head -c 9 >/dev/null";
     let good = format!("{reads}; {GOOD}; {reads}; {GOOD}; cat >/dev/null");
     assert_eq!(ask(&good, 2), Ok(b"x".to_vec()));
-    assert_eq!(ask(&good, 3), Err(IsolatedError::Time { seconds: 5 }));
+    let soon = Bounds { wall: Duration::from_secs(1), ..Bounds::default() };
+    let requests = vec![&b"hello"[..]; 3];
+    assert_eq!(ask_by_threads(&good, soon, never, &requests), Err(IsolatedError::Time { seconds: 1 }));
     for garbage in ["echo hello; sleep 5", r"printf 'GFj1\007\000\000\000\000'; sleep 5", "yes"] {
         assert_eq!(ask(garbage, 1), Err(IsolatedError::Garbage), "{garbage}");
     }

@@ -4,14 +4,14 @@ use gguf_foundry::core::GgmlType;
 use gguf_foundry::verify::Cause;
 
 use super::{K, OUT, Q, TYPES, compare, found, layout, n_blocks, quantized, randomize, small};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::testkit::tiny::Tiny;
 
 two_tiers!(damaged_codes_are_found_in_every_type_with_and_without_importance);
 
 fn damaged_codes_are_found_in_every_type_with_and_without_importance(tier: Tier) {
     let base = small();
-    for ty in tier.some(3, TYPES) {
+    for ty in tier.some(9, TYPES) {
         for weighted in [false, true] {
             let healthy = quantized(&base, ty, weighted);
             let n = n_blocks(&healthy, K);
@@ -78,7 +78,7 @@ two_tiers!(values_in_the_wrong_place_are_found_and_named);
 
 fn values_in_the_wrong_place_are_found_and_named(tier: Tier) {
     let base = small();
-    for ty in tier.some(3, TYPES) {
+    for ty in tier.some(9, TYPES) {
         for weighted in [false, true] {
             let broken = changed(&base, ty, weighted, |tiny| {
                 tiny.edit(Q, |values| {
@@ -137,7 +137,8 @@ fn swapped_layers_are_one_finding() {
     }
 }
 
-#[test]
+deep_test!(scaled_values_are_found_and_named);
+
 fn scaled_values_are_found_and_named() {
     let base = small();
     for ty in TYPES {

@@ -6,7 +6,7 @@ use gguf_foundry::quant::{can_quantize, dequantize};
 use gguf_foundry::verify::{Cause, Severity, TensorWeights, WeightOutcome};
 
 use super::{K, OUT, Q, TYPES, compare, found, quantized, randomize, small, tensor};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::testkit::memory::f32_bytes;
 use crate::testkit::noise::Noise;
 use crate::testkit::tiny::Tiny;
@@ -62,7 +62,7 @@ two_tiers!(a_file_of_16_bits_on_the_way_is_no_damage_and_hides_none);
 /// Every day in one type of each family, and with damage in some of them.
 fn a_file_of_16_bits_on_the_way_is_no_damage_and_hides_none(tier: Tier) {
     let base = fine();
-    let types = tier.some(5, GgmlType::all().filter(|ty| can_quantize(*ty) && ty.is_quantized()));
+    let types = tier.some(11, GgmlType::all().filter(|ty| can_quantize(*ty) && ty.is_quantized()));
     let mut n_ties = 0;
     for through in [GgmlType::F16, GgmlType::Bf16] {
         let between = decoded(&floats(&base, through));
@@ -89,7 +89,8 @@ fn a_file_of_16_bits_on_the_way_is_no_damage_and_hides_none(tier: Tier) {
     assert!(n_ties > tier.of(3, 20), "the detour changed {n_ties} tensors only: this proves nothing");
 }
 
-#[test]
+deep_test!(importance_that_cares_for_few_columns_is_no_scale);
+
 fn importance_that_cares_for_few_columns_is_no_scale() {
     let base = small();
     for ty in GgmlType::all().filter(|ty| can_quantize(*ty) && ty.is_quantized()) {
