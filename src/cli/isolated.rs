@@ -65,7 +65,9 @@ pub(super) fn play_child() -> Option<Exit> {
     }
     let job = args.next()?;
     let rest: Vec<OsString> = args.collect();
-    let Some(bounds) = child_bounds(&rest) else { return Some(Exit::Usage) };
+    let Some(mut bounds) = child_bounds(&rest) else { return Some(Exit::Usage) };
+    // Address space, of which the stack takes its part at once.
+    bounds.memory_bytes = bounds.memory_bytes.saturating_add(STACK_BYTES as u64);
     let limit = MEMORY_LIMIT.get().copied();
     let run = move || match job.to_str() {
         Some(IsolatedChat::JOB) => Some(serve(&bounds, limit, IsolatedChat::job())),

@@ -38,6 +38,13 @@ impl Fusion {
         }
     }
 
+    /// Returns the name of the tensor in which a part is joined.
+    pub(super) fn joined(self, part: &str) -> Option<String> {
+        let (parts, joined) = self.names();
+        let (stem, ending) = self.endings().iter().find_map(|end| Some((part.strip_suffix(end)?, end)))?;
+        parts.contains(&stem).then(|| format!("{joined}{ending}"))
+    }
+
     /// Returns the endings of joined tensors. Biases without weights, or of only some parts, are not joined.
     pub(super) fn endings(self) -> &'static [&'static str] {
         match self {

@@ -4,10 +4,13 @@
 //! The table is `needs.json`, which `lab/peers/needed_tensors.py` derives from llama.cpp's loader. Architectures
 //! that it does not list are not judged.
 
+use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::LazyLock;
 
+use crate::Registry;
+use crate::fusion::Fusion;
 use gguf_core::TensorMeta;
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
@@ -82,6 +85,7 @@ pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Mi
     if tensors.is_empty() || !blocks.is_empty() && !blocks.keys().any(|start| begins(start)) {
         return None;
     }
+    let joins = LazyCell::new(|| joins(arch));
     let mut missing = BTreeSet::new();
     for need in needs {
         let mut ask = |block: Option<u64>| {
@@ -91,7 +95,14 @@ pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Mi
             };
             let is_due = need.with.is_empty() || names.contains(name(need.with).as_str());
             let needed = name(need.name);
-            if is_due && !names.contains(needed.as_str()) {
+            let is_joined = || {
+                let joined =
+                    Fusion::WORDS.iter().filter_map(|(_, join)| Some((join, join.joined(need.name)?)));
+                joined
+                    .into_iter()
+                    .any(|(join, of)| names.contains(name(&of).as_str()) && joins.contains(join))
+            };
+            if is_due && !names.contains(needed.as_str()) && !is_joined() {
                 missing.insert((block, needed));
             }
         };
@@ -102,6 +113,13 @@ pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Mi
     }
     let names: Vec<String> = missing.into_iter().map(|(_, name)| name).collect();
     (!names.is_empty()).then(|| MissingTensors { arch: arch.to_owned(), names })
+}
+
+/// Returns the joins of tensors that the runtime of an architecture reads in place of their parts.
+fn joins(arch: &str) -> Vec<Fusion> {
+    let registry = Registry::of_architecture(arch).ok();
+    let cards = registry.iter().flat_map(Registry::cards).filter(|card| card.gguf == arch);
+    cards.flat_map(|card| card.fuse.iter().copied()).collect()
 }
 
 /// Returns the block numbers that occur in names, by the text before `blk.`.

@@ -120,7 +120,8 @@ impl Isolation {
         let mut command = Command::new(&self.program.path);
         command.args(&self.program.args).arg(job).args(numbers.map(|number| number.to_string()));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.env("RUST_BACKTRACE", "0");
+        // A further arena of glibc takes more address space than a job uses.
+        command.env("RUST_BACKTRACE", "0").env("MALLOC_ARENA_MAX", "1");
         command
     }
 

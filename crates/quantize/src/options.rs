@@ -255,7 +255,7 @@ pub struct Override {
 /// Value of an [`Override`].
 #[derive(Clone, Debug, PartialEq)]
 pub enum OverrideValue {
-    /// `int`: stored as its absolute value in u32.
+    /// `int`: stored as u32 if it fits, else as i32, u64 or i64.
     Int(i64),
     /// `float`: stored as f32.
     Float(f64),
@@ -296,14 +296,16 @@ impl Override {
         Ok(Self { key: key.to_owned(), value })
     }
 
-    /// Converts the value to the type in which llama-quantize stores it.
-    ///
-    /// # Exactness
-    /// ref: whole numbers lose their sign and all but their low 32 bits.
+    /// Converts the value to the type in which llama-quantize stores it, or to one that holds it.
     #[must_use]
     pub fn file_value(&self) -> Value {
         match &self.value {
-            OverrideValue::Int(value) => Value::U32(value.unsigned_abs() as u32),
+            // ref: stored as u32, without the sign and the high bits
+            OverrideValue::Int(value) => u32::try_from(*value)
+                .map(Value::U32)
+                .or_else(|_| i32::try_from(*value).map(Value::I32))
+                .or_else(|_| u64::try_from(*value).map(Value::U64))
+                .unwrap_or(Value::I64(*value)),
             OverrideValue::Float(value) => Value::F32(*value as f32),
             OverrideValue::Bool(value) => Value::Bool(*value),
             OverrideValue::Str(value) => Value::String(value.clone().into_bytes()),
@@ -489,7 +491,10 @@ mod tests {
     #[test]
     fn overrides() {
         let value = |text| Override::parse(text).unwrap().file_value();
-        assert_eq!(value("a=int:-9"), Value::U32(9));
+        assert_eq!(value("a=int:4294967295"), Value::U32(u32::MAX));
+        assert_eq!(value("a=int:-9"), Value::I32(-9));
+        assert_eq!(value("a=int:5000000000"), Value::U64(5_000_000_000));
+        assert_eq!(value("a=int:-5000000000"), Value::I64(-5_000_000_000));
         assert_eq!(value("a=float:0.3"), Value::F32(0.3));
         assert_eq!(value("a=bool:true"), Value::Bool(true));
         assert_eq!(value("a=str:x=y:z"), Value::String(b"x=y:z".to_vec()));

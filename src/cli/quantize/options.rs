@@ -34,7 +34,7 @@ pub(crate) struct QuantizeArgs {
     pub share_importance: bool,
     /// Treatment of tensors and experts without importance data: ignore, warn, tensors (stop if a tensor has
     /// none), error (stop also if an expert was never seen)
-    #[arg(long, value_name = "POLICY", default_value = "warn", value_parser = coverage)]
+    #[arg(long, value_name = "POLICY", default_value = "warn", value_parser = coverage, requires = "imatrix")]
     pub coverage: CoveragePolicy,
     /// One type for all weights, no mixture
     #[arg(long)]

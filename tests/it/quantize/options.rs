@@ -104,6 +104,8 @@ fn keys_that_are_set_keep_their_type_or_are_refused() {
         ),
         ("llama.context_length=int:4096", "llama.context_length", Value::U32(4096)),
         ("x.unknown=int:7", "x.unknown", Value::U32(7)),
+        ("x.unknown=int:-3", "x.unknown", Value::I32(-3)),
+        ("x.unknown=int:5000000000", "x.unknown", Value::U64(5_000_000_000)),
         ("general.name=str:Other", "general.name", Value::from("Other")),
     ] {
         run(dir, &["--override-kv", text, "tiny.gguf", "out.gguf", "q8_0"]).ok();

@@ -24,6 +24,7 @@ mod draft;
 mod draft_heads;
 mod fixture;
 mod invert;
+mod joins;
 mod long_rope;
 mod missing_kinds;
 mod modalities;

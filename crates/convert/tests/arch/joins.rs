@@ -1,0 +1,46 @@
+//! Joins of tensors (`--fuse-qkv`, `--fuse-gate-up-exps`), for every card that lists one.
+
+use gguf_arch::{Fusion, OutType};
+use gguf_core::TensorSource;
+
+use super::fixture;
+
+/// Joins, the option of a case for each, the parts, and the joined tensor.
+const JOINS: [(Fusion, &str, &[&str], &str); 2] = [
+    (Fusion::Qkv, "fuse_qkv", &["attn_q", "attn_k", "attn_v"], "attn_qkv"),
+    (Fusion::GateUpExps, "fuse_gate_up_exps", &["ffn_gate_exps", "ffn_up_exps"], "ffn_gate_up_exps"),
+];
+
+/// One case of each card. What the loader requires is checked when a conversion is planned.
+#[test]
+fn every_card_that_joins_tensors_does() {
+    let (mut n, mut last) = ([0; 2], String::new());
+    for case in fixture::all().iter().filter(|case| !case.is_mmproj()) {
+        let dir = tempfile::tempdir().unwrap();
+        if case.arch == last {
+            continue;
+        }
+        case.write(dir.path());
+        let Ok(apart) = case.plan(dir.path(), OutType::F32) else { continue };
+        for (at, (join, option, parts, joined)) in JOINS.into_iter().enumerate() {
+            let has = |name: &str| {
+                let ending = format!(".{name}.weight");
+                apart.tensors().iter().any(|tensor| tensor.name.ends_with(&ending))
+            };
+            if !apart.mapping().card.fuse.contains(&join) || !parts.iter().all(|part| has(part)) {
+                continue;
+            }
+            let asked = case.changed(|content| content["options"][option] = true.into()).unwrap();
+            let together = asked.plan(dir.path(), OutType::F32);
+            let together = together.unwrap_or_else(|error| panic!("{} {option}: {error}", case.at));
+            let count = |name: &str| {
+                let ending = format!(".{name}.weight");
+                together.tensors().iter().filter(|tensor| tensor.name.ends_with(&ending)).count()
+            };
+            assert!(count(joined) > 0 && parts.iter().all(|part| count(part) == 0), "{} {option}", case.at);
+            n[at] += 1;
+            last.clone_from(&case.arch);
+        }
+    }
+    assert!(n[0] > 20 && n[1] > 0, "{n:?}");
+}
