@@ -36,6 +36,8 @@ PARTNERS = [
     (r"attn_[kv]_b\.", "attn_k_b attn_v_b attn_kv_a_mqa"),
     (r"attn_q_norm", "attn_q attn_qkv attn_q_b"),
     (r"attn_k_norm", "attn_k attn_qkv attn_kv_a_mqa"),
+    # Not attn_qkv, which layers without a state have, too, where a converter joined their queries, keys and values.
+    (r"attn_gate\.", "attn_norm_2 ssm_out"),
     (r"cross_attn", "cross_attn_o cross_attn_q"),
     (r"ssm", "ssm_out ssm_in ssm_a ssm_conv1d ssm_conv1d_q"),
     (r"time_mix", "time_mix_output time_mix_key"),

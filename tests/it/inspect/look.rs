@@ -123,6 +123,14 @@ fn equal_files_are_equal() {
 }
 
 #[test]
+fn a_key_alone_makes_a_difference() {
+    let bench = Bench::new();
+    bench.run(&["set", "model.gguf", "general.name=other", "-o", "other.gguf"]).ok();
+    let diff = bench.json(&["diff", "model.gguf", "other.gguf"], 1);
+    assert_eq!((&diff["equal"], &diff["tensors"]), (&json!(false), &json!([])));
+}
+
+#[test]
 fn differences_are_shown_and_measured() {
     let bench = Bench::new();
     let mut other = metadata();

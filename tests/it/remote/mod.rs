@@ -145,6 +145,7 @@ fn what_cannot_be_trusted_is_refused(tier: Tier) {
             "the file changed while it was read: its tag was",
         ),
         (Manners { ignores_ranges: true, ..polite.clone() }, "whole files only"),
+        (Manners { shifts_ranges: true, ..polite.clone() }, "whole files only"),
         (Manners { refuse_each: 1, refusal: (503, None), ..polite.clone() }, "status 503, after 6 attempts"),
         (
             Manners { refuse_each: 1, refusal: (500, Some("9999999")), ..polite.clone() },

@@ -33,6 +33,8 @@ pub struct Manners {
     pub throttle: Option<Duration>,
     /// Changes the tag of weight files after this many answers.
     pub tag_changes_after: usize,
+    /// Answers with the range behind the one that was asked for.
+    pub shifts_ranges: bool,
     /// Ignores ranges.
     pub ignores_ranges: bool,
     /// Number of requests for which a signature is valid.
@@ -325,6 +327,7 @@ fn send(
         }
         Some((first, last)) => {
             let last = last.min(total - 1);
+            let first = if manners.shifts_ranges { last.min(first + 1) } else { first };
             headers.push(("content-range", format!("bytes {first}-{last}/{total}")));
             (206, &bytes[first as usize..=last as usize])
         }

@@ -37,7 +37,8 @@ fn every_card_that_joins_tensors_does() {
                 let ending = format!(".{name}.weight");
                 together.tensors().iter().filter(|tensor| tensor.name.ends_with(&ending)).count()
             };
-            assert!(count(joined) > 0 && parts.iter().all(|part| count(part) == 0), "{} {option}", case.at);
+            // Blocks that take keys and values of another keep their queries apart.
+            assert!(count(joined) > 0 && count(parts.last().unwrap()) == 0, "{} {option}", case.at);
             n[at] += 1;
             last.clone_from(&case.arch);
         }

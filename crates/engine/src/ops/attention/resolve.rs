@@ -154,10 +154,18 @@ fn projections(
     let at = |name: &str| format!("blk.{layer}.{name}");
     let n_embd = b.n_embd;
     let HeadShape { q_rows, k_rows, v_rows, out_cols, .. } = heads;
-    let (q, k, v) = if b.tensors.has(&at("attn_qkv.weight")) {
+    // Queries, keys and values of a layer that has them as one matrix.
+    let joined = |b: &mut Resolver<'_>, layer: usize| {
+        let name = format!("blk.{layer}.attn_qkv");
+        if !b.tensors.has(&format!("{name}.weight")) {
+            return Ok::<_, EngineError>(None);
+        }
         let n_rows = q_rows.saturating_add(k_rows).saturating_add(v_rows);
-        let all = b.tensors.need_matrix(&at("attn_qkv"), n_rows, n_embd)?;
-        (all.rows(0, q_rows), all.rows(q_rows, k_rows), all.rows(q_rows + k_rows, v_rows))
+        let all = b.tensors.need_matrix(&name, n_rows, n_embd)?;
+        Ok(Some((all.rows(0, q_rows), all.rows(q_rows, k_rows), all.rows(q_rows + k_rows, v_rows))))
+    };
+    let (q, k, v) = if let Some(all) = joined(b, layer)? {
+        all
     } else {
         let q = b.tensors.need_matrix(&at("attn_q"), q_rows, n_embd)?;
         let source = match kv {
@@ -170,16 +178,20 @@ fn projections(
             }
             KvSource::Own | KvSource::Kept => layer,
         };
-        let of = |name: &str| format!("blk.{source}.{name}");
-        let k = b.tensors.need_matrix(&of("attn_k"), k_rows, n_embd)?;
-        // Values may be the keys before their norm and rotation; such models also norm their values.
-        let is_shared = b.features.attention.v_norm && !b.tensors.has(&of("attn_v.weight"));
-        let v = if is_shared && k_rows == v_rows {
-            k.clone()
+        if let Some((_, k, v)) = joined(b, source)? {
+            (q, k, v)
         } else {
-            b.tensors.need_matrix(&of("attn_v"), v_rows, n_embd)?
-        };
-        (q, k, v)
+            let of = |name: &str| format!("blk.{source}.{name}");
+            let k = b.tensors.need_matrix(&of("attn_k"), k_rows, n_embd)?;
+            // Values may be the keys before their norm and rotation; such models also norm their values.
+            let is_shared = b.features.attention.v_norm && !b.tensors.has(&of("attn_v.weight"));
+            let v = if is_shared && k_rows == v_rows {
+                k.clone()
+            } else {
+                b.tensors.need_matrix(&of("attn_v"), v_rows, n_embd)?
+            };
+            (q, k, v)
+        }
     };
     let out = b.tensors.need_matrix(&at("attn_output"), n_embd, out_cols)?;
     Ok(Projections { q, k, v, out })
