@@ -3,7 +3,7 @@
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::cli::{Exit, Session};
+use crate::cli::{Exit, Session, UsageError};
 
 /// Arguments of `completions`.
 #[derive(Debug, Args)]
@@ -16,6 +16,9 @@ pub(in crate::cli) struct Completions {
 impl Completions {
     /// Prints the completion script of a program.
     pub(in crate::cli) fn run(&self, program: Command, session: &Session) -> anyhow::Result<Exit> {
+        if session.common.json {
+            return Err(UsageError("`--json`: a completion script has one form".to_owned()).into());
+        }
         let text = script(self.shell, program);
         session.print(|out| out.write_all(&text))?;
         Ok(Exit::Done)

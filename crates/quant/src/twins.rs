@@ -9,6 +9,7 @@ use proptest::test_runner::TestRunner;
 use super::*;
 use crate::noise::Noise;
 use gguf_core::Hint;
+use gguf_testkit::tiers::{Tier, two_tiers};
 
 /// Columns of every type's test rows: whole super-blocks, but not a power of two.
 const N_COLS: usize = 768;
@@ -256,10 +257,10 @@ fn every_quantizer_has_its_twins() {
     }
 }
 
+two_tiers!(infinities_and_nan_agree);
 /// Checks infinities and NaN, for types without float sums or searches, where the scalar code defines the result.
-#[test]
-fn infinities_and_nan_agree() {
-    for seed in 0..40 {
+fn infinities_and_nan_agree(tier: Tier) {
+    for seed in 0..tier.of(12, 40) {
         let src = rows(
             seed,
             &[ValuePattern::Bell(0.02), ValuePattern::Wild, ValuePattern::Bell(1e-40), ValuePattern::Wild],

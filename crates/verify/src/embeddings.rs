@@ -327,14 +327,18 @@ fn healthy(
 
 /// Reports limits of figures that the model does not have.
 pub(super) fn stray_limits(plan: &GraphPlan, own: &Thresholds) -> Vec<Finding> {
-    let is_encoder = plan.kind == ModelKind::Encoder;
-    stray_limits_of(is_encoder, plan.kind != ModelKind::Diffusion, plan.masked.is_some(), own)
+    let of_texts = match plan.pooling.classifier {
+        _ if plan.kind != ModelKind::Encoder => None,
+        Some(_) => Some(Subject::Scores),
+        None => Some(Subject::Vectors),
+    };
+    stray_limits_of(of_texts, plan.kind != ModelKind::Diffusion, plan.masked.is_some(), own)
 }
 
-/// Reports the same by the kind of model: an encoder, one whose next-token predictions are likelihoods, one that
-/// predicts masked tokens.
+/// Reports the same by the kind of model: what an encoder gives for a text, `None` for other models; one whose
+/// next-token predictions are likelihoods, one that predicts masked tokens.
 pub(super) fn stray_limits_of(
-    is_encoder: bool,
+    of_texts: Option<Subject>,
     is_likely: bool,
     has_masks: bool,
     own: &Thresholds,
@@ -343,8 +347,8 @@ pub(super) fn stray_limits_of(
         let row = figure.row();
         match row.subject {
             Subject::Masks => !has_masks,
-            Subject::Vectors => !is_encoder,
-            Subject::Predictions => is_encoder || (row.is_likelihood && !is_likely),
+            Subject::Vectors | Subject::Scores => of_texts != Some(row.subject),
+            Subject::Predictions => of_texts.is_some() || (row.is_likelihood && !is_likely),
         }
     });
     stray

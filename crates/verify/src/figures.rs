@@ -11,8 +11,10 @@ use crate::{Divergence, EmbeddingDifference, MaskedReport, Perplexity, Quality, 
 pub enum Subject {
     /// Predictions of the next token.
     Predictions,
-    /// Vectors or scores of texts, of encoders.
+    /// Vectors of texts, of encoders.
     Vectors,
+    /// Scores of texts, of encoders with a classifier.
+    Scores,
     /// Predictions of masked tokens.
     Masks,
 }
@@ -23,6 +25,7 @@ impl Subject {
         match self {
             Self::Predictions => "predictions of the next token",
             Self::Vectors => "an encoder's vectors",
+            Self::Scores => "a classifier's scores",
             Self::Masks => "predictions of masked tokens",
         }
     }
@@ -284,7 +287,7 @@ figures! {
         column: "scores off by",
         cell: significant,
         is_spare: false,
-        subject: Subject::Vectors,
+        subject: Subject::Scores,
         better: Better::Less,
         needs_baseline: true,
         is_likelihood: false,

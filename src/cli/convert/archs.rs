@@ -23,7 +23,7 @@ use crate::engine::{Stage, stage};
 pub(super) struct Archs {
     /// Architecture, variant of one (llama/internlm3) or class: show what its card reads and writes
     name: Option<String>,
-    /// Read an architecture card from a file in addition, or the cards of a directory instead of the embedded ones
+    /// Read architecture cards in addition, from a file or a directory; a card replaces the embedded one of its name
     #[arg(long, value_name = "FILE|DIR")]
     card: Option<PathBuf>,
 }

@@ -34,7 +34,8 @@ pub(super) fn given(limits: &Thresholds) -> Vec<&'static str> {
     };
     let quality = limits.min_quality.map(|_| MIN_QUALITY);
     let predictions = options(Subject::Predictions).chain(quality);
-    predictions.chain(options(Subject::Vectors)).chain(options(Subject::Masks)).collect()
+    let of_texts = options(Subject::Vectors).chain(options(Subject::Scores));
+    predictions.chain(of_texts).chain(options(Subject::Masks)).collect()
 }
 
 /// Returns the first limit that compares with a baseline, as an option (`--max-kld`).
@@ -63,7 +64,7 @@ fn read(matches: &ArgMatches, figures: impl Iterator<Item = Figure>) -> Threshol
 }
 
 fn others() -> impl Iterator<Item = Figure> {
-    Figure::of_subject(Subject::Vectors).chain(Figure::of_subject(Subject::Masks))
+    [Subject::Vectors, Subject::Scores, Subject::Masks].into_iter().flat_map(Figure::of_subject)
 }
 
 fn group(id: &'static str, options: impl Iterator<Item = &'static str>) -> ArgGroup {

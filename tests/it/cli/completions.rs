@@ -31,6 +31,7 @@ fn every_program_completes_itself_in_every_shell(tier: Tier) {
                 "{program} {shell}: {out}"
             );
         }
+        finish(bench.program(program).args(["completions", "bash", "--json"])).exits_with(2);
         finish(bench.program(program).args(["completions", "tcsh"]))
             .says(2, "[possible values: bash, elvish, fish, powershell, zsh]");
     }

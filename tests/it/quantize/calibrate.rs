@@ -135,8 +135,9 @@ fn a_text_of_the_check_judges_the_result() {
     assert_eq!(text.as_str(), Some(expected.as_str()));
 }
 
+deep_test!(types_without_a_solver_are_told_of);
+
 /// Types without a solver keep the blocks of the importance matrix, which is reported.
-#[test]
 fn types_without_a_solver_are_told_of() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -112,8 +112,9 @@ fn statistics_give_the_bytes_of_the_run_that_saved_them(tier: Tier) {
     assert!(!dir.join("x.gguf").exists() && !dir.join("new").exists());
 }
 
+deep_test!(statistics_without_a_check_ask_for_one);
+
 /// Statistics of a run without held-back text need a text for the check.
-#[test]
 fn statistics_without_a_check_ask_for_one() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -337,7 +337,8 @@ fn a_damaged_recipe_never_gives_a_wrong_file(tier: Tier) {
     );
 }
 
-#[test]
+deep_test!(other_sources_matrices_and_outputs_are_refused);
+
 fn other_sources_matrices_and_outputs_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

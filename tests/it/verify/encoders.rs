@@ -125,6 +125,14 @@ fn limits_of_what_a_model_does_not_have_are_told() {
     let found = stray(&Tiny::new(), of_vectors);
     assert_eq!(found, ["`--min-cosine` is a limit of an encoder's vectors: this model has none"]);
     assert!(stray(&encoder(1), of_vectors).is_empty());
+    let of_scores = Thresholds::default().with(Figure::ScoreError, Some(0.1));
+    let found = stray(&encoder(1), of_scores);
+    assert_eq!(found, ["`--max-score-error` is a limit of a classifier's scores: this model has none"]);
+    for figure in [Figure::Cosine, Figure::WorstCosine] {
+        let found = stray(&reranker(), Thresholds::default().with(figure, Some(0.9)));
+        assert!(found[0].ends_with("is a limit of an encoder's vectors: this model has none"), "{found:?}");
+    }
+    assert!(stray(&reranker(), of_scores).is_empty());
 }
 
 #[test]

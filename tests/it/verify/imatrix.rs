@@ -297,7 +297,8 @@ fn run_and_interrupt(dir: &Path, args: &[&str]) -> (Option<i32>, String) {
     (ended.code, ended.err)
 }
 
-#[test]
+deep_test!(an_interrupt_leaves_what_is_done);
+
 #[cfg(unix)]
 fn an_interrupt_leaves_what_is_done() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use std::path::Path;
 use gguf_foundry::gguf::{UnfinishedRun, WriteOptions, combine_imatrix_parts};
 
 use super::{gguf_verify, routing};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{fixture, programs};
 use crate::testkit::tiny::Tiny;
 
@@ -138,7 +138,8 @@ fn whole_matrices_are_added_up_as_merge_does() {
     assert!(run(&["combine"], "c.gguf") == run(&["imatrix", "merge"], "m.gguf"));
 }
 
-#[test]
+deep_test!(a_part_that_was_changed_is_refused_or_says_the_same);
+
 fn a_part_that_was_changed_is_refused_or_says_the_same() {
     let dir = directory(4);
     let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "16", "--chunks", "2"];

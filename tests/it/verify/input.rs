@@ -216,7 +216,8 @@ fn several_files_end_in_one_table() {
     }
 }
 
-#[test]
+deep_test!(what_was_judged_is_shown_although_another_file_cannot_be);
+
 fn what_was_judged_is_shown_although_another_file_cannot_be() {
     let dir = tempfile::tempdir().unwrap();
     let base = Tiny::new();

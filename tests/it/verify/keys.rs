@@ -60,17 +60,18 @@ fn what_llama_cpp_does_not_load_fails() {
     // A small file: only its keys matter.
     let base = Tiny::new().quantized(GgmlType::Q4_0);
     base.write(dir.path(), "base.gguf");
-    for (key, value, said) in faults() {
+    // By turns with a baseline.
+    for ((key, value, said), more) in
+        faults().into_iter().zip([&[][..], &["--baseline", "base.gguf"]].into_iter().cycle())
+    {
         let mut damaged = base.clone();
         damaged.metadata.set(key, value);
         damaged.write(dir.path(), "damaged.gguf");
-        for more in [&[][..], &["--baseline", "base.gguf"]] {
-            let args = [&["damaged.gguf", "--structure-only", "--json"], more].concat();
-            let report = gguf_verify(&args, dir.path()).exits_with(3).json();
-            let errors = errors(&report);
-            assert_eq!(errors.len(), 1, "{key} {more:?}: {report}");
-            assert!(errors[0].starts_with(&format!("key `{key}` {said}")), "{errors:?}");
-        }
+        let args = [&["damaged.gguf", "--structure-only", "--json"], more].concat();
+        let report = gguf_verify(&args, dir.path()).exits_with(3).json();
+        let errors = errors(&report);
+        assert_eq!(errors.len(), 1, "{key} {more:?}: {report}");
+        assert!(errors[0].starts_with(&format!("key `{key}` {said}")), "{errors:?}");
     }
 }
 

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::gguf_verify;
 use crate::support::fixture;
+use crate::support::tiers::deep_test;
 use crate::testkit::tiny::Tiny;
 
 const VOCAB: usize = 1024;
@@ -92,7 +93,8 @@ fn what_is_written_is_llama_perplexitys_file() {
     assert!(n_equal * 100 > 97 * 45 * VOCAB, "{n_equal}");
 }
 
-#[test]
+deep_test!(a_baseline_that_was_kept_says_what_it_said);
+
 fn a_baseline_that_was_kept_says_what_it_said() {
     let dir = directory();
     let corpus = corpus();

@@ -111,7 +111,8 @@ fn a_part_that_does_not_say_its_arithmetic_is_of_f32() {
         .says(1, "i2.part: products with the model's weights in integer, in old.part in f32");
 }
 
-#[test]
+deep_test!(an_importance_matrix_has_one_arithmetic);
+
 fn an_importance_matrix_has_one_arithmetic() {
     let dir = directory(1);
     let dir = dir.path();

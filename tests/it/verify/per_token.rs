@@ -4,6 +4,7 @@ use gguf_foundry::core::GgmlType;
 use serde_json::Value;
 
 use super::gguf_verify;
+use crate::support::tiers::deep_test;
 use crate::testkit::tiny::Tiny;
 
 fn lines(dir: &std::path::Path, args: &[&str]) -> Vec<Value> {
@@ -13,7 +14,8 @@ fn lines(dir: &std::path::Path, args: &[&str]) -> Vec<Value> {
     text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-#[test]
+deep_test!(a_line_for_each_model_and_prompt_says_what_both_models_would_have_said);
+
 fn a_line_for_each_model_and_prompt_says_what_both_models_would_have_said() {
     let dir = tempfile::tempdir().unwrap();
     let base = Tiny::new();

@@ -23,7 +23,8 @@ fn perplexity(dir: &Path, file: &str, more: &[&str]) -> f64 {
     report["perplexity"]["value"].as_f64().unwrap_or_else(|| panic!("{report}"))
 }
 
-#[test]
+deep_test!(arrays_are_scored_as_lines_are_and_not_as_prose);
+
 fn arrays_are_scored_as_lines_are_and_not_as_prose() {
     let dir = tempfile::tempdir().unwrap();
     Tiny::new().with_layers(2).write(dir.path(), "base.gguf");

@@ -4,7 +4,7 @@ use gguf_foundry::core::GgmlType;
 use serde_json::Value;
 
 use super::gguf_verify;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{files, fixture, report_cases};
 use crate::testkit::tiny::{self, Tiny};
 
@@ -56,7 +56,8 @@ fn every_task_is_answered_as_llama_perplexity_answers_it(tier: Tier) {
     report_cases("verify: tasks", n_cases);
 }
 
-#[test]
+deep_test!(several_models_and_kinds_end_in_a_table);
+
 fn several_models_and_kinds_end_in_a_table() {
     let dir = tempfile::tempdir().unwrap();
     let base = Tiny::new();

@@ -20,7 +20,7 @@ two_tiers!(a_kind_that_is_left_out_is_missed);
 /// Each kind of tensor of each case is left out: the conversion is refused, or the file has all that llama.cpp needs.
 fn a_kind_that_is_left_out_is_missed(tier: Tier) {
     let (mut n_refused, mut n_left, mut wrong) = (0, 0, Vec::new());
-    for case in fixture::some(tier, 5).iter().filter(|case| !case.is_mmproj()) {
+    for case in fixture::some(tier, 12).iter().filter(|case| !case.is_mmproj()) {
         let dir = tempfile::tempdir().unwrap();
         case.write(dir.path());
         let Ok(healthy) = case.plan(dir.path(), OutType::F32) else { continue };
@@ -48,7 +48,7 @@ fn a_kind_that_is_left_out_is_missed(tier: Tier) {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    assert!(n_refused > tier.of(400, 4000), "{n_refused} refused, {n_left} not");
+    assert!(n_refused > tier.of(150, 4000), "{n_refused} refused, {n_left} not");
     println!("{n_refused} kinds are missed, {n_left} are not needed or not known");
 }
 

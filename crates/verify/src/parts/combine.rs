@@ -166,7 +166,7 @@ fn checked(parts: &[VerificationPart], thresholds: Thresholds) -> Result<Report,
     }
     report.extend(behind);
     if let Some(run) = &facts.run {
-        report.extend(stray_limits_of(false, run.plan.judged.is_likelihood, run.plan.has_masks, &thresholds));
+        report.extend(stray_limits_of(None, run.plan.judged.is_likelihood, run.plan.has_masks, &thresholds));
     }
     report.extend(late);
     Ok(report)
