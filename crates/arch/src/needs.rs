@@ -96,11 +96,10 @@ pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Mi
             let is_due = need.with.is_empty() || names.contains(name(need.with).as_str());
             let needed = name(need.name);
             let is_joined = || {
-                let joined =
-                    Fusion::WORDS.iter().filter_map(|(_, join)| Some((join, join.joined(need.name)?)));
-                joined
-                    .into_iter()
-                    .any(|(join, of)| names.contains(name(&of).as_str()) && joins.contains(join))
+                Fusion::WORDS.iter().any(|(_, join)| {
+                    let joined = join.joined(need.name);
+                    joined.is_some_and(|of| names.contains(name(&of).as_str())) && joins.contains(join)
+                })
             };
             if is_due && !names.contains(needed.as_str()) && !is_joined() {
                 missing.insert((block, needed));

@@ -214,8 +214,8 @@ fn what_cannot_be_calibrated_is_refused() {
 
 deep_test!(the_model_writes_text_where_there_is_none_or_one_kind);
 
-/// A model can calibrate itself; with one kind of text given, it writes half. Every day any number of threads write in
-/// `calibrate`: `text_depends_on_the_seed_and_on_neither_threads_nor_memory`.
+/// A model can calibrate itself; with one kind of text given, it writes half. Text of any number of threads is
+/// the same: `text_depends_on_the_seed_and_on_neither_threads_nor_memory`.
 fn the_model_writes_text_where_there_is_none_or_one_kind() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

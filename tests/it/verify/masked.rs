@@ -114,7 +114,6 @@ fn healthy_files_pass_by_their_masked_tokens(tier: Tier) {
 
 deep_test!(damages_show_at_masked_tokens);
 
-/// Every day at the tokens of few texts.
 fn damages_show_at_masked_tokens() {
     type Damage = fn(&mut Tiny);
     let of_the_head: [(&str, Damage); 3] = [

@@ -48,13 +48,9 @@ impl Progress for Work {
 
 deep_test!(a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same);
 
-/// Every day with short chunks, on one thread, whose buffers leave little memory for groups.
 fn a_baseline_is_run_once_for_several_models_and_the_figures_are_the_same() {
     let (n_ctx, n_chunks, little) = (256, 24, 40 << 20);
-    let engine = |memory_bytes| {
-        let plain = EngineOptions { memory_bytes, ..EngineOptions::default() };
-        EngineOptions { n_threads: plain.n_threads, ..plain }
-    };
+    let engine = |memory_bytes| EngineOptions { memory_bytes, ..EngineOptions::default() };
     let base = Tiny::new().with_layers(2);
     let features = llama();
     let models = [base.quantized(GgmlType::Q8_0), base.quantized(GgmlType::Q4_0)];
