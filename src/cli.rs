@@ -6,6 +6,8 @@
 mod arithmetic;
 mod completions;
 pub mod convert;
+#[cfg(test)]
+mod effects_table;
 mod failure;
 mod folder;
 mod help;
@@ -39,6 +41,7 @@ use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::LazyLock;
+use std::time::Instant;
 
 use serde::{Serialize, Serializer};
 
@@ -46,7 +49,7 @@ use crate::core::mmap::faults;
 use crate::core::output::Destination;
 use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
-use crate::core::text::parse_bytes;
+use crate::core::text::{bytes, parse_bytes};
 use failure::Failure;
 use progress::TerminalProgress;
 
@@ -138,7 +141,7 @@ pub struct Common {
     /// No progress; warnings stay
     #[arg(long, global = true)]
     pub no_progress: bool,
-    /// Print more details (twice: still more)
+    /// Print more details, and what the run took
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Do not wait until the output is on the disk
@@ -315,6 +318,7 @@ pub fn run<T: Tool>() -> ExitCode {
         (false, false) => TerminalProgress::new(),
     };
     let session = Session { common, progress };
+    let begin = Instant::now();
     set_up(&session);
     // A panic is a defect. The panic hook has printed its location, and unwinding has removed the temporary files.
     let work = || {
@@ -325,6 +329,9 @@ pub fn run<T: Tool>() -> ExitCode {
     };
     let done = std::panic::catch_unwind(AssertUnwindSafe(work));
     session.progress.finish();
+    if session.common.verbose > 0 {
+        session.note(&resources(begin.elapsed().as_secs_f64(), session.common.simd));
+    }
     let failure = match done {
         Ok(Ok(exit)) => return exit.into(),
         Ok(Err(error)) => Failure::of(&error),
@@ -334,11 +341,47 @@ pub fn run<T: Tool>() -> ExitCode {
     failure.map_or(Exit::Done, |failure| failure.tell(session.common.json)).into()
 }
 
+/// Describes what a run took. The peak of the memory includes the mapped parts of files.
+fn resources(seconds: f64, level: SimdLevel) -> String {
+    let status = fs_err::read_to_string("/proc/self/status").unwrap_or_default();
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    let peak = peak.and_then(|kib| kib.trim().parse::<u64>().ok());
+    let memory = peak.map_or_else(String::new, |kib| format!(", {} of memory at most", bytes(kib << 10)));
+    let threads = render::plural(rayon::current_num_threads() as u64, "thread");
+    format!("{}{memory}, {threads}, vector instructions: {}", render::duration(seconds), level)
+}
+
 /// Parses the arguments of the process.
 fn parse<T: Tool>() -> Result<T, clap::Error> {
     let mut command = help::with_pages(T::command());
-    let matches = command.try_get_matches_from_mut(T::arguments(std::env::args_os().collect()))?;
+    let arguments = T::arguments(command_first(std::env::args_os().collect()));
+    let matches = command.try_get_matches_from_mut(arguments)?;
     T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+}
+
+/// Moves common options that stand in front of everything else to the end: `--json stats m.gguf` is `stats m.gguf --json`.
+fn command_first(mut arguments: Vec<OsString>) -> Vec<OsString> {
+    let common = <Common as clap::Args>::augment_args(clap::Command::new("common"));
+    let option = |word: &str| {
+        let named = |arg: &&clap::Arg| match word.strip_prefix("--") {
+            Some(long) => arg.get_long() == Some(long.split('=').next().unwrap_or(long)),
+            None => word
+                .strip_prefix('-')
+                .is_some_and(|own| arg.get_short().is_some_and(|short| own == short.to_string())),
+        };
+        common.get_arguments().find(named).map(|arg| arg.get_action().takes_values() && !word.contains('='))
+    };
+    let mut n_moved = 0;
+    while let Some(has_value) = arguments.get(1 + n_moved).and_then(|word| option(word.to_str()?)) {
+        n_moved += 1 + usize::from(has_value);
+    }
+    let n_rest = arguments.len().saturating_sub(1 + n_moved);
+    if n_moved > 0 && n_rest > 0 {
+        let moved: Vec<OsString> = arguments.drain(1..=n_moved).collect();
+        let end = arguments.iter().position(|word| word == "--").unwrap_or(arguments.len());
+        arguments.splice(end..end, moved);
+    }
+    arguments
 }
 
 fn set_up(session: &Session) {
@@ -346,9 +389,7 @@ fn set_up(session: &Session) {
     let level = match (common.quiet, common.verbose) {
         (true, _) => log::LevelFilter::Error,
         (_, 0) => log::LevelFilter::Warn,
-        (_, 1) => log::LevelFilter::Info,
-        (_, 2) => log::LevelFilter::Debug,
-        _ => log::LevelFilter::Trace,
+        _ => log::LevelFilter::Debug,
     };
     let mut logger = env_logger::Builder::new();
     // Only this project's records: those of other crates may contain signed addresses. `RUST_LOG` overrides this.
@@ -407,6 +448,28 @@ mod tests {
         assert_eq!(split_size("4096"), Ok(4096));
         for bad in ["", "G", "0", "-1M", "1.5G", "2T", "99999999999999G"] {
             assert!(split_size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn common_options_in_front_of_a_command_go_behind_it() {
+        let moved = |line: &str| {
+            let words = line.split(' ').map(OsString::from).collect();
+            let words: Vec<_> =
+                command_first(words).into_iter().map(|word| word.into_string().unwrap()).collect();
+            words.join(" ")
+        };
+        for (typed, meant) in [
+            ("p --json stats m.gguf", "p stats m.gguf --json"),
+            ("p -q -t 2 DIR", "p DIR -q -t 2"),
+            ("p --threads=2 --quiet DIR -- -x", "p DIR --threads=2 --quiet -- -x"),
+            ("p --json", "p --json"),
+            ("p m.gguf --json", "p m.gguf --json"),
+            ("p --type q4_0 --json", "p --type q4_0 --json"),
+            ("p --threads", "p --threads"),
+            ("p -- --json", "p -- --json"),
+        ] {
+            assert_eq!(moved(typed), meant);
         }
     }
 }

@@ -20,7 +20,7 @@ const COMMON: [(&str, &str); 4] = [
     ("threads", "Number of threads [default: all cores]"),
     ("json", "Print one JSON document"),
     ("quiet", "No progress, no warnings"),
-    ("verbose", "Print more details (twice: still more)"),
+    ("verbose", "Print more details, and what the run took"),
 ];
 
 /// One-line descriptions of subcommands whose own sentence is longer.

@@ -18,7 +18,7 @@ use crate::cli::completions::Completions;
 use crate::cli::convert::to_gguf::resolve;
 use crate::cli::job::{JobArgs, carry_out, output_path};
 use crate::cli::quantize::ladder::LadderArgs;
-use crate::cli::quantize::options::usage;
+use crate::cli::quantize::options::{RequantizeArgs, usage};
 use crate::cli::quantize::recipe::{PackArgs, RebuildArgs, RecipeArgs, UnpackArgs};
 use crate::cli::quantize::stats::StatsArgs;
 use crate::cli::render::{Align, Table};
@@ -75,6 +75,8 @@ struct Quantize {
     /// Write as many files as the input has
     #[arg(long, conflicts_with_all = ["target", "part", "resume"])]
     keep_split: bool,
+    #[command(flatten)]
+    requantize: RequantizeArgs,
     /// Leave out the key gguf_foundry.split.id, by which mixed parts are found: the bytes of llama-quantize
     #[arg(long, requires = "keep_split")]
     no_split_id: bool,
@@ -255,6 +257,7 @@ impl Quantize {
         let output = JobOutput { files, without_id: self.no_split_id, ..JobOutput::at(path) };
         let job = Job { suggests_native: !self.common.quiet, ..Job::new(input, types, output) };
         let mut job = self.job.fill(job, &self.common)?;
+        job.quantize.allow_requantize = self.requantize.allow_requantize;
         job.convert.level = self.common.simd;
         job.convert.allow_nonfinite = job.quantize.allow_nonfinite;
         Ok(job)

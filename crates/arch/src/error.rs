@@ -4,7 +4,7 @@ use crate::eval::error::EvalError;
 use crate::expr::ParseError;
 use crate::graph::GraphProblem;
 use crate::listing::first_few_names;
-use crate::missing_input::MissingInput;
+use crate::missing_input::{CONFIG, MissingInput, add_to};
 use crate::names::PatternError;
 use crate::ops::OpError;
 use crate::similarity::Similarity;
@@ -523,6 +523,8 @@ impl Hint for ArchError {
                     .to_owned(),
             ],
             Self::RopeType { known, .. } => vec![format!("known rope types: {}", known.join(", "))],
+            Self::Eval { source, .. } if source.is_absent() => vec![add_to(CONFIG)],
+            Self::Op { source, .. } if source.is_absent() => vec![add_to(CONFIG)],
             Self::Source(_)
             | Self::AmbiguousClass { .. }
             | Self::NotZero { .. }

@@ -85,6 +85,15 @@ impl MissingInput {
     }
 }
 
+/// Name of the configuration's file.
+pub(super) const CONFIG: &str = "config.json";
+
+/// Returns the way out where a file lacks a key.
+pub(super) fn add_to(file: &str) -> String {
+    let of_flm = if file == CONFIG { " (for a FastLLM file: `--config FILE`)" } else { "" };
+    format!("add it to {file}, or take the file from the model that this one was made of{of_flm}")
+}
+
 impl Hint for MissingInput {
     fn hints(&self) -> Vec<String> {
         match self {
@@ -94,7 +103,7 @@ impl Hint for MissingInput {
                 escape(&value.to_string())
             )],
             Self::KeyMissing { file, .. } => {
-                vec![format!("add it to {file}, or take the file from the model that this one was made of")]
+                vec![add_to(file)]
             }
             Self::FileMissing { file, .. } => vec![format!(
                 "copy {file} (or processor_config.json) from the model that this one was made of: training programs leave it out"

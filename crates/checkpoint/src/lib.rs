@@ -39,7 +39,7 @@ use wrappers::Owner;
 
 pub use adapter::{AdapterDir, MLX_WAY_OUT};
 pub use bare::{BarePath, BareWeights};
-pub use config::{ModelDir, parse_object};
+pub use config::{ModelDir, load_object, parse_object};
 pub use error::{CheckpointError, hub_id};
 pub use selected::SelectedWeights;
 

@@ -4,7 +4,8 @@ mod adapters;
 mod flm_vocabulary;
 mod shapes;
 
-use std::path::Path;
+use std::iter;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde_json::{Map, Value as Json};
@@ -12,7 +13,7 @@ use serde_json::{Map, Value as Json};
 use crate::drops::Drops;
 use crate::{ConvertError, ConvertOptions, ModelSource, Vocabulary, registry};
 use gguf_checkpoint::fastllm::{FlmFile, FlmHeader};
-use gguf_checkpoint::{CheckpointError, ModelDir};
+use gguf_checkpoint::{CheckpointError, ModelDir, load_object};
 use gguf_core::simd::SimdLevel;
 use gguf_dequant::Opened;
 use gguf_dequant::flm::{self, FlmMeaning, FlmSurvey};
@@ -22,6 +23,8 @@ use gguf_dequant::flm::{self, FlmMeaning, FlmSurvey};
 pub struct FlmOptions {
     /// Architecture, by the name of its card.
     pub arch: Option<String>,
+    /// `config.json` of the original model, for the keys that the file lacks.
+    pub config: Option<PathBuf>,
     /// True to merge a LoRA adapter stored in the file; otherwise such a file is refused.
     pub merge_adapters: bool,
     /// Interpretation of value ranges.
@@ -39,6 +42,10 @@ impl ModelSource {
         let header = file.header().clone();
         let mut warnings = Vec::new();
         let mut config = header.configuration();
+        if let Some(path) = &flm.config {
+            let given = load_object(path, &options.limits)?;
+            given.into_iter().for_each(|(key, value)| _ = config.entry(key).or_insert(value));
+        }
         name_class(path, &header, flm, options, &mut config)?;
         if header.version < 2 {
             shapes::complete(&header.tensors, &mut config, &mut warnings);
@@ -52,7 +59,7 @@ impl ModelSource {
         };
         let mut source = Self::without_weights(ModelDir::of_file(path, config, &options.limits));
         source.vocabulary = vocabulary;
-        source.paths = vec![path.to_owned()];
+        source.paths = iter::once(path.to_owned()).chain(flm.config.clone()).collect();
         if !options.vocab_only {
             let opened = weights(file, flm, options.level, &mut warnings)?;
             source.quantization = opened.quantization;
@@ -131,14 +138,12 @@ fn name_class(
 ) -> Result<(), ConvertError> {
     let model_type = match &flm.arch {
         Some(arch) => arch.clone(),
+        None if config.get("architectures").is_some_and(|classes| classes.get(0).is_some()) => return Ok(()),
         None => {
             let broken = |source| CheckpointError::FastLlm { path: path.to_owned(), source };
             header.model_type().map_err(broken)?.to_owned()
         }
     };
-    if flm.arch.is_none() && config.get("architectures").is_some_and(|classes| classes.get(0).is_some()) {
-        return Ok(());
-    }
     let registry = registry(options)?;
     let cards = registry.cards();
     let named = cards.iter().find(|card| card.name() == model_type && !card.classes.is_empty());

@@ -27,6 +27,9 @@ pub(super) struct Flm2gguf {
     /// Architecture, for files without `model_type`: a name that `archs` lists
     #[arg(long, value_name = "NAME")]
     arch: Option<String>,
+    /// config.json of the original model, for numbers that the file lacks
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
     /// Merge the LoRA adapter that the file contains
     #[arg(long)]
     merge_adapters: bool,
@@ -41,6 +44,7 @@ impl Flm2gguf {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let options = FlmOptions {
             arch: self.arch.clone(),
+            config: self.config.clone(),
             merge_adapters: self.merge_adapters,
             meaning: match self.meaning {
                 Meaning::Reader => FlmMeaning::Reader,

@@ -38,13 +38,14 @@ pub(in crate::cli) struct ToGguf {
     /// Print the plan and write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Name of the model instead of the derived one
+    /// Name of the model instead of the derived one; wins over --metadata
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
     /// JSON file with general.* keys that override the derived ones
     #[arg(long, value_name = "FILE")]
     metadata: Option<PathBuf>,
-    /// Set a key, for example general.author=str:Me; may be repeated, the last one wins
+    /// Set a key, for example general.author=str:Me; may be repeated, the last one wins, also over --model-name and
+    /// --metadata
     #[arg(long, value_name = "KEY=TYPE:VALUE")]
     set: Vec<String>,
     /// Leave out tensors of the checkpoint whose names match, for example '^v_head\.'; may be repeated
@@ -148,6 +149,13 @@ impl ToGguf {
         if self.no_split_id && !self.is_split() {
             let text = "`--no-split-id` needs `--split-max-size`, `--split-max-tensors` or `--part`";
             return Err(UsageError(text.to_owned()));
+        }
+        if self.no_tensor_first_split && !self.is_split() {
+            let text = "`--no-tensor-first-split` needs `--split-max-size` or `--split-max-tensors`";
+            return Err(UsageError(text.to_owned()));
+        }
+        if self.allow_rounding && !self.ty.eq_ignore_ascii_case(JobTypes::NATIVE) {
+            return Err(UsageError("`--allow-rounding` goes with `--type native`".to_owned()));
         }
         let is_calibrated = self.job.calibrate.is_given();
         let needing = if is_calibrated { Some("--calibrate") } else { self.job.size.chosen_by() };

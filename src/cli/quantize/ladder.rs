@@ -13,7 +13,7 @@ use crate::cli::quantize::ladder::document::{
     DigestedFile, LadderCalibration, LadderDocument, LadderEntry, LadderImportance, LadderModel,
 };
 use crate::cli::quantize::ladder::folder::FolderFiles;
-use crate::cli::quantize::options::QuantizeArgs;
+use crate::cli::quantize::options::{QuantizeArgs, RequantizeArgs};
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
 use crate::cli::render::{Align, Table, duration, plural};
 use crate::cli::verify::page::{JudgedModels, command_line, digest, shell_word};
@@ -74,6 +74,8 @@ pub(super) struct LadderArgs {
     /// Print what would be done, write nothing
     #[arg(long)]
     dry_run: bool,
+    #[command(flatten)]
+    requantize: RequantizeArgs,
     #[command(flatten)]
     quantize: QuantizeArgs,
     #[command(flatten)]
@@ -316,6 +318,7 @@ impl LadderArgs {
             memory_bytes: session.common.memory_bytes(),
             ..Ladder::new(input, rungs, self.output.clone())
         };
+        ladder.quantize.allow_requantize = self.requantize.allow_requantize;
         ladder.convert.level = session.common.simd;
         ladder.convert.allow_nonfinite = ladder.quantize.allow_nonfinite;
         Ok(ladder)

@@ -51,9 +51,6 @@ pub(crate) struct QuantizeArgs {
     /// Types by name.
     #[command(flatten)]
     pub tensor_types: TensorTypeArgs,
-    /// Accept tensors that are already quantized; they lose quality again
-    #[arg(long)]
-    pub allow_requantize: bool,
     /// Stop where columns do not fit the type, instead of taking another one
     #[arg(long)]
     pub no_fallback: bool,
@@ -66,6 +63,15 @@ pub(crate) struct QuantizeArgs {
     /// Continue at NaN and infinity
     #[arg(long)]
     pub allow_nonfinite: bool,
+}
+
+/// Option of commands whose input can be quantized. Flatten it.
+#[derive(Clone, Copy, Debug, Args)]
+#[command(next_help_heading = "Quantization options")]
+pub(crate) struct RequantizeArgs {
+    /// Accept tensors that are already quantized; they lose quality again
+    #[arg(long)]
+    pub allow_requantize: bool,
 }
 
 fn coverage(text: &str) -> Result<CoveragePolicy, String> {
@@ -99,7 +105,6 @@ impl QuantizeArgs {
         options.output_tensor_type = tensor_type(&self.output_tensor_type)?;
         options.token_embedding_type = tensor_type(&self.token_embedding_type)?;
         options.tensor_types = self.tensor_types.rules()?;
-        options.allow_requantize = self.allow_requantize;
         options.no_fallback = self.no_fallback;
         if let Some(layers) = &self.prune_layers {
             options.prune_layers = parse_layers(layers).map_err(usage)?;

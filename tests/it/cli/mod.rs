@@ -5,6 +5,8 @@ mod completions;
 mod default_names;
 mod determinism;
 #[cfg(unix)]
+mod effects;
+#[cfg(unix)]
 mod guards;
 mod hints;
 mod isolated;

@@ -157,3 +157,26 @@ fn a_dry_run_says_that_the_output_has_no_place() {
         assert!(err.contains(want), "{program}: {err}");
     }
 }
+
+/// `--verbose` has an effect in every command, whether the run succeeds or not.
+#[test]
+fn what_a_run_took_is_told_by_every_command() {
+    let dir = tempfile::tempdir().unwrap();
+    for (program, args) in [
+        ("gguf-convert", "--verbose archs llama --threads 1"),
+        ("gguf-quantize", "stats absent.gguf --calibrate absent.txt -o x -v --threads 1"),
+        ("gguf-verify", "-v imatrix show absent.gguf --threads 1"),
+        ("gguf-inspect", "absent.gguf --verbose --threads 1 --simd scalar"),
+    ] {
+        let words: Vec<&str> = args.split(' ').collect();
+        let done = run(program, dir.path(), &words);
+        assert!(
+            done.err.contains(" of memory at most, 1 thread, vector instructions: "),
+            "{args}: {}",
+            done.text()
+        );
+        let quiet: Vec<&str> =
+            words.iter().copied().filter(|word| !["-v", "--verbose"].contains(word)).collect();
+        assert!(!run(program, dir.path(), &quiet).err.contains("vector instructions"), "{args}");
+    }
+}

@@ -183,3 +183,24 @@ fn memory_does_not_grow_with_the_file() {
     assert!(small > 0 && large < 128 << 10, "{small} KiB, {large} KiB");
     assert!(large < small + (16 << 10), "{small} KiB for the small file, {large} KiB for the large one");
 }
+
+/// What neither the dictionary nor the tensors tell is taken from the configuration of the original model, and what the
+/// file tells wins.
+#[test]
+fn numbers_that_a_file_lacks_are_taken_from_a_configuration() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = small();
+    writer.dictionary.retain(|(key, _)| key != "num_attention_heads" && key != "architectures");
+    fs_err::write(dir.path().join("old.flm"), writer.bytes()).unwrap();
+    let args = ["flm2gguf", "old.flm", "-o", "o.gguf", "--no-sync"];
+    run("gguf-convert", dir.path(), &args).says(1, "contradict each other");
+    let config = r#"{"architectures": ["LlamaForCausalLM"], "num_attention_heads": 4, "hidden_size": 1}"#;
+    fs_err::write(dir.path().join("config.json"), config).unwrap();
+    run("gguf-convert", dir.path(), &[&args[..], &["--config", "config.json"]].concat()).ok();
+    let opened = GgufFile::open(&dir.path().join("o.gguf")).unwrap();
+    let number = |key: &str| opened.metadata().get(key).and_then(Value::as_u64);
+    assert_eq!((number("llama.attention.head_count"), number("llama.embedding_length")), (Some(4), Some(64)));
+    fs_err::write(dir.path().join("config.json"), "[]").unwrap();
+    run("gguf-convert", dir.path(), &[&args[..], &["--config", "config.json"]].concat())
+        .says(1, "config.json");
+}

@@ -61,3 +61,11 @@ pub enum EvalError {
     #[error("definitions are nested too deeply")]
     TooDeep,
 }
+
+impl EvalError {
+    /// Returns true for a key that the configuration lacks.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Absent(_))
+    }
+}

@@ -240,6 +240,14 @@ pub enum OpError {
     },
 }
 
+impl OpError {
+    /// Returns true if an argument is a key that the configuration lacks.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        matches!(self, Self::Eval { source, .. } if source.is_absent())
+    }
+}
+
 pub(super) fn list(dims: &[u64]) -> String {
     format!("{dims:?}")
 }

@@ -312,7 +312,7 @@ fn what_does_not_fit_is_refused_by_name() {
         (
             refusal(|c| add(c, "model.layers.0.block_sparse_moe.experts.1.w1.weight", &[96, 64])),
             "config.json: `num_local_experts` is missing\n\
-             hint: add it to config.json, or take the file from the model that this one was made of",
+             hint: add it to config.json, or take the file from the model that this one was made of (for a FastLLM file: `--config FILE`)",
         ),
         (
             refusal(|c| {

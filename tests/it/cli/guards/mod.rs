@@ -6,4 +6,4 @@ mod shortened;
 mod signals;
 mod table;
 mod ways;
-mod workbench;
+pub(super) mod workbench;

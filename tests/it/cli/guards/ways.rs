@@ -71,7 +71,7 @@ pub(super) const WAYS: &[Way] = &[
     ),
     way(
         "gguf-convert flm2gguf",
-        "flm2gguf flm/model.flm --type f16 --card card.toml --metadata meta.json --chat-template chat.jinja",
+        "flm2gguf flm/model.flm --type f16 --config meta.json --card card.toml --metadata meta.json --chat-template chat.jinja",
         &["file"],
         MODEL,
     ),
