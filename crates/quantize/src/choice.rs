@@ -1,6 +1,6 @@
 //! Type of every tensor: options that name it, then the mixture, then the fit to its columns.
 
-use crate::class::PER_LAYER_TOKEN_EMBD;
+use crate::class::{PER_LAYER_TOKEN_EMBD, TensorRole};
 use crate::mixture::Mixture;
 use crate::{FileType, ModelFacts, QuantizeOptions, TensorClass};
 use gguf_arch::diffusion::{DiffusionMixture, DiffusionRules};
@@ -54,21 +54,30 @@ pub fn choose_types(
     options: &QuantizeOptions,
     has_imatrix: bool,
 ) -> Result<Vec<TypeChoice>, ChoiceError> {
+    choose_types_of(facts, tensors, &facts.roles(tensors), options, has_imatrix)
+}
+
+/// Chooses the type of every tensor whose role is known.
+pub(crate) fn choose_types_of(
+    facts: &ModelFacts,
+    tensors: &[TensorMeta],
+    roles: &[TensorRole],
+    options: &QuantizeOptions,
+    has_imatrix: bool,
+) -> Result<Vec<TypeChoice>, ChoiceError> {
     if let Some(rules) = &facts.diffusion {
-        return diffusion_types(rules, tensors, options);
+        return diffusion_types(rules, tensors, roles, options);
     }
-    let names = tensors.iter().map(|tensor| tensor.name.as_str());
+    let classes = roles.iter().map(|role| role.class);
     let mut mixture = options.file_type.base().map(|base| {
-        let mixture = Mixture::new(base, facts, options, has_imatrix, names);
+        let mixture = Mixture::new(base, facts, options, has_imatrix, classes);
         (base, mixture)
     });
     // The runtime reads the scale tensors of an output only for NVFP4, and does not load other files that have them.
     let has_factor = tensors.iter().any(|t| matches!(t.name.as_str(), "output.scale" | "output.input_scale"));
-    let choose = |tensor: &TensorMeta| {
-        let class = TensorClass::of(&tensor.name);
+    let choose = |(tensor, &TensorRole { class, is_matrix }): (&TensorMeta, &TensorRole)| {
         let is_bound = has_factor && tensor.ty == GgmlType::Nvfp4;
         let is_left = (options.leave_output_tensor || is_bound) && class == TensorClass::Output;
-        let is_matrix = facts.is_quantized(tensor);
         let given = options.given.types.get(&tensor.name).filter(|&&ty| ty != tensor.ty);
         let (ty, reason) = match (&mut mixture, given) {
             (Some((base, mixture)), _) if is_matrix && !is_left => {
@@ -81,7 +90,7 @@ pub fn choose_types(
             reason != Reason::Kept && ty != tensor.ty && needs_imatrix(class, ty, options.file_type);
         Ok(TypeChoice { class, ty, reason, needs_imatrix })
     };
-    tensors.iter().map(choose).collect()
+    tensors.iter().zip(roles).map(choose).collect()
 }
 
 /// Chooses the type of every tensor of an image or video model. Options for the embeddings and the output of language
@@ -93,6 +102,7 @@ pub fn choose_types(
 fn diffusion_types(
     rules: &DiffusionRules,
     tensors: &[TensorMeta],
+    roles: &[TensorRole],
     options: &QuantizeOptions,
 ) -> Result<Vec<TypeChoice>, ChoiceError> {
     let base = options.file_type.base();
@@ -103,20 +113,17 @@ fn diffusion_types(
             known: rules.common().type_names().map(ToOwned::to_owned).collect(),
         })?),
     };
-    let choose = |tensor: &TensorMeta| {
+    let choose = |(tensor, &TensorRole { class, is_matrix }): (&TensorMeta, &TensorRole)| {
         let given = options.given.types.get(&tensor.name).filter(|&&ty| ty != tensor.ty);
         let (ty, reason) = match (&mut mixture, given) {
-            (Some(mixture), given) if rules.is_quantized(tensor) => {
-                diffusion_type(mixture, tensor, given.copied(), options)?
-            }
+            (Some(mixture), given) if is_matrix => diffusion_type(mixture, tensor, given.copied(), options)?,
             (_, Some(&ty)) => fitted_to_f16(tensor, ty, Reason::Like, options)?,
             _ => (tensor.ty, Reason::Kept),
         };
-        let class = TensorClass::of(&tensor.name);
         let needs_imatrix = ty != tensor.ty && ty.info().imatrix == ImatrixNeed::Required;
         Ok(TypeChoice { class, ty, reason, needs_imatrix })
     };
-    tensors.iter().map(choose).collect()
+    tensors.iter().zip(roles).map(choose).collect()
 }
 
 fn diffusion_type(

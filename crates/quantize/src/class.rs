@@ -191,6 +191,14 @@ static KEPT_GLM5_NEXT: &[&str] = &[
     "attn_v_b.weight",
 ];
 
+/// Facts from the name and the shape of a tensor that matter for its type under any file type.
+#[derive(Clone, Copy)]
+pub(crate) struct TensorRole {
+    pub(crate) class: TensorClass,
+    /// True for weights that are quantized.
+    pub(crate) is_matrix: bool,
+}
+
 /// Number of dimensions without outer dimensions of length one.
 pub(crate) fn n_dims(tensor: &TensorMeta) -> usize {
     let dims = tensor.shape.dims();
@@ -216,10 +224,12 @@ pub(crate) fn is_integer(ty: GgmlType) -> bool {
 pub fn is_quantizable(architecture: &str, tensor: &TensorMeta) -> bool {
     let name = tensor.name.as_str();
     let is_weight = name.ends_with("weight") || name.len() == 5;
-    let is_listed = KEPT_NAMES.contains(&name)
-        || KEPT.iter().any(|part| name.contains(part))
-        || (architecture == "glm5-next" && KEPT_GLM5_NEXT.iter().any(|part| name.contains(part)));
-    n_dims(tensor) >= 2 && is_weight && !is_listed && !is_integer(tensor.ty)
+    let is_listed = || {
+        KEPT_NAMES.contains(&name)
+            || KEPT.iter().any(|part| name.contains(part))
+            || (architecture == "glm5-next" && KEPT_GLM5_NEXT.iter().any(|part| name.contains(part)))
+    };
+    n_dims(tensor) >= 2 && is_weight && !is_integer(tensor.ty) && !is_listed()
 }
 
 #[cfg(test)]

@@ -51,17 +51,17 @@ impl RolePosition {
 }
 
 impl<'a> Mixture<'a> {
-    /// Begins a walk over tensors of these names.
-    pub(crate) fn new<'t>(
+    /// Begins a walk over tensors of these classes.
+    pub(crate) fn new(
         base: GgmlType,
         facts: &'a ModelFacts,
         options: &'a QuantizeOptions,
         has_imatrix: bool,
-        names: impl Iterator<Item = &'t str>,
+        classes: impl Iterator<Item = TensorClass>,
     ) -> Self {
         let mut is_tied = true;
         let mut n_values = 0;
-        for class in names.map(TensorClass::of) {
+        for class in classes {
             is_tied &= class != TensorClass::Output;
             n_values += i32::from(class.holds_values());
         }

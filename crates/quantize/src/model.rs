@@ -1,7 +1,7 @@
 //! Facts about a model that its mixture depends on.
 
-use crate::class::layer_of;
-use crate::class::{file_order, is_quantizable};
+use crate::TensorClass;
+use crate::class::{TensorRole, file_order, is_quantizable, layer_of};
 use crate::options::{Override, OverrideValue};
 use gguf_arch::diffusion::DiffusionRules;
 use gguf_core::TensorMeta;
@@ -78,6 +78,15 @@ impl ModelFacts {
             Some(rules) => rules.is_quantized(tensor),
             None => is_quantizable(&self.architecture, tensor),
         }
+    }
+
+    /// Returns the roles of tensors.
+    pub(crate) fn roles(&self, tensors: &[TensorMeta]) -> Vec<TensorRole> {
+        let role = |tensor: &TensorMeta| TensorRole {
+            class: TensorClass::of(&tensor.name),
+            is_matrix: self.is_quantized(tensor),
+        };
+        tensors.iter().map(role).collect()
     }
 
     /// Returns the indices of the tensors in the order of a quantized file. Files of image and video models keep their

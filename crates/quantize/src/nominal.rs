@@ -1,7 +1,10 @@
 //! Bits per weight of a file type on a well-known model.
 
-use crate::class::file_order;
-use crate::{FileType, ModelFacts, QuantizeOptions, choose_types};
+use std::sync::LazyLock;
+
+use crate::choice::choose_types_of;
+use crate::class::{TensorRole, file_order};
+use crate::{FileType, ModelFacts, QuantizeOptions};
 use gguf_core::{GgmlType, Shape, TensorMeta};
 
 /// Dimensions of Llama 3 8B.
@@ -25,17 +28,11 @@ pub struct Nominal {
 /// Types are chosen for its 291 tensors as for a file, so the number is that of a real file, not that of the base type.
 #[must_use]
 pub fn nominal(file_type: FileType) -> Option<Nominal> {
+    // The help of the programs has the sizes of all file types.
+    static LLAMA: LazyLock<Llama> = LazyLock::new(Llama::new);
     file_type.base()?;
-    let tensors = llama_3_8b();
-    let facts = ModelFacts {
-        architecture: "llama".to_owned(),
-        n_layers: i32::try_from(N_LAYERS).unwrap_or(i32::MAX),
-        n_experts: 0,
-        n_gqa: 4,
-        is_70b: false,
-        diffusion: None,
-    };
-    let choices = choose_types(&facts, &tensors, &QuantizeOptions::new(file_type), false).ok()?;
+    let Llama { facts, tensors, roles } = &*LLAMA;
+    let choices = choose_types_of(facts, tensors, roles, &QuantizeOptions::new(file_type), false).ok()?;
     let mut n_bits = 0.0;
     let mut n_elems = 0.0;
     for (tensor, choice) in tensors.iter().zip(&choices) {
@@ -45,6 +42,29 @@ pub fn nominal(file_type: FileType) -> Option<Nominal> {
     }
     let needs_imatrix = choices.iter().any(|choice| choice.needs_imatrix);
     Some(Nominal { bits_per_weight: n_bits / n_elems, needs_imatrix })
+}
+
+/// Tensors of Llama 3 8B, with all that is the same for every file type.
+struct Llama {
+    facts: ModelFacts,
+    tensors: Vec<TensorMeta>,
+    roles: Vec<TensorRole>,
+}
+
+impl Llama {
+    fn new() -> Self {
+        let facts = ModelFacts {
+            architecture: "llama".to_owned(),
+            n_layers: i32::try_from(N_LAYERS).unwrap_or(i32::MAX),
+            n_experts: 0,
+            n_gqa: 4,
+            is_70b: false,
+            diffusion: None,
+        };
+        let tensors = llama_3_8b();
+        let roles = facts.roles(&tensors);
+        Self { facts, tensors, roles }
+    }
 }
 
 fn llama_3_8b() -> Vec<TensorMeta> {

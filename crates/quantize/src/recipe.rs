@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use crate::{FileType, ModelFacts, QuantizeOptions, TensorClass, choose_types};
+use crate::choice::choose_types_of;
+use crate::class::TensorRole;
+use crate::{FileType, ModelFacts, QuantizeOptions, TensorClass};
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_format::Metadata;
 
@@ -35,17 +37,18 @@ impl MixtureDeviations {
     fn of(
         tensors: &[TensorMeta],
         facts: &ModelFacts,
+        roles: &[TensorRole],
         options: &QuantizeOptions,
         imatrix: bool,
     ) -> Option<Self> {
         let base = options.file_type.base()?;
-        let choices = choose_types(facts, tensors, options, imatrix).ok()?;
+        let choices = choose_types_of(facts, tensors, roles, options, imatrix).ok()?;
         let mut deviations = BTreeMap::new();
         let (mut n_all, mut n_other, mut n_bits) = (0.0, 0.0, 0.0);
-        for (tensor, choice) in tensors.iter().zip(choices) {
+        for ((tensor, role), choice) in tensors.iter().zip(roles).zip(choices) {
             let n_elems = tensor.shape.n_elems() as f64;
             n_bits += n_elems * choice.ty.bits_per_weight();
-            if !facts.is_quantized(tensor) {
+            if !role.is_matrix {
                 continue;
             }
             n_all += n_elems;
@@ -121,15 +124,17 @@ impl Recipe {
     #[must_use]
     pub fn of(metadata: &Metadata, tensors: &[TensorMeta]) -> Self {
         let facts = ModelFacts::new(metadata, &[], tensors);
+        let roles = facts.roles(tensors);
         let ways = [(false, false), (false, true), (true, false)];
         let types = || FileType::all().filter(|file_type| *file_type != FileType::Copy);
         let candidate = |file_type: FileType, (pure, imatrix): (bool, bool)| {
             let options = QuantizeOptions { pure, ..QuantizeOptions::new(file_type) };
-            MixtureDeviations::of(tensors, &facts, &options, imatrix)
+            MixtureDeviations::of(tensors, &facts, &roles, &options, imatrix)
         };
         let candidates = ways.into_iter().flat_map(|way| types().map(move |file_type| (file_type, way)));
         let candidates = candidates.filter_map(|(file_type, way)| candidate(file_type, way)).collect();
-        let matrices = || tensors.iter().filter(|tensor| facts.is_quantized(tensor));
+        let matrices =
+            || tensors.iter().zip(&roles).filter(|(_, role)| role.is_matrix).map(|(tensor, _)| tensor);
         let (mut n_bits, mut n_elems) = (0.0, 0.0);
         for tensor in tensors {
             n_elems += tensor.shape.n_elems() as f64;
@@ -246,6 +251,7 @@ fn most_common<'a>(matrices: impl Iterator<Item = &'a TensorMeta>) -> Option<Ggm
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::choose_types;
     use gguf_core::Shape;
 
     fn tensors(
