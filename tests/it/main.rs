@@ -16,6 +16,8 @@ mod gguf;
 mod hostile_corpus;
 mod inspect;
 mod job;
+#[cfg(unix)]
+mod outputs;
 mod quantize;
 #[cfg(all(unix, feature = "remote"))]
 mod remote;

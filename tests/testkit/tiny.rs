@@ -86,6 +86,13 @@ pub fn directory() -> TempDir {
     dir
 }
 
+/// Directory with the first layer of the bundled model as `base.gguf`: enough where figures do not matter.
+pub fn directory_of_a_layer() -> TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    Tiny::new().with_layers(1).write(dir.path(), "base.gguf");
+    dir
+}
+
 impl Tiny {
     /// Creates the model in f32.
     pub fn new() -> Self {

@@ -95,69 +95,6 @@ fn links_are_followed_not_replaced() {
     assert!(err.contains("output is the same file as input"), "{err}");
 }
 
-#[test]
-fn names_that_are_no_files_are_refused_by_every_program() {
-    let dir = tempfile::tempdir().unwrap();
-    model(&dir.path().join("in.gguf"), 1, 512, 16);
-    fs_err::write(dir.path().join("prompts.jsonl"), "{\"tokens\": [1, 2, 3]}\n").unwrap();
-    let checkpoint = fixture("tiny-llama");
-    run(
-        "gguf-convert",
-        dir.path(),
-        &["hf2gguf", checkpoint.to_str().unwrap(), "--type", "f16", "-o", "tiny.gguf"],
-    )
-    .ok();
-    let before = names(dir.path());
-    let outputs = [
-        ("-", "-: standard output is not written to"),
-        ("new/", "new/: not a file name"),
-        ("no/such/out.gguf", "no/such/out.gguf: there is no directory no/such"),
-    ];
-    for (output, message) in outputs {
-        for (program, args) in [
-            ("gguf-quantize", vec!["in.gguf", output, "q4_k_m"]),
-            ("gguf-convert", vec!["hf2gguf", checkpoint.to_str().unwrap(), "-o", output]),
-            ("gguf-convert", vec!["hf2gguf", checkpoint.to_str().unwrap(), "--type", "q4_0", "-o", output]),
-            ("gguf-inspect", vec!["set", "in.gguf", "k=u8:1", "-o", output]),
-            ("gguf-inspect", vec!["split", "in.gguf", "-o", output, "--split-max-tensors", "1"]),
-            ("gguf-verify", vec!["imatrix", "tiny.gguf", "--prompts", "prompts.jsonl", "-o", output]),
-            ("gguf-verify", vec!["logits", "tiny.gguf", "--prompts", "prompts.jsonl", "-o", output]),
-        ] {
-            let err = run(program, dir.path(), &args).exits_with(1).err;
-            let line = err.lines().find(|line| line.starts_with("error: ")).unwrap_or_default();
-            assert_eq!(line, format!("error: {message}"), "{program} {args:?}");
-            assert!(err.contains("\nhint: "), "{program} {args:?}: {err}");
-            assert_eq!(names(dir.path()), before, "{program} {args:?}");
-        }
-    }
-    let err = run("gguf-convert", dir.path(), &["gguf2hf", "tiny.gguf", "-o", "-"]).exits_with(1).err;
-    assert!(err.starts_with("error: -: standard output is not written to\n"), "{err}");
-    // At other paths a directory is not a valid output file.
-    fs_err::create_dir_all(dir.path().join("dir")).unwrap();
-    let err = run("gguf-quantize", dir.path(), &["in.gguf", "dir", "q4_k_m"]).exits_with(1).err;
-    assert!(err.contains("error: dir: this is a directory, a file name expected\n"), "{err}");
-}
-
-#[test]
-fn a_dry_run_says_that_the_output_has_no_place() {
-    let dir = tempfile::tempdir().unwrap();
-    let checkpoint = fixture("tiny-llama");
-    model(&dir.path().join("in.gguf"), 1, 512, 16);
-    let checkpoint = checkpoint.to_str().unwrap();
-    for (program, args) in [
-        ("gguf-convert", vec!["hf2gguf", checkpoint, "--dry-run", "-o", "no/such/out.gguf"]),
-        (
-            "gguf-convert",
-            vec!["hf2gguf", checkpoint, "--type", "q4_0", "--dry-run", "-o", "no/such/out.gguf"],
-        ),
-        ("gguf-quantize", vec!["--dry-run", "in.gguf", "no/such/out.gguf", "q4_0"]),
-    ] {
-        let err = run(program, dir.path(), &args).prints(0, "token_embd.weight").err;
-        let want = "warning: a run would stop here: no/such/out.gguf: there is no directory no/such\n";
-        assert!(err.contains(want), "{program}: {err}");
-    }
-}
-
 /// `--verbose` has an effect in every command, whether the run succeeds or not.
 #[test]
 fn what_a_run_took_is_told_by_every_command() {

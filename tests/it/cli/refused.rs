@@ -140,26 +140,6 @@ fn a_snapshot_in_the_hubs_cache_is_made_of_links_and_converts() {
 }
 
 #[test]
-fn an_alignment_that_makes_a_file_mostly_padding_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    model(&dir.path().join("in.gguf"), 1, 512, 16);
-    let before = fs_err::read(dir.path().join("in.gguf")).unwrap();
-    for value in ["1073741824", "131072", "1"] {
-        let args = ["set", "in.gguf", &format!("general.alignment={value}")];
-        run("gguf-inspect", dir.path(), &args)
-            .says(1, &format!("`general.alignment`: {value} is no alignment"));
-        assert_eq!(fs_err::read(dir.path().join("in.gguf")).unwrap(), before, "{value}");
-    }
-    for (key, value) in [("split.count", "3"), ("split.no", "1"), ("split.tensors.count", "9")] {
-        run("gguf-inspect", dir.path(), &["set", "in.gguf", &format!("{key}={value}")]).exits_with(1);
-        assert_eq!(fs_err::read(dir.path().join("in.gguf")).unwrap(), before, "{key}");
-    }
-    run("gguf-inspect", dir.path(), &["set", "in.gguf", "general.alignment=128"]).ok();
-    run("gguf-inspect", dir.path(), &["set", "--force", "in.gguf", "general.alignment=131072"]).ok();
-    assert_eq!(GgufFile::open(&dir.path().join("in.gguf")).unwrap().alignment(), 131_072);
-}
-
-#[test]
 fn too_many_threads_are_capped_and_none_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 1, 512, 64);

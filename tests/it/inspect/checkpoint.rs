@@ -343,53 +343,6 @@ const FP8: &[(&str, &str, &[u64])] = &[
 ];
 
 #[test]
-fn a_checkpoint_is_described() {
-    let bench = Bench::new();
-    let dir = fixture("tiny-llama");
-    let found = bench.json(&["checkpoint", dir.to_str().unwrap()], 0);
-    assert_eq!(found["classes"], json!(["LlamaForCausalLM"]));
-    assert_eq!(found["architecture"], json!({"class": "LlamaForCausalLM", "card": "llama", "gguf": "llama"}));
-    assert_eq!(found["container"]["format"], json!("safetensors"));
-    assert_eq!(
-        found["tokenizer"],
-        json!({"mode": "bpe", "model": "gpt2", "pre": "gpt-2", "tokens": 1024, "chat_template": false})
-    );
-    assert_eq!((&found["quantization"], &found["problems"]), (&json!(null), &json!([])));
-    assert_eq!(found["types"][0]["type"], json!("BF16"));
-    let first = &found["tensors"][0];
-    assert_eq!(first["name"], json!("model.embed_tokens.weight"));
-    assert_eq!(first["file"], json!("model.safetensors"));
-    let (rows, cols) = (first["shape"][0].as_u64().unwrap(), first["shape"][1].as_u64().unwrap());
-    assert_eq!(first["bytes"], json!(rows * cols * 2));
-
-    let conversion = Conversion::plan(&dir, &ConvertOptions::default()).unwrap();
-    assert_eq!(found["outputs"][0]["file_bytes"], json!(written_bytes(&conversion, &bench.path("."))));
-    assert_eq!(found["outputs"][0]["file_name"], json!(conversion.default_file_name("BF16")));
-
-    let out = bench.run(&["checkpoint", dir.to_str().unwrap()]).says_only(0, "").out;
-    let start = out.split_once('\n').unwrap().1;
-    insta::assert_snapshot!(start, @r"
-
-    name          Tiny Llama
-    class         LlamaForCausalLM, model_type llama
-    architecture  llama, by the card of that name
-    weights       safetensors, 1 file, 6.51 MiB
-    parameters    3 410 176 in 38 tensors
-    tokenizer     gpt2, pre-tokenizer gpt-2, 1 024 tokens, no chat template
-
-    type  tensors   elements      size
-    BF16       38  3 410 176  6.50 MiB
-
-    --type  file type  tensors      size  types           file
-    auto    BF16            38  6.54 MiB  29 BF16, 9 F32  Tiny-Llama-3.4M-BF16.gguf
-    ");
-    let all = bench.run(&["checkpoint", dir.to_str().unwrap(), "--tensors"]).out;
-    assert!(all.contains("model.layers.0.self_attn.q_proj.weight"), "{all}");
-    let err = bench.run(&["checkpoint", "."]).exits_with(1).err;
-    assert!(err.contains("`config.json` is missing") || err.contains("GGUF file as a checkpoint"), "{err}");
-}
-
-#[test]
 fn what_is_not_supported_does_not_hide_the_rest() {
     let bench = Bench::new();
     let config = json!({

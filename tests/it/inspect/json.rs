@@ -154,7 +154,7 @@ fn json(bench: &Bench, program: &str, code: i32, args: &[&str]) -> Json {
 #[test]
 fn what_inspect_prints_is_documented() {
     let documented = Documented::read();
-    let bench = Bench::new().with_tiny();
+    let bench = Bench::new().with_layers(1);
     let checkpoint = fixture("tiny-llama");
     let quantized = fixture("native/nvfp4_llama_mixed/hf");
     fs_err::write(bench.path("empty.json"), "{}").unwrap();
@@ -432,7 +432,7 @@ two_tiers!(what_verify_prints_is_documented);
 /// Every day without the rarer reports.
 fn what_verify_prints_is_documented(tier: Tier) {
     let documented = Documented::read();
-    let bench = Bench::new().with_tiny();
+    let bench = Bench::new().with_layers(2);
     let mut quantize = bench.program("gguf-quantize");
     finish(quantize.args(["tiny.gguf", "q.gguf", "q8_0", "--no-sync"])).ok();
     fs_err::write(bench.path("two.jsonl"), "{\"text\": \"one two three\"}\n{\"text\": \"four five six\"}\n")

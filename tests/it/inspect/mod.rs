@@ -3,14 +3,12 @@
 mod checkpoint;
 mod dump;
 mod edit;
-mod foreign;
+pub mod foreign;
 mod get;
 mod json;
 mod look;
 mod memory;
-mod rules;
 mod screen;
-mod template;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -45,19 +43,13 @@ impl Bench {
 
     /// Adds the bundled model, converted.
     pub fn with_tiny(self) -> Self {
-        self.with(&fixture("tiny-llama"))
+        convert(&fixture("tiny-llama"), &self.path("tiny.gguf"));
+        self
     }
 
     /// Adds the first layers of the bundled model in place of all.
     pub fn with_layers(self, n_layers: u32) -> Self {
-        let checkpoint = tempfile::tempdir().unwrap();
-        bundled::write_layers(n_layers, checkpoint.path());
-        self.with(checkpoint.path())
-    }
-
-    fn with(self, checkpoint: &Path) -> Self {
-        let conversion = Conversion::plan(checkpoint, &ConvertOptions::default()).unwrap();
-        write_source(&self.path("tiny.gguf"), conversion.metadata(), &conversion);
+        convert_layers(n_layers, &self.path("tiny.gguf"));
         self
     }
 
@@ -84,6 +76,20 @@ impl Bench {
     pub fn json(&self, args: &[&str], code: i32) -> serde_json::Value {
         finish(self.program("gguf-inspect").args(args).arg("--json")).exits_with(code).json()
     }
+}
+
+fn convert(checkpoint: &Path, path: &Path) {
+    let conversion = Conversion::plan(checkpoint, &ConvertOptions::default()).unwrap();
+    write_source(path, conversion.metadata(), &conversion);
+}
+
+/// Converts the first layers of the bundled model.
+pub fn convert_layers(n_layers: u32, path: &Path) {
+    let dir = tempfile::tempdir().unwrap();
+    // The folder is a part of the name.
+    let checkpoint = dir.path().join("tiny-llama");
+    bundled::write_layers(n_layers, &checkpoint);
+    convert(&checkpoint, path);
 }
 
 pub fn metadata() -> Metadata {

@@ -67,27 +67,3 @@ fn a_screen_of_any_width_is_not_exceeded() {
     assert!(bench.run(&["wide.gguf"]).out.contains(name));
     assert!(on("72", &["wide.gguf", "--full"]).contains(&"模型的名字很长".repeat(30)));
 }
-
-#[test]
-fn colours_are_for_those_who_want_them() {
-    let bench = Bench::new();
-    let args = ["diff", "model.gguf", "model.gguf"];
-    let run = |variables: &[(&str, &str)]| {
-        finish(bench.program("gguf-inspect").args(args).envs(variables.iter().copied())).out
-    };
-    assert_eq!(run(&[]), "equal\n");
-    assert_eq!(run(&[("CLICOLOR_FORCE", "1")]), "\u{1b}[1;32mequal\u{1b}[0m\n");
-    assert_eq!(run(&[("CLICOLOR_FORCE", "1"), ("NO_COLOR", "1")]), "equal\n");
-}
-
-#[test]
-fn the_list_of_tensors_can_be_left_out() {
-    let bench = Bench::new();
-    let out = bench.run(&["model.gguf", "--no-tensors"]).ok().out;
-    assert!(
-        !out.contains("ramp") && out.contains("llama.block_count") && out.contains("3 tensors, 80 elements"),
-        "{out}"
-    );
-    let summary = bench.json(&["model.gguf", "--no-tensors"], 0);
-    assert!(summary.get("tensors").is_none() && summary["elements"] == 80, "{summary}");
-}

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use gguf_foundry::core::GgmlType;
 
-use super::{run as quantize, write_two_layers};
+use super::write_two_layers;
 use crate::support::programs::run;
 use crate::support::tiers::Tier;
 use crate::testkit::checkpoints::Safetensors;
@@ -43,50 +43,29 @@ fn imatrix(path: &Path, values: &[f32]) {
     fs_err::write(path, bytes).unwrap();
 }
 
+/// Writes a model, and importance matrices of its second tensor.
+pub(crate) fn imatrices(dir: &Path) {
+    model(&dir.join("in.gguf"), 0, 0.1);
+    let ones = [1.0; N_COLS];
+    let write = |name: &str, change: &dyn Fn(&mut [f32])| {
+        let mut values = ones;
+        change(&mut values);
+        imatrix(&dir.join(name), &values);
+    };
+    write("negative.dat", &|values| values[37] = -1.0);
+    write("nan.dat", &|values| values[37] = f32::NAN);
+    write("infinite.dat", &|values| values[37] = f32::INFINITY);
+    write("ones.dat", &|_| ());
+    write("gap.dat", &|values| values[64..96].fill(0.0));
+    // A negative number of calls.
+    let mut bytes = fs_err::read(dir.join("ones.dat")).unwrap();
+    bytes[8 + DOWN.len()..][..4].copy_from_slice(&(-3i32).to_le_bytes());
+    fs_err::write(dir.join("calls.dat"), bytes).unwrap();
+}
+
 /// Output of a program with `--json`.
 fn json(program: &str, dir: &Path, args: &[&str]) -> serde_json::Value {
     run(program, dir, &[args, &["--json"]].concat()).ok().json()
-}
-
-#[test]
-fn a_row_too_large_for_its_type_is_an_error_that_names_it() {
-    let dir = tempfile::tempdir().unwrap();
-    model(&dir.path().join("in.gguf"), 3, 1e20);
-    for (ty, shown) in [("q6_k", "Q6_K"), ("iq4_xs", "IQ4_XS"), ("q3_k_s", "Q3_K"), ("iq3_s", "IQ3_S")] {
-        let err = quantize(dir.path(), &["in.gguf", "out.gguf", ty]).exits_with(1).err;
-        let place =
-            format!("tensor `{DOWN}`: row 3, from column 0 on: values up to 1e20 are too large for {shown}");
-        assert!(err.contains(&place), "{ty}: {err}");
-        assert!(!dir.path().join("out.gguf").exists(), "{ty}");
-    }
-    let (code, _, err) =
-        quantize(dir.path(), &["in.gguf", "out.gguf", "q6_k", "--tensor-type", "ffn_down=bf16"]).parts();
-    // The warning about the unknown architecture always occurs.
-    let is_warning = |line: &str| {
-        line.contains("warning") && !line.contains("architecture `nobody` is not a known language model")
-    };
-    assert_eq!((code, err.lines().any(is_warning)), (0, false), "{err}");
-}
-
-#[test]
-fn rows_too_small_for_their_type_are_counted_and_the_first_is_named() {
-    let dir = tempfile::tempdir().unwrap();
-    model(&dir.path().join("in.gguf"), 5, 1e-9);
-    for (ty, shown) in [("q6_k", "Q6_K"), ("q8_0", "Q8_0"), ("f16", "F16")] {
-        let err = quantize(dir.path(), &["in.gguf", "out.gguf", ty]).ok().err;
-        let expected = format!(
-            "1 row of 1 tensor came out as zeros or nearly, too small for the type: the first is row 5 of `{DOWN}` \
-             (values up to 1e-9, {shown})"
-        );
-        assert!(err.contains(&expected), "{ty}: {err}");
-    }
-    let document = json("gguf-quantize", dir.path(), &["--no-sync", "in.gguf", "out.gguf", "q8_0"]);
-    let expected = serde_json::json!([
-        { "tensor": DOWN, "type": "Q8_0", "rows": 1, "first_row": 5, "largest": 1e-9f32 }
-    ]);
-    assert_eq!(document["small_rows"], expected);
-    let (code, _, err) = quantize(dir.path(), &["in.gguf", "out.gguf", "bf16"]).parts();
-    assert_eq!((code, err.contains("zeros")), (0, false), "{err}");
 }
 
 /// Writes a part of the bundled checkpoint with row 5 of one matrix scaled.
@@ -140,58 +119,4 @@ fn a_conversion_says_the_same() {
             (&DOWN.into(), &1.into(), &5.into())
         );
     }
-}
-
-#[test]
-fn importance_that_is_negative_or_no_number_is_refused_by_entry_and_index() {
-    let dir = tempfile::tempdir().unwrap();
-    model(&dir.path().join("in.gguf"), 0, 0.1);
-    let matrix = dir.path().join("m.dat");
-    for value in [-1.0, f32::NAN, f32::INFINITY] {
-        let mut values = vec![1.0; N_COLS];
-        values[37] = value;
-        imatrix(&matrix, &values);
-        let err =
-            quantize(dir.path(), &["--imatrix", "m.dat", "in.gguf", "out.gguf", "q4_k_m"]).exits_with(1).err;
-        assert!(err.contains(&format!("tensor `{DOWN}`: importance value 37 is {value}")), "{err}");
-    }
-}
-
-#[test]
-fn a_number_of_calls_below_zero_is_refused_by_entry() {
-    let dir = tempfile::tempdir().unwrap();
-    model(&dir.path().join("in.gguf"), 0, 0.1);
-    let matrix = dir.path().join("m.dat");
-    imatrix(&matrix, &[1.0; N_COLS]);
-    let mut bytes = fs_err::read(&matrix).unwrap();
-    let at = 8 + DOWN.len();
-    bytes[at..at + 4].copy_from_slice(&(-3i32).to_le_bytes());
-    fs_err::write(&matrix, bytes).unwrap();
-    let expected = format!("tensor `{DOWN}`: offset {at}: number of calls is -3");
-    let runs: [(&str, &[&str]); 3] = [
-        ("gguf-quantize", &["--imatrix", "m.dat", "in.gguf", "out.gguf", "q4_k_m"]),
-        ("gguf-verify", &["imatrix", "merge", "m.dat", "-o", "out.gguf"]),
-        ("gguf-verify", &["imatrix", "show", "m.dat"]),
-    ];
-    for (program, args) in runs {
-        let err = run(program, dir.path(), args).exits_with(1).err;
-        assert!(err.contains(&expected), "{program} {args:?}: {err}");
-    }
-}
-
-#[test]
-fn columns_without_importance_are_said() {
-    let dir = tempfile::tempdir().unwrap();
-    model(&dir.path().join("in.gguf"), 0, 0.1);
-    let mut values = vec![1.0; N_COLS];
-    imatrix(&dir.path().join("m.dat"), &values);
-    let args = ["--imatrix", "m.dat", "in.gguf", "out.gguf", "iq4_nl"];
-    let (code, _, err) = quantize(dir.path(), &args).parts();
-    assert_eq!((code, err.contains("importance at all")), (0, false), "{err}");
-    values[64..96].fill(0.0);
-    imatrix(&dir.path().join("m.dat"), &values);
-    let err = quantize(dir.path(), &args).ok().err;
-    let expected =
-        format!("1 tensor with groups of columns of no importance at all, which become zeros: `{DOWN}`");
-    assert!(err.contains(&expected), "{err}");
 }

@@ -148,7 +148,7 @@ fn what_contradicts_is_not_added_up() {
 
 #[test]
 fn a_matrix_of_another_model_is_not_added_to() {
-    let dir = tiny::directory();
+    let dir = tiny::directory_of_a_layer();
     write_sums(dir.path(), "wide.gguf", "blk.0.attn_q.weight", 128, &[9], 256);
     write_sums(dir.path(), "other.gguf", "blk.9.attn_q.weight", 256, &[9], 256);
     let prompts = prompts();
@@ -339,7 +339,7 @@ fn copies_are_kept_by_the_number_of_their_chunks() {
 
 #[test]
 fn special_tokens_are_read_where_that_is_asked_for() {
-    let dir = tiny::directory();
+    let dir = tiny::directory_of_a_layer();
     let text = "the covenant</s><s>that I will make with them after those days, saith the Lord";
     fs_err::write(dir.path().join("t.txt"), text).unwrap();
     let encoder = &Tiny::new().encoder;

@@ -84,7 +84,7 @@ fn refused(dir: &Path, names: &[&str]) -> String {
 
 #[test]
 fn parts_that_do_not_belong_together_are_refused() {
-    let dir = directory(4);
+    let dir = directory(1);
     let at = dir.path();
     let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"];
     let names = parts(at, &args, 3);
@@ -92,7 +92,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     assert!(refused(at, &[one, three]).contains("of 3 parts 1 missing: 2/3"));
     assert!(refused(at, &[one, two, three, two]).contains("part 2 is given twice"));
     let run = |args: &[&str], share: &str, name: &str| collect(at, args, &["--part", share, "-o", name]);
-    let mut tiny = Tiny::new();
+    let mut tiny = Tiny::new().with_layers(1);
     tiny.edit("blk.0.attn_v.weight", |values| values[0] += 0.25);
     tiny.write(at, "other.gguf");
     run(&["other.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"], "2/3", "model.part");
@@ -126,7 +126,7 @@ fn parts_that_do_not_belong_together_are_refused() {
 
 #[test]
 fn whole_matrices_are_added_up_as_merge_does() {
-    let dir = directory(4);
+    let dir = directory(1);
     let at = dir.path();
     let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "2"];
     collect(at, &args, &["-o", "a.gguf"]);
@@ -170,7 +170,7 @@ fn a_part_that_was_changed_is_refused_or_says_the_same() {
 
 #[test]
 fn a_part_that_was_stopped_goes_on() {
-    let dir = directory(4);
+    let dir = directory(1);
     let at = dir.path();
     let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "8"];
     let names = parts(at, &args, 2);

@@ -88,15 +88,3 @@ fn names_of_other_peoples_mixtures_are_no_contradiction() {
         assert_eq!(messages.len(), 1, "{name}");
     }
 }
-
-#[test]
-fn a_false_label_fails_in_words() {
-    let dir = tiny::directory();
-    quantize(dir.path(), "q2_k", "model-Q8_0.gguf");
-    label(dir.path(), "model-Q8_0.gguf", FileType::Q8_0);
-    let out = gguf_verify(&["model-Q8_0.gguf", "--baseline", "base.gguf", "--weights-only"], dir.path())
-        .exits_with(3)
-        .out;
-    assert!(out.starts_with("Not intact: 2 errors in its label."), "{out}");
-    assert!(out.contains("`gguf-inspect set FILE general.file_type=10` makes it say so"), "{out}");
-}

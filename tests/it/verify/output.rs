@@ -1,15 +1,14 @@
 //! Output of the program in addition to its figures: files, traces, warnings, colours.
 
-use gguf_foundry::core::GgmlType;
 use serde_json::Value;
 
 use super::gguf_verify;
 use crate::support::{names, programs};
-use crate::testkit::tiny::{self, Tiny};
+use crate::testkit::tiny;
 
 /// Directory with a model `base.gguf` and prompts of token ids `a.jsonl`, `b.jsonl`.
 fn directory() -> tempfile::TempDir {
-    let dir = tiny::directory();
+    let dir = tiny::directory_of_a_layer();
     for name in ["a.jsonl", "b.jsonl"] {
         fs_err::write(dir.path().join(name), "{\"tokens\": [1, 342, 278, 5, 9]}\n").unwrap();
     }
@@ -50,64 +49,12 @@ fn every_position_of_every_prompt_is_written() {
 }
 
 #[test]
-fn an_input_is_not_written_over() {
+fn a_trace_is_no_warning() {
     let dir = directory();
-    for args in [
-        &["base.gguf", "--prompts", "a.jsonl", "--per-token", "base.gguf"][..],
-        &["logits", "base.gguf", "--prompts", "a.jsonl", "-o", "a.jsonl"],
-        &["imatrix", "base.gguf", "--prompts", "a.jsonl", "--legacy", "-o", "base.gguf"],
-    ] {
-        gguf_verify(args, dir.path()).says(2, "output is the same file as input");
-    }
-}
-
-#[test]
-fn a_trace_is_no_warning_and_a_layer_that_is_not_there_is_one() {
-    let dir = directory();
-    let run = |layer| gguf_verify(&["base.gguf", "--prompts", "a.jsonl", "--trace", layer], dir.path());
-    let (_, out, err) = run("0").parts();
+    let args = ["base.gguf", "--prompts", "a.jsonl", "--trace", "0"];
+    let (_, out, err) = gguf_verify(&args, dir.path()).parts();
     let lines: Vec<&str> = err.lines().filter(|line| line.contains("rms")).collect();
     assert!(lines.iter().any(|line| line.starts_with("layer 0 mixer: 5 x ")), "{err}");
     assert!(lines.iter().all(|line| line.starts_with("layer 0 ")), "{err}");
     assert!(!out.contains("nothing to trace"), "{out}");
-    let (_, out, err) = run("99").parts();
-    assert!(out.contains("warning   trace: nothing to trace: layer 99 was not run"), "{out}{err}");
-}
-
-#[test]
-fn prompts_behind_the_limit_and_chunks_beyond_the_training_are_warned_of() {
-    let dir = directory();
-    let prompts = ["base.gguf", "--prompts", "a.jsonl", "b.jsonl"];
-    let unread = "`b.jsonl` is not read: `--chunks` leaves none for it";
-    gguf_verify(&[&prompts[..], &["--chunks", "1"]].concat(), dir.path())
-        .prints(4, &format!("warning   prompts: {unread}"));
-    let out = gguf_verify(&[&prompts[..], &["--chunks", "2"]].concat(), dir.path()).out;
-    assert!(!out.contains("is not read"), "{out}");
-    let imatrix = [&["imatrix"], &prompts[..], &["--chunks", "1", "-o", "m.gguf"]].concat();
-    gguf_verify(&imatrix, dir.path()).says(0, &format!("warning: {unread}"));
-
-    let mut short = Tiny::new();
-    short.metadata.set("llama.context_length", 4u32);
-    short.write(dir.path(), "base.gguf");
-    let out = gguf_verify(&prompts, dir.path()).exits_with(4).out;
-    let warning =
-        "warning   context: chunks of 5 tokens: the model was trained on 4 (`llama.context_length`)";
-    assert!(out.contains(warning), "{out}");
-}
-
-#[test]
-fn a_verdict_is_coloured_where_colours_are_wanted() {
-    let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new().with_layers(1);
-    base.write(dir.path(), "base.gguf");
-    base.quantized(GgmlType::Q8_0).write(dir.path(), "q8_0.gguf");
-    let run = |variable: (&str, &str)| {
-        let mut command = programs::command("gguf-verify", dir.path());
-        command.env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE").env(variable.0, variable.1);
-        let args = ["q8_0.gguf", "--baseline", "base.gguf", "--weights-only"];
-        programs::finish(command.args(args)).out.lines().last().unwrap_or_default().to_owned()
-    };
-    assert_eq!(run(("CLICOLOR_FORCE", "1")), "verdict       \u{1b}[1;32mpass\u{1b}[0m");
-    assert_eq!(run(("NO_COLOR", "1")), "verdict       pass");
-    assert_eq!(run(("CLICOLOR_FORCE", "0")), "verdict       pass", "a pipe has no colours");
 }

@@ -60,7 +60,7 @@ fn arrays_are_scored_as_lines_are_and_not_as_prose() {
 
 #[test]
 fn data_and_binary_files_are_refused_with_a_way_out() {
-    let dir = tiny::directory();
+    let dir = tiny::directory_of_a_layer();
     let write = |name: &str, content: &str| fs_err::write(dir.path().join(name), content).unwrap();
     write("table.txt", "id,text\n1,one\n2,two\n");
     write("other.json", "[{\"question\": \"a\"}]");

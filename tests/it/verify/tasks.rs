@@ -78,7 +78,7 @@ fn several_models_and_kinds_end_in_a_table() {
 
 #[test]
 fn files_that_are_no_tasks_are_refused_by_place() {
-    let dir = tiny::directory();
+    let dir = tiny::directory_of_a_layer();
     let binary = fs_err::read(path("multiple-choice.bin")).unwrap();
     fs_err::write(dir.path().join("cut.bin"), &binary[..2000]).unwrap();
     fs_err::write(dir.path().join("many.bin"), [&u32::MAX.to_le_bytes(), &binary[4..]].concat()).unwrap();
@@ -121,7 +121,7 @@ fn binary(tasks: &[(&str, &[(&str, i32)])]) -> Vec<u8> {
 
 #[test]
 fn tasks_that_cannot_be_scored_are_named_and_not_counted() {
-    let dir = tiny::directory();
+    let dir = tiny::directory_of_a_layer();
     let run = |option: &str, content: &[u8]| {
         fs_err::write(dir.path().join("tasks"), content).unwrap();
         gguf_verify(&["base.gguf", option, "tasks", "--json"], dir.path())
@@ -172,7 +172,7 @@ fn tasks_that_cannot_be_scored_are_named_and_not_counted() {
 
 #[test]
 fn options_that_nothing_would_act_on_are_refused() {
-    let dir = tiny::directory();
+    let dir = tiny::directory_of_a_layer();
     let winogrande = path("winogrande.csv");
     let tasks = ["base.gguf", "--winogrande", winogrande.as_str()];
     for args in [
