@@ -49,7 +49,7 @@ fn types_are_completed() {
 /// A file may have the same name as the command.
 #[test]
 fn a_file_of_that_name_is_given_with_its_folder() {
-    let bench = Bench::new().with_tiny();
+    let bench = Bench::new().with_layers(1);
     fs_err::rename(bench.path("tiny.gguf"), bench.path("completions")).unwrap();
     let args = ["./completions", "out.gguf", "q8_0", "--no-sync"];
     finish(bench.program("gguf-quantize").args(args)).ok();

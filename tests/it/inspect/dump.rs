@@ -16,7 +16,7 @@ fn text_at(bytes: &[u8], offset: &Json) -> String {
 
 #[test]
 fn json_says_where_the_header_declares_what() {
-    let bench = Bench::new().with_tiny();
+    let bench = Bench::new().with_layers(1);
     let mut odd = metadata();
     odd.set("odd.empty", Vec::<u32>::new());
     odd.set("odd.flags", vec![true, false]);

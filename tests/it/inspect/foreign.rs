@@ -96,12 +96,18 @@ fn foreign_lists_that_lie_are_refused() {
 
 #[test]
 fn a_bundle_becomes_a_text_model() {
-    let bench = Bench::new().with_tiny();
+    let bench = Bench::new().with_layers(1);
     let plain = GgufFile::open(&bench.path("tiny.gguf")).unwrap();
     let n = plain.tensors().len();
     // A tower is added by renaming: Ollama puts both into one file.
-    let args =
-        ["rename", "tiny.gguf", "blk.3.ffn_up.weight=v.blk.0.ffn_up.weight", "--force", "-o", "bundle.gguf"];
+    let args = [
+        "rename",
+        "tiny.gguf",
+        "blk.0.ffn_down.weight=v.blk.0.ffn_down.weight",
+        "--force",
+        "-o",
+        "bundle.gguf",
+    ];
     bench.run(&args).ok();
     bench.run(&["drop", "bundle.gguf", r"^v\.", "-o", "text.gguf"]).prints(0, "(left out)");
     let text = GgufFile::open(&bench.path("text.gguf")).unwrap();

@@ -18,7 +18,7 @@ use gguf_foundry::core::GgmlType;
 use gguf_foundry::gguf::{GgufFile, Metadata, Value};
 
 use crate::support::programs::{Outcome, command, finish};
-use crate::support::{bundled, files, fixture};
+use crate::support::{bundled, files};
 use crate::testkit::memory::{MemoryTensors, write_source};
 
 /// Directory with one small model, and the programs to run on it.
@@ -41,13 +41,7 @@ impl Bench {
         files::names(self.dir.path())
     }
 
-    /// Adds the bundled model, converted.
-    pub fn with_tiny(self) -> Self {
-        convert(&fixture("tiny-llama"), &self.path("tiny.gguf"));
-        self
-    }
-
-    /// Adds the first layers of the bundled model in place of all.
+    /// Adds the first layers of the bundled model, converted.
     pub fn with_layers(self, n_layers: u32) -> Self {
         convert_layers(n_layers, &self.path("tiny.gguf"));
         self
@@ -78,18 +72,14 @@ impl Bench {
     }
 }
 
-fn convert(checkpoint: &Path, path: &Path) {
-    let conversion = Conversion::plan(checkpoint, &ConvertOptions::default()).unwrap();
-    write_source(path, conversion.metadata(), &conversion);
-}
-
 /// Converts the first layers of the bundled model.
 pub fn convert_layers(n_layers: u32, path: &Path) {
     let dir = tempfile::tempdir().unwrap();
     // The folder is a part of the name.
     let checkpoint = dir.path().join("tiny-llama");
     bundled::write_layers(n_layers, &checkpoint);
-    convert(&checkpoint, path);
+    let conversion = Conversion::plan(&checkpoint, &ConvertOptions::default()).unwrap();
+    write_source(path, conversion.metadata(), &conversion);
 }
 
 pub fn metadata() -> Metadata {

@@ -14,7 +14,7 @@ fn too_wide(text: &str, width: usize) -> Vec<&str> {
 
 #[test]
 fn what_is_said_of_the_bundled_model_fits_in_80_columns() {
-    let bench = Bench::new().with_tiny();
+    let bench = Bench::new().with_layers(1);
     let checkpoint = fixture("tiny-llama");
     let checkpoint = checkpoint.to_str().unwrap();
     let prompts = fixture("tiny-llama/corpus-256.jsonl");

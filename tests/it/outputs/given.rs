@@ -11,9 +11,10 @@ use crate::cli::Made;
 use crate::inspect::foreign::{KEYS, fork, gguf};
 use crate::inspect::{self, convert_layers};
 use crate::quantize::{magnitudes, program};
-use crate::support::bundled;
+use crate::support::{bundled, fixture};
 use crate::testkit::memory::{MemoryTensors, write_source};
 use crate::testkit::tiny::Tiny;
+use crate::verify::tasks;
 
 /// Writes the files of a name into a directory.
 pub fn write(name: &str, dir: &Path) {
@@ -87,6 +88,24 @@ const MATERIALS: &[(&str, fn(&Path))] = &[
         tiny.write(dir, "other.q8_0.gguf");
         tiny.metadata.set("general.file_type", FileType::Q8_0.id());
         tiny.write(dir, "model-Q8_0.gguf");
+    }),
+    // Tasks in the binary format: cut, with a wrong count; a line that is not UTF-8; and tasks without a valid choice.
+    ("tasks", |dir| {
+        let whole = fs_err::read(fixture("tasks/multiple-choice.bin")).unwrap();
+        fs_err::write(dir.join("cut.bin"), &whole[..2000]).unwrap();
+        fs_err::write(dir.join("many.bin"), [&u32::MAX.to_le_bytes(), &whole[4..]].concat()).unwrap();
+        fs_err::write(dir.join("latin.csv"), b"0,a _ b\xe9,b,c,1\n").unwrap();
+    }),
+    ("choices", |dir| {
+        for (name, answers) in [
+            ("none-right.bin", &[(" a", 0), (" b", 0)][..]),
+            ("all-right.bin", &[(" a", 1), (" b", 1)]),
+            ("one-answer.bin", &[(" a", 1)]),
+            ("same-answers.bin", &[(" a", 1), (" a", 0)]),
+            ("empty-answer.bin", &[(" ", 0), (" a", 1)]),
+        ] {
+            fs_err::write(dir.join(name), tasks::binary(&[("Which?", answers)])).unwrap();
+        }
     }),
     ("not-utf-8", |dir| fs_err::write(dir.join("not-utf-8.txt"), b"fine\nb\xffd").unwrap()),
     // One or two layers of an architecture that has no card; the rows of one tensor are no whole super-blocks.

@@ -143,8 +143,111 @@ impl Edited {
     }
 }
 
+/// Edit of a file's bytes, and whether a report has it.
+struct Edit<'a> {
+    what: String,
+    apply: Box<dyn Fn(&mut Vec<u8>) + 'a>,
+    found: Box<dyn Fn(&Json) -> bool + 'a>,
+}
+
+impl<'a> Edit<'a> {
+    fn new(
+        what: impl Into<String>,
+        apply: impl Fn(&mut Vec<u8>) + 'a,
+        found: impl Fn(&Json) -> bool + 'a,
+    ) -> Self {
+        Self { what: what.into(), apply: Box::new(apply), found: Box::new(found) }
+    }
+}
+
+/// Places of one block each: a code, a scale, another byte.
+const BLOCKS: [(&str, usize, usize); 3] =
+    [("blk.0.attn_v", 3, usize::MAX), ("blk.1.ffn_up", 17, 0), ("token_embd", 5, 1)];
+
+fn is_near(report: &Json, tensor: &str, first: usize, n: u64) -> bool {
+    report["tensors"].as_array().unwrap().iter().any(|found| {
+        found["name"] == tensor
+            && found["status"] == "near"
+            && found["differing"]["first"] == first
+            && found["differing"]["differing"] == n
+    })
+}
+
+/// Changes a byte of a block, and with `further` one of the block after the next.
+fn block_edit<'a>(
+    original: &'a Edited,
+    (part, block, byte): (&'static str, usize, usize),
+    further: bool,
+) -> Edit<'a> {
+    let (tensor, offset, _, block_bytes) = original.tensor(part);
+    let apply = move |bytes: &mut Vec<u8>| {
+        bytes[offset + block * block_bytes + byte.min(block_bytes - 1)] ^= 1;
+        if further {
+            bytes[offset + (block + 2) * block_bytes + 1] ^= 0x10;
+        }
+    };
+    let n = 1 + u64::from(further);
+    Edit::new(format!("{n} blocks of {part}"), apply, move |report| {
+        is_near(report, original.name(tensor), block, n)
+    })
+}
+
+/// Edits of different places, of every kind.
+fn first_edits(original: &Edited) -> Vec<Edit<'_>> {
+    let mut edits: Vec<Edit<'_>> = BLOCKS.map(|place| block_edit(original, place, false)).into();
+    // A norm is an F32 vector, in which every value is a block.
+    let (norm, offset, ..) = original.tensor("blk.0.attn_norm");
+    let near = move |report: &Json| is_near(report, original.name(norm), 7, 1);
+    edits.push(Edit::new("a value of a norm", move |bytes| bytes[offset + 4 * 7 + 2] ^= 4, near));
+    // Two tensors of one shape and type, swapped.
+    let (first, a, n_bytes, _) = original.tensor("blk.0.attn_q.");
+    let (second, b, other_bytes, _) = original.tensor("blk.1.attn_q.");
+    assert_eq!(n_bytes, other_bytes);
+    let swap = move |bytes: &mut Vec<u8>| (0..n_bytes).for_each(|at| bytes.swap(a + at, b + at));
+    edits.push(Edit::new("two swapped tensors", swap, move |report| {
+        let from = |tensor: usize, origin: usize| {
+            report["tensors"].as_array().unwrap().iter().any(|found| {
+                found["name"] == original.name(tensor)
+                    && found["status"] == "not_from_source"
+                    && found["from"] == original.name(origin)
+            })
+        };
+        from(first, second) && from(second, first)
+    }));
+    // Other data altogether.
+    let (other, offset, n_bytes, _) = original.tensor("blk.1.ffn_gate");
+    let reverse = move |bytes: &mut Vec<u8>| bytes[offset..offset + n_bytes].reverse();
+    edits.push(Edit::new("other data", reverse, move |report| {
+        statuses(report).contains(&(original.name(other).to_owned(), "not_from_source".to_owned()))
+    }));
+    // Bytes that belong to no tensor.
+    edits.push(Edit::new(
+        "trailing zeros",
+        |bytes| bytes.extend([0; 7]),
+        |report| report["trailing_bytes"] == 7,
+    ));
+    let header = original.file.parts()[0].header();
+    if header.header_bytes < header.data_offset {
+        let offset = header.data_offset - 1;
+        let found = move |report: &Json| {
+            report["padding"][0]["after"] == "header" && report["padding"][0]["offset"] == offset
+        };
+        edits.push(Edit::new("padding of the header", move |bytes| bytes[offset as usize] = 1, found));
+    }
+    edits
+}
+
+/// Edits of different places, some of which [`first_edits`] touch.
+fn further_edits(original: &Edited) -> Vec<Edit<'_>> {
+    let mut edits: Vec<Edit<'_>> = BLOCKS.map(|place| block_edit(original, place, true)).into();
+    let tail = |bytes: &mut Vec<u8>| bytes.extend([0, 0, 0, 0, 9, 0, 0]);
+    edits.push(Edit::new("a trailing byte", tail, |report| report["trailing_bytes"] == 7));
+    edits
+}
+
 two_tiers!(planted_edits_are_found_named_and_kept);
 
+/// Every day all edits of bytes in two files.
 fn planted_edits_are_found_named_and_kept(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
@@ -156,94 +259,42 @@ fn planted_edits_are_found_named_and_kept(tier: Tier) {
         let with: &[&str] = if is_weighted { &["--imatrix", "m.gguf"] } else { &[] };
         run(dir, &[&["in.gguf", "q.gguf", "--type", ty], with].concat()).ok();
         let original = Edited::of(dir, "q.gguf");
-        let mut check = |what: &str, bytes: &[u8], found: &dyn Fn(&Json) -> bool| {
+        let mut check = |edits: &[&Edit<'_>]| {
+            let mut bytes = original.bytes.clone();
+            edits.iter().for_each(|edit| (edit.apply)(&mut bytes));
             fs_err::write(dir.join("edited.gguf"), bytes).unwrap();
             let (code, report) = examine(dir, "edited.gguf", with);
-            assert_eq!(code, 1, "{ty}: {what} was not found");
-            assert!(found(&report), "{ty}: {what}: {report:#}");
+            for edit in edits {
+                assert_eq!(code, 1, "{ty}: {} was not found", edit.what);
+                assert!((edit.found)(&report), "{ty}: {}: {report:#}", edit.what);
+            }
+            assert!(edits.len() > 1 || report["near"].as_u64() <= Some(1), "{ty}: {report:#}");
             rebuild(dir, "edited.gguf", with);
-            n_edits += 1;
+            n_edits += edits.len();
         };
-        let is_near = |report: &Json, tensor: &str, first: usize, n: u64| {
-            report["near"] == 1
-                && report["tensors"].as_array().unwrap().iter().any(|found| {
-                    found["name"] == tensor
-                        && found["status"] == "near"
-                        && found["differing"]["first"] == first
-                        && found["differing"]["differing"] == n
-                })
-        };
-        // One code, one scale, several blocks.
-        for (part, block, byte) in
-            [("blk.0.attn_v", 3, usize::MAX), ("blk.1.ffn_up", 17, 0), ("token_embd", 5, 1)]
-        {
-            let (tensor, offset, _, block_bytes) = original.tensor(part);
-            let mut bytes = original.bytes.clone();
-            bytes[offset + block * block_bytes + byte.min(block_bytes - 1)] ^= 1;
-            let name = original.name(tensor);
-            check(&format!("byte {byte} of {part}"), &bytes, &|report| is_near(report, name, block, 1));
-            bytes[offset + (block + 2) * block_bytes + 1] ^= 0x10;
-            check(&format!("two blocks of {part}"), &bytes, &|report| is_near(report, name, block, 2));
-        }
-        // A norm is an F32 vector, in which every value is a block.
-        let (tensor, offset, ..) = original.tensor("blk.0.attn_norm");
-        let mut bytes = original.bytes.clone();
-        bytes[offset + 4 * 7 + 2] ^= 4;
-        let name = original.name(tensor);
-        check("a value of a norm", &bytes, &|report| is_near(report, name, 7, 1));
-        // Two tensors of one shape and type, swapped.
-        let (first, a, n_bytes, _) = original.tensor("blk.0.attn_q.");
-        let (second, b, other_bytes, _) = original.tensor("blk.1.attn_q.");
-        assert_eq!(n_bytes, other_bytes, "{ty}");
-        let mut bytes = original.bytes.clone();
-        let (one, two) = (bytes[a..a + n_bytes].to_vec(), bytes[b..b + n_bytes].to_vec());
-        bytes[a..a + n_bytes].copy_from_slice(&two);
-        bytes[b..b + n_bytes].copy_from_slice(&one);
-        let (first, second) = (original.name(first), original.name(second));
-        check("two swapped tensors", &bytes, &|report| {
-            let from = |tensor: &str, origin: &str| {
-                report["tensors"].as_array().unwrap().iter().any(|found| {
-                    found["name"] == tensor && found["status"] == "not_from_source" && found["from"] == origin
-                })
-            };
-            report["not_from_source"] == 2 && from(first, second) && from(second, first)
-        });
-        // Other data altogether.
-        let (tensor, offset, n_bytes, _) = original.tensor("blk.1.ffn_gate");
-        let mut bytes = original.bytes.clone();
-        bytes[offset..offset + n_bytes].reverse();
-        let name = original.name(tensor);
-        check("other data", &bytes, &|report| {
-            statuses(report).contains(&(name.to_owned(), "not_from_source".to_owned()))
-        });
-        // Bytes that belong to no tensor.
-        let mut bytes = original.bytes.clone();
-        bytes.extend([0; 7]);
-        check("trailing zeros", &bytes, &|report| report["trailing_bytes"] == 7);
-        let n_bytes = bytes.len();
-        bytes[n_bytes - 3] = 9;
-        check("a trailing byte", &bytes, &|report| report["trailing_bytes"] == 7);
-        let header = original.file.parts()[0].header();
-        if header.header_bytes < header.data_offset {
-            let mut bytes = original.bytes.clone();
-            let offset = header.data_offset - 1;
-            bytes[offset as usize] = 1;
-            check("padding of the header", &bytes, &|report| {
-                report["padding"][0]["after"] == "header" && report["padding"][0]["offset"] == offset
-            });
+        let (first, second) = (first_edits(&original), further_edits(&original));
+        // Edits of different places are found one by one in one file.
+        for edits in [first, second] {
+            let edits: Vec<&Edit<'_>> = edits.iter().collect();
+            match tier {
+                Tier::Everyday => check(&edits),
+                Tier::Deep => edits.iter().for_each(|edit| check(&[*edit])),
+            }
         }
         // Keys.
         let mut check_keys = |what: &str, edit: &[&str], key: &str, expected: Json, found: Json| {
             fs_err::copy(dir.join("q.gguf"), dir.join("edited.gguf")).unwrap();
             let args = [edit, &["--quiet"]].concat();
             programs::run("gguf-inspect", dir, &args).ok();
-            check(what, &fs_err::read(dir.join("edited.gguf")).unwrap(), &|report| {
+            let edited = fs_err::read(dir.join("edited.gguf")).unwrap();
+            let is_found = |report: &Json| {
                 let keys = report["keys"].as_array().unwrap();
                 keys.len() == 1
                     && keys[0]["key"] == key
                     && keys[0]["expected"] == expected
                     && keys[0]["found"] == found
-            });
+            };
+            check(&[&Edit::new(what, move |bytes| bytes.clone_from(&edited), is_found)]);
         };
         let set = |text| ["set", "edited.gguf", text, "--force"];
         check_keys(

@@ -506,7 +506,7 @@ fn scores_len(metadata: &Metadata) -> usize {
 #[test]
 fn a_damaged_key_fails_the_program() {
     let dir = tempfile::tempdir().unwrap();
-    let base = Tiny::new();
+    let base = Tiny::new().with_layers(1);
     let mut scaled = base.clone();
     scaled.metadata.set("llama.rope.scaling.type", "linear");
     scaled.metadata.set("llama.rope.scaling.factor", 1.001f32);
@@ -516,8 +516,6 @@ fn a_damaged_key_fails_the_program() {
     let args = ["m.gguf", "--prompts", "p.jsonl", "--baseline", "base.gguf", "--quiet"];
     gguf_verify(&args, dir.path())
         .prints(3, "error     hparams: `rope.scaling.factor` is missing, the baseline's is 1.001");
-    let report = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path()).exits_with(3).json();
-    assert_eq!(report["verdict"], "fail", "{report}");
 }
 
 /// A file that was made with options is compared with a checkpoint that is read with the same options.

@@ -26,7 +26,7 @@ mod report_page;
 mod resources;
 mod routing;
 mod smollm2;
-mod tasks;
+pub mod tasks;
 mod weights;
 
 use std::path::Path;

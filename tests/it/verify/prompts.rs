@@ -59,29 +59,10 @@ fn arrays_are_scored_as_lines_are_and_not_as_prose() {
 }
 
 #[test]
-fn data_and_binary_files_are_refused_with_a_way_out() {
+fn a_table_is_a_text_if_that_is_asked_for() {
     let dir = tiny::directory_of_a_layer();
-    let write = |name: &str, content: &str| fs_err::write(dir.path().join(name), content).unwrap();
-    write("table.txt", "id,text\n1,one\n2,two\n");
-    write("other.json", "[{\"question\": \"a\"}]");
-    write("broken.json", "[\"a\", \"b\"");
-    for (file, expected, hint) in [
-        ("table.txt", "table.txt: a table (CSV); expected text, or prompts as JSON", "--plain-text"),
-        ("other.json", "other.json: entry 1: unknown field `question`", "{\"text\": ..}"),
-        ("broken.json", "broken.json: looks like JSON, but is not valid", "--plain-text"),
-        ("base.gguf", "base.gguf: a GGUF file; expected text in UTF-8", "--baseline"),
-    ] {
-        for args in [
-            vec!["base.gguf", "--prompts", file],
-            vec!["logits", "base.gguf", "--prompts", file],
-            vec!["imatrix", "base.gguf", "--prompts", file, "-o", "i.gguf"],
-        ] {
-            gguf_verify(&args, dir.path()).says(1, expected).says(1, hint);
-        }
-    }
+    fs_err::write(dir.path().join("table.txt"), "id,text\n1,one\n2,two\n").unwrap();
     assert!(perplexity(dir.path(), "table.txt", &["--plain-text"]) > 1.0);
-    // Nothing uses the option.
-    gguf_verify(&["base.gguf", "--structure-only", "--plain-text"], dir.path()).exits_with(2);
 }
 
 deep_test!(files_share_the_chunks_and_each_has_its_row);

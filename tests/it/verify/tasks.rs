@@ -76,31 +76,8 @@ fn several_models_and_kinds_end_in_a_table() {
     assert!(out.contains("guessing: 25.0000") && out.contains("guessing: 50.0000"), "{out}");
 }
 
-#[test]
-fn files_that_are_no_tasks_are_refused_by_place() {
-    let dir = tiny::directory_of_a_layer();
-    let binary = fs_err::read(path("multiple-choice.bin")).unwrap();
-    fs_err::write(dir.path().join("cut.bin"), &binary[..2000]).unwrap();
-    fs_err::write(dir.path().join("many.bin"), [&u32::MAX.to_le_bytes(), &binary[4..]].concat()).unwrap();
-    fs_err::write(dir.path().join("five.txt"), "a\n0\nb\nc\nd\n").unwrap();
-    fs_err::write(dir.path().join("none.csv"), "a,b,c\n").unwrap();
-    fs_err::write(dir.path().join("empty.csv"), "\n").unwrap();
-    fs_err::write(dir.path().join("latin.csv"), b"0,a _ b\xe9,b,c,1\n").unwrap();
-    for (option, file, expected) in [
-        ("--multiple-choice", "cut.bin", "the file ends within"),
-        ("--multiple-choice", "many.bin", "many.bin: offset 0: the number of tasks is 4294967295"),
-        ("--multiple-choice", "five.txt", "five.txt: offset 0: the number of tasks is"),
-        ("--hellaswag", "five.txt", "five.txt: 5 lines, expected six for each task"),
-        ("--winogrande", "none.csv", "none.csv: line 1: expected index, sentence"),
-        ("--winogrande", "empty.csv", "empty.csv: no tasks"),
-        ("--winogrande", "latin.csv", "latin.csv: offset 7: invalid UTF-8"),
-    ] {
-        gguf_verify(&["base.gguf", option, file], dir.path()).says(1, expected);
-    }
-}
-
 /// File in the binary format: questions, and answers with their labels.
-fn binary(tasks: &[(&str, &[(&str, i32)])]) -> Vec<u8> {
+pub fn binary(tasks: &[(&str, &[(&str, i32)])]) -> Vec<u8> {
     let string = |text: &str| [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
     let body = |(question, answers): &(&str, &[(&str, i32)])| {
         let texts: Vec<u8> = answers.iter().flat_map(|(text, _)| string(text)).collect();
@@ -120,24 +97,12 @@ fn binary(tasks: &[(&str, &[(&str, i32)])]) -> Vec<u8> {
 }
 
 #[test]
-fn tasks_that_cannot_be_scored_are_named_and_not_counted() {
+fn tasks_that_cannot_be_scored_are_not_counted() {
     let dir = tiny::directory_of_a_layer();
-    let run = |option: &str, content: &[u8]| {
-        fs_err::write(dir.path().join("tasks"), content).unwrap();
-        gguf_verify(&["base.gguf", option, "tasks", "--json"], dir.path())
-    };
-    // The file has no other task, so there is no figure.
-    for (tasks, why) in [
-        (&[("Which?", &[(" a", 0), (" b", 0)][..])][..], "no answer is marked as right"),
-        (&[("Which?", &[(" a", 1), (" b", 1)])], "every answer is marked as right"),
-        (&[("Which?", &[(" a", 1)])], "it has fewer than two answers"),
-        (&[("Which?", &[(" a", 1), (" a", 0)])], "answers 0 and 1 are the same text"),
-        (&[("Which?", &[(" ", 0), (" a", 1)])], "answer 0 is empty"),
-    ] {
-        run("--multiple-choice", &binary(tasks)).says(1, "task 0 (`Which?`): ").says(1, why);
-    }
     let tasks = binary(&[("Sound?", &[(" yes", 1), (" no", 0)]), ("Which?", &[(" a", 0), (" b", 2)])]);
-    let report = run("--multiple-choice", &tasks).exits_with(4).json();
+    fs_err::write(dir.path().join("tasks"), tasks).unwrap();
+    let args = ["base.gguf", "--multiple-choice", "tasks", "--json"];
+    let report = gguf_verify(&args, dir.path()).exits_with(4).json();
     let tasks = &report["tasks"][0];
     assert_eq!((&tasks["tasks"], &tasks["tasks_in_file"]), (&1.into(), &2.into()), "{report}");
     assert_eq!(tasks["left_out"][0]["task"], 1);
@@ -149,41 +114,4 @@ fn tasks_that_cannot_be_scored_are_named_and_not_counted() {
         message.contains("1 of 2 tasks cannot be scored") && message.contains("task 1 (`Which?`)"),
         "{message}"
     );
-
-    for (option, text, why) in [
-        ("--hellaswag", "C\n0\na\nb\n\nd\n", "task 0 (`C`): answer 2 is empty"),
-        (
-            "--hellaswag",
-            "C\n\na\nb\nc\nd\n",
-            "tasks: line 2: expected the index of the right ending, 0 to 3, found ``",
-        ),
-        ("--hellaswag", "C\n0,1\na\nb\nc\nd\n", "0 to 3, found `0,1`"),
-        ("--winogrande", "0,A _ b.,x,x,1\n", "task 0 (`A _ b.`): both words are the same"),
-        ("--winogrande", "0,A _ b.,x,,1\n", "task 0 (`A _ b.`): word 2 is empty"),
-        (
-            "--winogrande",
-            "0,A _ b.,x,y,\n",
-            "tasks: line 1: expected 1 or 2, the number of the right word, found `0,A _ b.,x,y,`",
-        ),
-    ] {
-        run(option, text.as_bytes()).says(1, why);
-    }
-}
-
-#[test]
-fn options_that_nothing_would_act_on_are_refused() {
-    let dir = tiny::directory_of_a_layer();
-    let winogrande = path("winogrande.csv");
-    let tasks = ["base.gguf", "--winogrande", winogrande.as_str()];
-    for args in [
-        &["base.gguf", "--tasks", "5", "--structure-only"][..],
-        &[&tasks[..], &["--ctx", "64"]].concat(),
-        &[&tasks[..], &["--chunks", "4"]].concat(),
-        &[&tasks[..], &["--score", "all"]].concat(),
-        &[&tasks[..], &["--per-token", "out.jsonl"]].concat(),
-        &[&tasks[..], &["--structure-only"]].concat(),
-        &[&tasks[..], &["--tasks", "0"]].concat(),
-    ] {
-        gguf_verify(args, dir.path()).exits_with(2);
-    }
 }
