@@ -53,7 +53,7 @@ fn commands(who: &str) -> Vec<&str> {
 /// Returns true if a module of `tests/it` names an option: with its dashes, or as the library does.
 fn names(module: &str, option: &str) -> bool {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join("it").join(module.replace("::", "/"));
-    let mut files = vec![path.with_extension("rs")];
+    let mut files = ["rs", "toml"].map(|ending| path.with_extension(ending)).to_vec();
     files.extend(fs_err::read_dir(&path).into_iter().flatten().flatten().map(|entry| entry.path()));
     let text: String = files.iter().filter_map(|file| fs_err::read_to_string(file).ok()).collect();
     [option, option.trim_start_matches('-')].iter().any(|name| text.contains(name))

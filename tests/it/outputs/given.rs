@@ -29,8 +29,10 @@ pub fn write(name: &str, dir: &Path) {
     made.write(dir);
 }
 
-/// A name, and what writes the files into a directory.
-const MATERIALS: &[(&str, fn(&Path))] = &[
+/// A name, and what writes its files into a directory.
+type Material = (&'static str, fn(&Path));
+
+const MATERIALS: &[Material] = &[
     // `model.gguf`: a norm, a ramp and a block of codes, in 992 bytes.
     ("model", |dir| write_source(&dir.join("model.gguf"), &inspect::metadata(), &inspect::model())),
     // Like `model.gguf`, with differences of each kind.
@@ -159,7 +161,7 @@ fn part(dir: &Path) {
 
 fn downloads(dir: &Path) {
     for (name, bytes) in [
-        ("blank.gguf", &[0; 100_000][..]),
+        ("blank.gguf", &vec![0; 100_000][..]),
         ("answer.gguf", b"<!DOCTYPE html><html><body>Please sign in</body></html>\n"),
         ("error.gguf", b"{\"error\": \"Repository not found\"}"),
         ("text.gguf", b"Entry not found"),

@@ -9,7 +9,7 @@ mod transcript;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::PathBuf;
 
 use rayon::prelude::*;
 use serde::Deserialize;
@@ -50,7 +50,7 @@ impl Case {
 }
 
 /// Folder of the tables.
-fn folder() -> std::path::PathBuf {
+fn folder() -> PathBuf {
     root().join("tests/it/outputs")
 }
 
@@ -76,13 +76,9 @@ fn play(table: &str) {
         .collect();
     assert!(wrong.is_empty(), "{table}: {wrong:?}");
     let known: BTreeSet<String> = cases.keys().map(|name| format!("{table}__{name}.snap")).collect();
-    let is_own = |name: &String| name.starts_with(&format!("{table}__")) && name.ends_with(".snap");
-    let kept: BTreeSet<String> = snapshots(&folder()).into_iter().filter(is_own).collect();
+    let kept = files::names(folder().join("snapshots")).into_iter();
+    let kept: BTreeSet<String> = kept.filter(|name| name.starts_with(&format!("{table}__"))).collect();
     assert_eq!(kept, known, "snapshots without a case, or cases without a snapshot");
-}
-
-fn snapshots(folder: &Path) -> Vec<String> {
-    files::names(folder.join("snapshots"))
 }
 
 macro_rules! tables {

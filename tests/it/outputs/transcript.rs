@@ -111,15 +111,14 @@ fn contents(dir: &Path) -> BTreeMap<String, Vec<u8>> {
 fn changes(before: &BTreeMap<String, Vec<u8>>, after: &BTreeMap<String, Vec<u8>>) -> String {
     let mut lines = String::new();
     for (name, bytes) in after {
-        let twin =
-            || before.iter().find(|(_, old)| *old == bytes).map(|(twin, _)| format!(", equal to {twin}"));
-        match before.get(name) {
-            None => writeln!(lines, "new: {name}{}", twin().unwrap_or_default()).unwrap(),
-            Some(old) if old != bytes => {
-                writeln!(lines, "changed: {name}{}", twin().unwrap_or_default()).unwrap()
-            }
-            Some(_) => {}
-        }
+        let what = match before.get(name) {
+            None => "new",
+            Some(old) if old != bytes => "changed",
+            Some(_) => continue,
+        };
+        let twin = before.iter().find(|(_, old)| *old == bytes);
+        let twin = twin.map_or_else(String::new, |(twin, _)| format!(", equal to {twin}"));
+        writeln!(lines, "{what}: {name}{twin}").unwrap();
     }
     for name in before.keys().filter(|name| !after.contains_key(*name)) {
         writeln!(lines, "gone: {name}").unwrap();

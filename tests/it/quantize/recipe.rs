@@ -143,10 +143,13 @@ impl Edited {
     }
 }
 
+/// Change of a file's bytes.
+type Change<'a> = Box<dyn Fn(&mut Vec<u8>) + 'a>;
+
 /// Edit of a file's bytes, and whether a report has it.
 struct Edit<'a> {
     what: String,
-    apply: Box<dyn Fn(&mut Vec<u8>) + 'a>,
+    apply: Change<'a>,
     found: Box<dyn Fn(&Json) -> bool + 'a>,
 }
 
@@ -261,7 +264,9 @@ fn planted_edits_are_found_named_and_kept(tier: Tier) {
         let original = Edited::of(dir, "q.gguf");
         let mut check = |edits: &[&Edit<'_>]| {
             let mut bytes = original.bytes.clone();
-            edits.iter().for_each(|edit| (edit.apply)(&mut bytes));
+            for edit in edits {
+                (edit.apply)(&mut bytes);
+            }
             fs_err::write(dir.join("edited.gguf"), bytes).unwrap();
             let (code, report) = examine(dir, "edited.gguf", with);
             for edit in edits {
