@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::convert::Conversion;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{PlannedFile, WriteError, WriteOptions, plan_files, write_gguf};
 use crate::job::input::OpenedInput;
@@ -68,6 +69,7 @@ impl<'a> CheckedConversion<'a> {
             tensors: places.filter_map(|at| Some((at, tensors.get(at)?))).map(tensor).collect(),
             codes: self.codes.clone(),
             stored: self.stored.clone(),
+            account: self.opened.conversion().map(Conversion::account).unwrap_or_default(),
         }
     }
 

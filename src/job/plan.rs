@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::convert::{Conversion, FloatRole, KeptRole};
+use crate::convert::{Conversion, FloatRole, KeptRole, Piece};
 use crate::core::written::as_paths;
 use crate::core::{GgmlType, Shape, TensorSource};
 use crate::job::calibration::CalibrationPlan;
@@ -63,6 +63,8 @@ pub struct ConversionPlan {
     /// Storage of the weights of a quantized checkpoint.
     #[serde(rename = "quantization")]
     pub stored: Option<StoredWeights>,
+    /// What becomes of each file, each key of the configuration, and each tensor of a checkpoint.
+    pub account: Vec<Piece>,
 }
 
 /// Tensor of a conversion.

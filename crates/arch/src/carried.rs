@@ -18,6 +18,7 @@ use crate::long_rope;
 use crate::lost_value::LostValue;
 use crate::mapping::OutputSpec;
 use crate::metadata_rows;
+use crate::origins::Origins;
 use crate::read::base;
 use crate::runtime_keys;
 use crate::schema::Card;
@@ -27,6 +28,7 @@ use gguf_format::Metadata;
 
 mod assumed;
 mod effects;
+mod fates;
 mod mentioned;
 mod omitted;
 mod rope;
@@ -34,6 +36,7 @@ mod same;
 mod switched_off;
 
 use assumed::Assumption;
+pub use fates::{ConfigKey, KeyFate};
 use same::same;
 
 /// Returns a list by layer that repeats `beginning`.
@@ -75,8 +78,8 @@ struct CarriedCheck<'j, 'a> {
     lost: Vec<LostValue>,
 }
 
-/// Returns the values of a configuration that the plan of a card loses. `rivals` are the cards of the same class,
-/// `outputs` the written tensors.
+/// Returns the values of a configuration that the plan of a card loses, and what becomes of each key. `rivals` are the
+/// cards of the same class, `outputs` the written tensors, `origins` the sources of the file's keys.
 ///
 /// # Errors
 /// [`ArchError`]: an expression of the card cannot be evaluated.
@@ -86,11 +89,12 @@ pub(super) fn lost<'a>(
     config: &ConfigMap,
     scope: Scope<'a>,
     outputs: &[OutputSpec],
+    origins: &Origins,
     annotate: bool,
-) -> Result<Vec<LostValue>, ArchError> {
+) -> Result<(Vec<LostValue>, Vec<ConfigKey>), ArchError> {
     // The configuration of a draft model partly describes its target model.
     if target::is_used_by(card) {
-        return Ok(Vec::new());
+        return Ok(Default::default());
     }
     let mut scope = scope;
     let (plan, annotations) = config_plan(card, config, &mut scope)?;
@@ -105,7 +109,8 @@ pub(super) fn lost<'a>(
     check.switched_off(outputs);
     check.rope();
     check.omitted();
-    Ok(check.lost)
+    let fates = check.fates(origins);
+    Ok((check.lost, fates))
 }
 
 /// Computes the keys and generated tensors for a configuration, and the annotations.

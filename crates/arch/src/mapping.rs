@@ -4,6 +4,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use crate::carried::ConfigKey;
 use crate::lost_value::LostValue;
 use crate::ops::Op;
 use crate::origins::Origins;
@@ -41,6 +42,8 @@ pub struct Mapping {
     pub read: Vec<String>,
     /// Configuration values that the file does not carry.
     pub lost: Vec<LostValue>,
+    /// What becomes of each key of the configuration of a text model.
+    pub config_keys: Vec<ConfigKey>,
     /// Embedding and head, if they are stored differently than the configuration declares.
     pub tie: Option<Tie>,
     /// Anomalies of the checkpoint.

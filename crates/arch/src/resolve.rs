@@ -126,6 +126,7 @@ fn resolved(
         tokenizer: TokenizerRequest::default(),
         read: scope.values.read(),
         lost: Vec::new(),
+        config_keys: Vec::new(),
         tie: None,
         warnings,
     };
@@ -157,7 +158,9 @@ fn resolved(
             tied::check((card, &mapping.class), declared_tie, &scope, inputs.weights, made, &stored_heads)?;
         let cards = registry.cards().iter();
         let rivals: Vec<&Card> = cards.filter(|rival| rival.classes.contains(&mapping.class)).collect();
-        mapping.lost = carried::lost(card, &rivals, &config, scope, &mapping.outputs, options.annotate)?;
+        let outputs = &mapping.outputs;
+        (mapping.lost, mapping.config_keys) =
+            carried::lost(card, &rivals, &config, scope, outputs, &mapping.origins, options.annotate)?;
     }
     Ok(mapping)
 }

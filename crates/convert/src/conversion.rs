@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use crate::codes::{self, ChosenStorage, FittingType, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::computable::Planned;
-use crate::left_out::{OtherModalities, of_training};
+use crate::left_out::{OtherModalities, first_names, of_training};
 use crate::mapping::{CardScope, map};
 use crate::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::naming::ParameterCounts;
@@ -16,7 +16,7 @@ use crate::{
     ConvertError, ConvertOptions, ModelSource, SizesError, model_vocabulary, plain_names, short_tower,
     token_rows,
 };
-use gguf_arch::{CardKind, DraftHeads, DropReason, Dropped, Mapping, OutType, exports_heads};
+use gguf_arch::{CardKind, DraftHeads, DropReason, Dropped, KeyFate, Mapping, OutType, exports_heads};
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use gguf_format::{Array, Metadata, Value, id_of_blocks};
@@ -118,6 +118,7 @@ impl Conversion {
         warnings.extend(token_rows::settle(&mut mapping, weights));
 
         warnings.extend(mapping.lost.iter().map(|lost| format!("config.json: {lost}")));
+        warnings.extend(unknown_keys(&mapping));
         let has_tower = || {
             let options = ConvertOptions { kind: CardKind::Mmproj, ..ConvertOptions::default() };
             map(&source, weights, &options, CardScope::Keys, &mut Vec::new()).is_ok()
@@ -347,9 +348,23 @@ impl Conversion {
             .map(|(tensor, _)| tensor.name.as_str())
     }
 
-    fn weights(&self) -> &[WeightMeta] {
+    pub(super) fn weights(&self) -> &[WeightMeta] {
         self.source.metas()
     }
+}
+
+/// Returns a warning about keys of the configuration that no rule knows, if there are some.
+fn unknown_keys(mapping: &Mapping) -> Option<String> {
+    let unknown = mapping.config_keys.iter().filter(|key| key.fate == KeyFate::Unknown);
+    let names: Vec<&str> = unknown.map(|key| key.key.as_str()).collect();
+    let what = if names.len() == 1 { "a key that no rule knows" } else { "keys that no rule knows" };
+    (!names.is_empty()).then(|| {
+        format!(
+            "config.json: {what}: {}; if the model's own code computes with them, the file computes something else \
+             (`gguf-inspect checkpoint DIR --account` lists all keys)",
+            first_names(&names)
+        )
+    })
 }
 
 /// Returns the tensors and their companions, in file order.

@@ -19,6 +19,7 @@ pub mod metadata;
 pub mod model_card;
 pub mod naming;
 
+mod account;
 mod codes;
 mod companions;
 mod computable;
@@ -49,6 +50,7 @@ mod token_counts;
 mod token_rows;
 mod unread_biases;
 
+pub use account::{Fate, Piece, PieceKind};
 pub use codes::{Codes, FloatReason, FloatRole, KeptRole};
 pub use conversion::Conversion;
 pub use diffusion::{DiffusionConversion, DiffusionError};

@@ -70,6 +70,7 @@ pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<Check
         let without = ConvertOptions { tokenizer: false, ..options.clone() };
         let converted = Conversion::of(source, &without);
         if let Some(conversion) = report.note(Aspect::Tensors, converted) {
+            report.account = conversion.account();
             report.outputs(&conversion, &rows.unwrap_or_default());
         }
     }
@@ -96,6 +97,7 @@ impl CheckpointReport {
             problems: Vec::new(),
             warnings: Vec::new(),
             tensors: Vec::new(),
+            account: Vec::new(),
         }
     }
 

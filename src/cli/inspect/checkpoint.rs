@@ -9,7 +9,7 @@ use crate::cli::inspect::describe::type_table;
 use crate::cli::remote::RemoteArgs;
 use crate::cli::render::{Align, Style, Table, count, plural, styled};
 use crate::cli::{Session, stored};
-use crate::convert::ConvertOptions;
+use crate::convert::{ConvertOptions, Fate, PieceKind};
 use crate::core::text::{bytes, escape};
 use crate::inspect::{self, CheckpointReport, ListedTensor, PlannedOutput, Problem, ProblemKind};
 
@@ -24,6 +24,10 @@ pub(super) struct CheckpointArgs {
     /// List every tensor as it is stored in the files (--json always does)
     #[arg(long)]
     tensors: bool,
+    /// Print what becomes of each file, each key of config.json and each tensor: written, without effect, left out, or
+    /// unknown, and why (--json always does)
+    #[arg(long)]
+    account: bool,
     /// Use an architecture card from a file
     #[arg(long, value_name = "FILE")]
     card: Option<PathBuf>,
@@ -46,8 +50,48 @@ impl CheckpointArgs {
         for warning in &report.warnings {
             log::warn!("{}", escape(warning));
         }
+        if self.account {
+            return session.print(|out| print_account(&report, out));
+        }
         session.print(|out| print(&report, self.tensors, out))
     }
+}
+
+/// Prints the account, with a line of counts behind it, and the problems.
+fn print_account(report: &CheckpointReport, out: &mut dyn Write) -> io::Result<()> {
+    let mut table = Table::new(&[
+        ("piece", Align::Left),
+        ("name", Align::Left),
+        ("what becomes of it", Align::Left),
+        ("as, or why", Align::Left),
+    ]);
+    let fates = [
+        (Fate::Written, "written"),
+        (Fate::WithoutEffect, "without effect"),
+        (Fate::LeftOut, "left out"),
+        (Fate::Unknown, "unknown"),
+    ];
+    let mut counts = [0u64; 4];
+    for piece in &report.account {
+        let kind = match piece.kind {
+            PieceKind::File => "file",
+            PieceKind::Key => "key",
+            PieceKind::Tensor => "tensor",
+        };
+        let at = fates.iter().position(|(fate, _)| *fate == piece.fate).unwrap_or_default();
+        counts[at] += 1;
+        let rest = piece.why.clone().unwrap_or_else(|| piece.to.join(", "));
+        table.row([
+            kind.to_owned(),
+            escape(&piece.name).into_owned(),
+            fates[at].1.to_owned(),
+            escape(&rest).into_owned(),
+        ]);
+    }
+    table.print(out)?;
+    let counts = fates.iter().zip(counts).map(|((_, name), n)| format!("{} {name}", count(n)));
+    writeln!(out, "\n{}", counts.collect::<Vec<_>>().join(", "))?;
+    print_problems(&report.problems, out)
 }
 
 /// Width of the column of labels.

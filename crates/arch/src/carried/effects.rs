@@ -4,145 +4,171 @@ use serde_json::Value as Json;
 
 use crate::carried::same::{number, same};
 
-/// Attributes that a file need not carry, grouped by reason.
-const NO_EFFECT: &[&[&str]] = &[
-    // Training.
-    &[
-        "initializer_factor",
-        "initializer_cutoff_factor",
-        "initializer_range",
-        "embedding_initializer_range",
-        "input_jitter_noise",
-        "learnable_sink_init",
-        "rescale_prenorm_residual",
-        "router_aux_loss_coef",
-        "router_jitter_noise",
-        "seed",
-        "sparse_pred_ignore_index",
-        "sparse_prediction",
-        "time_step_floor",
-        "time_step_init_scheme",
-        "time_step_max",
-        "time_step_min",
-        "time_step_scale",
-        "z_loss_coefficient",
-        "L_bp_cycles",
-    ],
-    // Execution of the code: caches, kernels, precision, returned values.
-    &[
-        "attention_softmax_in_fp32",
-        "chunk_size",
-        "deterministic_flash_attn",
-        "enable_audio_output",
-        "enable_moe_fp32_combine",
-        "mamba_chunk_size",
-        "model_parallel_size",
-        "num_logits_to_keep",
-        "number_of_conv_states",
-        "output_router_logits",
-        "pretraining_tp",
-        "reorder_and_upcast_attn",
-        "residual_in_fp32",
-        "scale_attention_softmax_in_fp32",
-        "slow_but_exact",
-        "use_associative_scan",
-        "use_cache",
-        "use_mamba_kernels",
-        "use_mambapy",
-    ],
-    // Implied by the tensors.
-    &[
-        "add_cross_attention",
-        "attention_bias",
-        "attention_k_eq_v",
-        "attention_out_bias",
-        "bias",
-        "classifier_bias",
-        "conv_bias",
-        "decoder_bias",
-        "enable_moe_block",
-        "is_decoder",
-        "lm_head_bias",
-        "mamba_conv_bias",
-        "mamba_proj_bias",
-        "mamba_rms_norm",
-        "mlp_bias",
-        "mlp_only_layers",
-        "norm_bias",
-        "num_ln_in_parallel_attn",
-        "projectors_bias",
-        "qk_layernorm",
-        "qkv_bias",
-        "tie_word_embeddings",
-        "token_classification_bias",
-        "use_bias",
-        "use_conv_bias",
-        "use_double_wide_mlp",
-        "use_expert_bias",
-        "use_qk_norm",
-        "use_qkv_bias",
-        "vocab_size",
-        "vocab_size_per_layer_input",
-    ],
-    // Sizes of tensors: tensors of other sizes are refused.
-    &[
-        "d_ff",
-        "hidden_dim",
-        "index_head_dim",
-        "intermediate_size",
-        "intermediate_size_mlp",
-        "laurel_rank",
-        "mamba_n_heads",
-        "moe_intermediate_size",
-        "n_inner",
-        "num_heads",
-        "num_hidden_layers",
-        "num_key_value_heads",
-        "num_kv_heads",
-        "o_lora_rank",
-        "q_lora_rank",
-        "share_expert_dim",
-        "shared_expert_intermediate_size",
-        "shared_experts_intermediate_size",
-        "shared_intermediate_size",
-        "time_step_rank",
-        "type_vocab_size",
-    ],
-    // Derived from other attributes by the class.
-    &["dense_act_fn", "is_gated_act"],
-    // Heads for other tasks.
-    &[
-        "classifier_activation",
-        "summary_activation",
-        "summary_proj_to_labels",
-        "summary_type",
-        "summary_use_proj",
-    ],
-    // Draft heads, which are separate files or layers.
-    &["mtp_layer_types", "mtp_layers_block_type", "mtp_mlp_layer_types", "num_nextn_predict_layers"],
-    // Extent of the training, not the computation.
-    &["max_position_embeddings", "max_seq_len", "model_max_length", "n_positions"],
-    // Images and audio.
-    &[
-        "vocabulary_map",
-        "downsample_mode",
-        "image_size",
-        "patch_size",
-        "insert_layer_id",
-        "num_image_with_embedding",
-    ],
+/// Attributes that a file need not carry, by reason.
+const NO_EFFECT: &[(&str, &[&str])] = &[
+    (
+        "it is of training",
+        &[
+            "initializer_factor",
+            "initializer_cutoff_factor",
+            "initializer_range",
+            "embedding_initializer_range",
+            "input_jitter_noise",
+            "learnable_sink_init",
+            "rescale_prenorm_residual",
+            "router_aux_loss_coef",
+            "router_jitter_noise",
+            "seed",
+            "sparse_pred_ignore_index",
+            "sparse_prediction",
+            "time_step_floor",
+            "time_step_init_scheme",
+            "time_step_max",
+            "time_step_min",
+            "time_step_scale",
+            "z_loss_coefficient",
+            "L_bp_cycles",
+        ],
+    ),
+    (
+        "it is of how code runs: caches, kernels, precision, returned values",
+        &[
+            "attention_softmax_in_fp32",
+            "chunk_size",
+            "deterministic_flash_attn",
+            "enable_audio_output",
+            "enable_moe_fp32_combine",
+            "mamba_chunk_size",
+            "model_parallel_size",
+            "num_logits_to_keep",
+            "number_of_conv_states",
+            "output_router_logits",
+            "pretraining_tp",
+            "reorder_and_upcast_attn",
+            "residual_in_fp32",
+            "scale_attention_softmax_in_fp32",
+            "slow_but_exact",
+            "use_associative_scan",
+            "use_cache",
+            "use_mamba_kernels",
+            "use_mambapy",
+        ],
+    ),
+    (
+        "the tensors tell it",
+        &[
+            "add_cross_attention",
+            "attention_bias",
+            "attention_k_eq_v",
+            "attention_out_bias",
+            "bias",
+            "classifier_bias",
+            "conv_bias",
+            "decoder_bias",
+            "enable_moe_block",
+            "is_decoder",
+            "lm_head_bias",
+            "mamba_conv_bias",
+            "mamba_proj_bias",
+            "mamba_rms_norm",
+            "mlp_bias",
+            "mlp_only_layers",
+            "norm_bias",
+            "num_ln_in_parallel_attn",
+            "projectors_bias",
+            "qk_layernorm",
+            "qkv_bias",
+            "tie_word_embeddings",
+            "token_classification_bias",
+            "use_bias",
+            "use_conv_bias",
+            "use_double_wide_mlp",
+            "use_expert_bias",
+            "use_qk_norm",
+            "use_qkv_bias",
+            "vocab_size",
+            "vocab_size_per_layer_input",
+        ],
+    ),
+    (
+        "the shapes of tensors tell it",
+        &[
+            "d_ff",
+            "hidden_dim",
+            "index_head_dim",
+            "intermediate_size",
+            "intermediate_size_mlp",
+            "laurel_rank",
+            "mamba_n_heads",
+            "moe_intermediate_size",
+            "n_inner",
+            "num_heads",
+            "num_hidden_layers",
+            "num_key_value_heads",
+            "num_kv_heads",
+            "o_lora_rank",
+            "q_lora_rank",
+            "share_expert_dim",
+            "shared_expert_intermediate_size",
+            "shared_experts_intermediate_size",
+            "shared_intermediate_size",
+            "time_step_rank",
+            "type_vocab_size",
+        ],
+    ),
+    ("the class derives it from other keys", &["dense_act_fn", "is_gated_act"]),
+    (
+        "it is of a head for another task",
+        &[
+            "classifier_activation",
+            "summary_activation",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
+        ],
+    ),
+    (
+        "it is of draft heads",
+        &["mtp_layer_types", "mtp_layers_block_type", "mtp_mlp_layer_types", "num_nextn_predict_layers"],
+    ),
+    (
+        "it is the extent of training",
+        &["max_position_embeddings", "max_seq_len", "model_max_length", "n_positions"],
+    ),
+    (
+        "it is of images and sound",
+        &[
+            "vocabulary_map",
+            "downsample_mode",
+            "image_size",
+            "patch_size",
+            "insert_layer_id",
+            "num_image_with_embedding",
+        ],
+    ),
 ];
 
-/// Endings of the names of attributes without an effect: training, token ids.
-const ENDINGS: [&str; 5] = ["_dropout", "_dropout_prob", "_pdrop", "_token_id", "_token_index"];
+/// Endings of the names of attributes without an effect, with the reason.
+const ENDINGS: [(&str, &str); 5] = [
+    ("_dropout", "it is of training"),
+    ("_dropout_prob", "it is of training"),
+    ("_pdrop", "it is of training"),
+    ("_token_id", "the vocabulary tells it"),
+    ("_token_index", "the vocabulary tells it"),
+];
 
-/// Returns false for attributes that a file need not carry: those about training, execution, other parts of a model,
-/// and those that tensors imply.
+/// Returns why a file need not carry an attribute, if it need not: it is about training, execution, another part of a
+/// model, or implied by the tensors.
+pub(super) fn why_none(name: &str) -> Option<&'static str> {
+    let is_ending = |ending: &str| name.ends_with(ending) || name == ending.trim_start_matches('_');
+    let listed = NO_EFFECT.iter().find(|(_, names)| names.contains(&name)).map(|(why, _)| *why);
+    let ending = ENDINGS.iter().find(|(ending, _)| is_ending(ending)).map(|(_, why)| *why);
+    listed.or(ending).or_else(|| name.starts_with("dropout").then_some("it is of training"))
+}
+
+/// Returns false for attributes that a file need not carry.
 pub(super) fn has_effect(name: &str) -> bool {
-    let is_ending = |ending: &&str| name.ends_with(*ending) || name == ending.trim_start_matches('_');
-    !NO_EFFECT.iter().any(|names| names.contains(&name))
-        && !ENDINGS.iter().any(is_ending)
-        && !name.starts_with("dropout")
+    why_none(name).is_none()
 }
 
 /// Returns the effective value of an attribute.

@@ -10,6 +10,8 @@ use crate::hparams::{ROPE_BASES, ROPE_PARTS};
 
 /// Members that hold rope parameters.
 const DESCRIPTIONS: [&str; 2] = ["rope_parameters", "rope_scaling"];
+/// Older names of rope parameters, which the classes still read.
+pub(super) const OLD: [&str; 3] = ["initial_context_length", "local_rope_theta", "rope_local_base_freq"];
 /// Layer types with full attention, as classes name them.
 const FULL_KINDS: [&str; 2] = ["full_attention", "indexed_attention"];
 /// Keys of the rotated fraction of a head outside the rope parameters; the last belongs to single cards.

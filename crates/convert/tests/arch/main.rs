@@ -18,6 +18,7 @@ use gguf_format::{Metadata, Value};
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
+mod account;
 mod came_from;
 mod classes;
 mod draft;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use gguf_conversion::{ConvertError, Quantization, StoredClass};
+use gguf_conversion::{ConvertError, Piece, Quantization, StoredClass};
 use gguf_core::written::{as_path, as_text};
 use gguf_core::{ElementType, GgmlType, Hint, Shape, WeightMeta};
 
@@ -46,6 +46,8 @@ pub struct CheckpointReport {
     pub warnings: Vec<String>,
     /// Tensors as stored in the files, in the order of the checkpoint.
     pub tensors: Vec<ListedTensor>,
+    /// What becomes of each file, each key of the configuration, and each tensor; empty without a conversion.
+    pub account: Vec<Piece>,
 }
 
 /// The architecture card that converts a checkpoint.
