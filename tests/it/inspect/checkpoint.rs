@@ -150,6 +150,7 @@ const KEYS: [&str; 15] = [
     "problems",
     "warnings",
     "tensors",
+    "account",
 ];
 
 /// Storage of the weights of some cases: all descriptions, each once, in order.

@@ -280,7 +280,6 @@ impl CarriedCheck<'_, '_> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
 
     #[test]
     fn the_table_of_values_is_read_and_sorted() {

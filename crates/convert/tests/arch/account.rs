@@ -95,7 +95,10 @@ fn no_fixture_has_a_key_that_no_rule_knows(tier: Tier) {
         }
     }
     println!("{n_keys} keys, {n_tensors} tensors");
-    assert!(n_keys > tier.of(1000, 7000) && n_tensors > tier.of(2000, 16_000), "{n_keys} keys, {n_tensors} tensors");
+    assert!(
+        n_keys > tier.of(1000, 7000) && n_tensors > tier.of(2000, 16_000),
+        "{n_keys} keys, {n_tensors} tensors"
+    );
     // llama.cpp has no key for the window of PLaMo 2, and computes without it.
     unknown.retain(|text| !text.ends_with("Key attention_window_size"));
     assert!(unknown.is_empty(), "{unknown:#?}");
