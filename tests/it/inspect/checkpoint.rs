@@ -134,7 +134,7 @@ impl Checker {
     }
 }
 
-const KEYS: [&str; 15] = [
+const KEYS: [&str; 16] = [
     "path",
     "name",
     "model_type",
