@@ -159,7 +159,7 @@ impl Conversion {
         });
         warnings.extend(general.warnings.iter().map(ToString::to_string));
 
-        let built = model_vocabulary::build(&source, &mapping, options)?;
+        let built = model_vocabulary::build(&source, &mapping, options, general.model_name())?;
         warnings.extend(built.warnings.iter().map(ToString::to_string));
 
         let extra = tensor_extra(&tensors, &parts);

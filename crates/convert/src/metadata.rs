@@ -119,6 +119,13 @@ pub struct GeneralMetadata {
 }
 
 impl GeneralMetadata {
+    /// Value of `general.name`; empty if there is none.
+    #[must_use]
+    pub fn model_name(&self) -> &str {
+        let entry = self.entries.iter().find(|entry| entry.0 == "general.name");
+        entry.and_then(|entry| entry.1.as_str()).unwrap_or_default()
+    }
+
     /// Default name of the output file. `encoding` is the name of the file type (`F16`, `Q4_K_M`).
     #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {

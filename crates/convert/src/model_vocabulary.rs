@@ -9,7 +9,7 @@ use gguf_core::WeightSource;
 use gguf_format::Metadata;
 use gguf_tokenizer::{self, Built, Mode, Template, TokenizerRequest};
 
-/// Builds the keys of the vocabulary.
+/// Builds the keys of the vocabulary. `name` is the model's `general.name`.
 ///
 /// # Errors
 /// A chat template file that cannot be read; an invalid vocabulary.
@@ -17,6 +17,7 @@ pub(super) fn build(
     source: &ModelSource,
     mapping: &Mapping,
     options: &ConvertOptions,
+    name: &str,
 ) -> Result<Built, ConvertError> {
     if mapping.card.kind == CardKind::Mmproj {
         return Ok(Built { rows: Metadata::new(), mode: Mode::None, warnings: Vec::new() });
@@ -33,6 +34,7 @@ pub(super) fn build(
     let path = dir.path();
     let asked = target.as_ref().map_or(&mapping.tokenizer, |target| &target.0);
     let mut request = request(asked, options)?;
+    name.clone_into(&mut request.name);
     request.mistral_format = dir.is_mistral_format();
     request.others = dir.others().cloned();
     let mut built = match &source.vocabulary {
@@ -59,7 +61,7 @@ pub fn vocabulary(
     options: &ConvertOptions,
 ) -> Result<Built, ConvertError> {
     match (mapping, &source.vocabulary) {
-        (Some(mapping), _) => build(source, mapping, options),
+        (Some(mapping), _) => build(source, mapping, options, ""),
         (None, Vocabulary::Given(given)) => {
             Ok(gguf_tokenizer::build_given(source.dir.path(), given, &TokenizerRequest::of(&USUAL))?)
         }

@@ -233,6 +233,8 @@ pub struct TokenizerRequest {
     pub by_hand: Vec<String>,
     /// Value of `general.architecture`: a few vocabularies depend on it, and it is the prefix of a key.
     pub architecture: String,
+    /// Value of `general.name`: the runtime treats special tokens of a few models by their name.
+    pub name: String,
     /// True if the checkpoint is in Mistral's own format.
     pub mistral_format: bool,
     /// Limits on file sizes.

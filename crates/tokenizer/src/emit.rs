@@ -1,5 +1,6 @@
 //! Token list of a GGUF file: texts, scores, types, and their keys.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use gguf_format::{Array, Metadata, Value};
@@ -149,6 +150,24 @@ impl TokenList {
         let types: Vec<i32> = self.types.into_iter().map(|kind| kind as i32).collect();
         out.set("tokenizer.ggml.token_type", types);
     }
+}
+
+/// Refuses a vocabulary in which two tokens have one text: llama.cpp aborts when it loads one. It renames empty tokens.
+///
+/// # Errors
+/// Two tokens of one text.
+pub(crate) fn check_texts(path: &Path, rows: &Metadata) -> Result<(), TokenizerError> {
+    let Some(Array::String(tokens)) = rows.get("tokenizer.ggml.tokens").and_then(Value::as_array) else {
+        return Ok(());
+    };
+    let mut first = HashMap::with_capacity(tokens.len());
+    for (second, token) in tokens.iter().enumerate().filter(|(_, token)| !token.is_empty()) {
+        if let Some(first) = first.insert(token.as_slice(), second) {
+            let (path, token) = (path.into(), String::from_utf8_lossy(token).into_owned());
+            return Err(TokenizerError::TextTwice { path, token, first, second });
+        }
+    }
+    Ok(())
 }
 
 /// Returns the number of tokens: `size` of the request, or the files' own count, rounded up as the card requires.

@@ -35,8 +35,16 @@ use self::rwkv::Rwkv;
 use self::spm::Spm;
 use self::unigram::Unigram;
 use self::vocab::VocabModel;
-pub(super) use self::vocab::{Vocab, ends_generation};
+pub(super) use self::vocab::{Strip, Vocab, ends_generation};
 use self::wordpiece::WordPiece;
+
+/// Returns true if a character map replaces a character by a blank.
+pub(super) fn reads_as_blank(charsmap: &[u8], character: char) -> bool {
+    let map = charsmap::Charsmap::new(charsmap);
+    map.is_ok_and(|map| {
+        map.replace(character.encode_utf8(&mut [0; 4]).as_bytes()).is_some_and(|(text, _)| text == b" ")
+    })
+}
 
 /// Returns true if the keys of two files describe the same vocabulary, except merges, with defaults filled in. `None`
 /// if neither can be read.
@@ -159,14 +167,12 @@ impl Encoder {
     /// Id of the token that starts a text, if the file requires one.
     #[must_use]
     pub fn start_of_text(&self) -> Option<u32> {
-        self.vocab.bos.filter(|_| self.vocab.add_bos)
+        self.vocab.start_of_text()
     }
 
     /// Id of the token that ends a text, if the file requires one.
     #[must_use]
     pub fn end_of_text(&self) -> Option<u32> {
-        let separator =
-            self.vocab.sep.filter(|_| self.vocab.add_sep && self.vocab.model == VocabModel::WordPiece);
-        separator.or(self.vocab.eos.filter(|_| self.vocab.add_eos))
+        self.vocab.end_of_text()
     }
 }

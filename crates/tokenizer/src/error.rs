@@ -101,6 +101,9 @@ pub enum TokenizerError {
     /// A card names no list of special tokens, or one that is not built in.
     #[error("{}: a vocabulary of ranks, and the code of its special tokens is not declared", path.display())]
     RankCodeNotSaid { path: PathBuf },
+    /// Two tokens have one text.
+    #[error("{}: tokens {first} and {second} are both `{}`, and llama.cpp loads no such vocabulary", path.display(), escape(token))]
+    TextTwice { path: PathBuf, token: String, first: usize, second: usize },
     /// A key of a GGUF file is missing or has another type.
     #[error("`{}` is missing or is not {expected}", escape(key))]
     GgufKey { key: String, expected: &'static str },
@@ -172,6 +175,12 @@ impl Hint for TokenizerError {
             ],
             Self::IdBeyondVocabulary { .. } | Self::TooManyTokens { .. } => vec![
                 "compare `vocab_size` in config.json with the rows of the embedding".to_owned(),
+                no_tokenizer,
+            ],
+            Self::TextTwice { .. } => vec![
+                "leave one of them out of added_tokens in tokenizer.json, added_tokens.json and added_tokens_decoder in \
+                 tokenizer_config.json"
+                    .to_owned(),
                 no_tokenizer,
             ],
             Self::BuiltinVocabulary { .. } => vec![
@@ -297,6 +306,58 @@ pub enum TokenizerWarning {
     /// An added token's id in the file differs from the assigned one.
     #[error("added token `{}`: the file declares id {stated}, the tokenizer gives it {used}", escape(token))]
     AddedTokenMoved { token: String, stated: u64, used: u64 },
+    /// An added token is listed with two ids.
+    #[error(
+        "tokenizer.json: `added_tokens` has `{}` with ids {used} and {stated}: {used} is written, and {stated} is left without a token",
+        escape(token)
+    )]
+    AddedTokenTwice { token: String, stated: u64, used: u64 },
+    /// llama.cpp reads texts otherwise than a member of the file declares.
+    #[error(
+        "{file}: `{member}`: {effect}; some texts get other tokens than in transformers, `gguf-verify --source DIR` compares them"
+    )]
+    ReadOtherwise { file: &'static str, member: String, effect: String },
+    /// A flag of added tokens has no counterpart.
+    #[error(
+        "tokenizer.json: `added_tokens`: {effect} {}, contrary to `{flag}`; some texts get other tokens than in transformers",
+        listed(tokens)
+    )]
+    AddedFlag { flag: &'static str, effect: &'static str, tokens: Vec<String> },
+    /// A token is found inside another one.
+    #[error(
+        "tokenizer.json: `added_tokens`: transformers finds `{}` inside `{}`, since only the latter is `normalized`; llama.cpp finds \
+         the longer one",
+        escape(first),
+        escape(second)
+    )]
+    AddedInside { first: String, second: String },
+    /// Special tokens of the configuration are not among the added tokens.
+    #[error(
+        "tokenizer.json: `added_tokens` lacks {}, which the tokenizer's configuration names: written as special, as transformers \
+         reads it",
+        listed(tokens)
+    )]
+    SpecialNotAdded { tokens: Vec<String> },
+    /// The configuration contradicts a step.
+    #[error(
+        "tokenizer_config.json: `{key}` is {value}, and tokenizer.json declares the opposite, which is written; make the two agree"
+    )]
+    ConfigContradicts { key: &'static str, value: bool },
+    /// Tokens are in tokenizer.json but not in the SentencePiece model.
+    #[error(
+        "{lacks} and tokenizer_config.json lack {}, which tokenizer.json adds: written as tokenizer.json has {}",
+        listed(tokens),
+        if tokens.len() == 1 { "it" } else { "them" }
+    )]
+    TokensOfJson { lacks: &'static str, tokens: Vec<String> },
+    /// Two files have different tokens under one id.
+    #[error(
+        "{taken} and tokenizer.json have different tokens under {n} ids, first {id}: `{}` and `{}`; written are those of {taken}; \
+         remove the file that is not this model's",
+        escape(own),
+        escape(other)
+    )]
+    FilesDiffer { taken: &'static str, n: usize, id: u64, own: String, other: String },
     /// A chat template is neither a text nor a list of named texts.
     #[error("{file}: `chat_template` is neither text nor a list of templates, left out")]
     BadChatTemplate { file: &'static str },

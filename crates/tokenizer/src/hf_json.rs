@@ -15,7 +15,7 @@ use super::files::Directory;
 pub(crate) const FILE: &str = "tokenizer.json";
 
 /// A token that is recognized in text before anything else.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct AddedToken {
     /// Id declared by the file; the assigned one may differ.
     #[serde(default)]
@@ -28,6 +28,15 @@ pub struct AddedToken {
     /// True if it is matched in normalized text.
     #[serde(default)]
     pub normalized: Option<bool>,
+    /// True if white space before it belongs to it.
+    #[serde(default)]
+    pub lstrip: bool,
+    /// True if white space after it belongs to it.
+    #[serde(default)]
+    pub rstrip: bool,
+    /// True if it is not found inside words.
+    #[serde(default)]
+    pub single_word: bool,
 }
 
 impl AddedToken {
@@ -161,6 +170,16 @@ pub struct HfModel {
     pub unk_token: Option<String>,
     /// Id of that token, for a Unigram model.
     pub unk_id: Option<u64>,
+    /// True if several unknown characters make one unknown token.
+    pub fuse_unk: Option<bool>,
+    /// Share of the merges that are left out at random.
+    pub dropout: Option<f64>,
+    /// Text in front of tokens inside words.
+    pub continuing_subword_prefix: Option<String>,
+    /// Text at the end of tokens that end a word.
+    pub end_of_word_suffix: Option<String>,
+    /// Length in characters above which a word is unknown, for a WordPiece model.
+    pub max_input_chars_per_word: Option<u64>,
 }
 
 /// Algorithm by which a model splits text into tokens.

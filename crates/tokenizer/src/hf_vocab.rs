@@ -150,7 +150,8 @@ impl<'a> HfVocabulary<'a> {
             }
         }
         for content in vocabulary.special.clone() {
-            let token = AddedToken { id: 0, content, special: true, normalized: Some(false) };
+            let token =
+                AddedToken { content, special: true, normalized: Some(false), ..AddedToken::default() };
             vocabulary.add_within(token, size);
         }
         if let Some(size) = size.filter(|_| !without_row.is_empty()) {
@@ -180,11 +181,15 @@ impl<'a> HfVocabulary<'a> {
             last_added: None,
         };
         for token in &hf.added_tokens {
-            if let Some(id) = vocabulary.add(token.clone())
-                && id != token.id
-            {
-                let (token, stated, used) = (token.content.clone(), token.id, id);
-                warnings.push(TokenizerWarning::AddedTokenMoved { token, stated, used });
+            let (text, stated) = (token.content.clone(), token.id);
+            match (vocabulary.add(token.clone()), vocabulary.added_ids.get(&text)) {
+                (Some(used), _) if used != stated => {
+                    warnings.push(TokenizerWarning::AddedTokenMoved { token: text, stated, used });
+                }
+                (None, Some(&used)) if used != stated => {
+                    warnings.push(TokenizerWarning::AddedTokenTwice { token: text, stated, used });
+                }
+                _ => {}
             }
         }
         Ok(vocabulary)

@@ -20,6 +20,7 @@
 //! # }
 //! ```
 
+mod account;
 mod by_content;
 mod byte_alphabet;
 pub mod chat_template;
@@ -116,6 +117,9 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, Toke
                 special::write_last(&request.last, &mut rows);
                 warnings.append(&mut own_warnings);
                 settle(&files, hf.as_ref(), request, &mut rows, &mut warnings)?;
+                if let Some(hf) = &hf {
+                    account::check(&files, hf, mode.mode, request, &rows, &mut warnings)?;
+                }
                 return Ok(Built { rows, mode: mode.mode, warnings });
             }
             Ok(Attempt::Absent(reason)) => tried.push((mode.mode, reason)),
@@ -185,6 +189,7 @@ fn settle(
     if !rows.contains("tokenizer.ggml.tokens") {
         return Ok(());
     }
+    emit::check_texts(directory.path(), rows)?;
     if request.template == Template::Files {
         chat_template::settle(directory, rows, warnings)?;
     }

@@ -17,6 +17,8 @@ mod unigram;
 mod wordpiece;
 mod xlmr;
 
+pub(super) use self::spm::MODEL_FILES;
+
 use gguf_format::Metadata;
 
 use super::chat_template::ChatTemplates;

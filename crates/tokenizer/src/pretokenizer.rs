@@ -314,7 +314,8 @@ pub(super) fn steps(pre_tokenizer: &Json) -> Vec<String> {
     lines
 }
 
-fn flatten(part: &Json, members: &str, depth: usize, visit: &mut impl FnMut(&Json)) {
+/// Visits the steps of a member, those of sequences one by one.
+pub(super) fn flatten(part: &Json, members: &str, depth: usize, visit: &mut impl FnMut(&Json)) {
     match part.get("type").and_then(Json::as_str) {
         Some("Sequence") if depth < 8 => {
             for part in part.get(members).and_then(Json::as_array).into_iter().flatten() {

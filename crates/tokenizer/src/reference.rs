@@ -118,7 +118,10 @@ fn reason(error: &IsolatedError) -> String {
 
 fn load(text: &[u8]) -> Result<Box<Tokenizer>, String> {
     growth::check(text)?;
-    Tokenizer::from_bytes(text).map(Box::new).map_err(|error| error.to_string())
+    let mut tokenizer = Tokenizer::from_bytes(text).map_err(|error| error.to_string())?;
+    // Settings for batches of a training run, not of the vocabulary: every sentence-transformers model has them.
+    tokenizer.with_padding(None).with_truncation(None).map_err(|error| error.to_string())?;
+    Ok(Box::new(tokenizer))
 }
 
 fn encode(tokenizer: &Tokenizer, text: &str, special: bool) -> Result<Vec<u32>, String> {

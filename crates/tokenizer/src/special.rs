@@ -347,6 +347,14 @@ struct ConfigSpecials {
     sep: Json,
 }
 
+/// Returns true or false for tokenizer classes that always or never add the begin token, regardless of the file.
+pub(super) fn class_adds_bos(config: &Json) -> Option<bool> {
+    let class = config.get("tokenizer_class").and_then(Json::as_str).unwrap_or_default();
+    let is_own = |stem: &&str| class.strip_prefix(*stem).is_some_and(|rest| rest.starts_with("Tokenizer"));
+    let declared = || config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(true);
+    ["Llama", "CodeLlama", "Gemma"].iter().any(|stem| is_own(&stem)).then(declared)
+}
+
 /// Returns the text of a special token: a plain string, or a member of an object.
 pub(super) fn token_text(entry: &Json) -> Option<&str> {
     entry.as_str().or_else(|| entry.get("content")?.as_str())

@@ -323,7 +323,8 @@ impl Vocab {
             strips: HashMap::new(),
         };
         vocab.correct_kinds(metadata);
-        vocab.set_strips(metadata);
+        let text = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
+        vocab.set_strips(text("general.architecture"), text("general.name"));
         Ok(vocab)
     }
 
@@ -360,9 +361,8 @@ impl Vocab {
     }
 
     /// Sets the attributes of special tokens, which have no keys: they depend on model names.
-    fn set_strips(&mut self, metadata: &Metadata) {
-        let text = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
-        let (arch, name) = (text("general.architecture"), text("general.name").to_ascii_lowercase());
+    pub(crate) fn set_strips(&mut self, arch: &str, name: &str) {
+        let name = name.to_ascii_lowercase();
         let pre = self.pre.map_or("", |pre| pre.name.as_str());
         let has = |text: &str, parts: &[&str]| parts.iter().any(|part| text.contains(part));
         if has(pre, &["jina-v2-de", "jina-v2-es", "jina-v2-code"])
@@ -384,6 +384,17 @@ impl Vocab {
     /// Returns the whitespace that a special token absorbs.
     pub(crate) fn strip(&self, id: u32) -> Option<Strip> {
         self.strips.get(&id).copied()
+    }
+
+    /// Id of the token that starts a text, if the keys require one.
+    pub(crate) fn start_of_text(&self) -> Option<u32> {
+        self.bos.filter(|_| self.add_bos)
+    }
+
+    /// Id of the token that ends a text, if the keys require one.
+    pub(crate) fn end_of_text(&self) -> Option<u32> {
+        let separator = self.sep.filter(|_| self.add_sep && self.model == VocabModel::WordPiece);
+        separator.or(self.eos.filter(|_| self.add_eos))
     }
 
     /// Number of tokens.

@@ -7,7 +7,7 @@ use super::super::files::CONFIG;
 use super::super::hf_decoder::HfDecoder;
 use super::super::hf_json::{AddedToken, FILE, HfJson, HfKind, Merge};
 use super::super::hf_vocab::HfVocabulary;
-use super::super::special::token_text;
+use super::super::special::{class_adds_bos, token_text};
 use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
 use super::{Attempt, Context, byte_fallback};
 
@@ -39,14 +39,10 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
         Some(name) => pretokenizer::accept(name)?,
         None => {
             let config = context.directory.tree(CONFIG)?;
-            let class = config.get("tokenizer_class").and_then(Json::as_str).unwrap_or_default();
             let flag = |name: &str| config.get(name).and_then(Json::as_bool);
             let setting = pretokenizer::HashSettings {
                 bos: config.get("bos_token").and_then(token_text).and_then(|text| vocabulary.id(text)),
-                class_adds_bos: ["Llama", "CodeLlama", "Gemma"]
-                    .iter()
-                    .any(|stem| class.strip_prefix(stem).is_some_and(|rest| rest.starts_with("Tokenizer")))
-                    .then(|| flag("add_bos_token").unwrap_or(true)),
+                class_adds_bos: class_adds_bos(&config),
                 clean_up: flag("clean_up_tokenization_spaces"),
                 hint: config.get(pretokenizer::HINT).and_then(Json::as_str).map(str::to_owned),
             };

@@ -6,12 +6,14 @@ use serde_json::Value as Json;
 
 use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
 use super::super::files::CONFIG;
-use super::super::hf_json;
+use super::super::hf_json::{self, HfJson, VocabTable};
 use super::super::sentencepiece::{ModelProto, Piece, PieceKind, first_of};
 use super::super::{Mode, TokenizerError, TokenizerWarning};
 use super::added_tokens_decoder::{TokenOverride, decoder_entries};
 use super::{Attempt, Context};
 
+/// Names of SentencePiece models.
+pub(crate) const MODEL_FILES: [&str; 3] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"];
 /// Score of a row without a token.
 pub(super) const PAD_SCORE: f32 = -10000.0;
 /// Score of a token that was added after training.
@@ -45,6 +47,7 @@ pub(super) fn write(
         _ => {
             set_added_tokens(context, &mut tokens)?;
             added_tokens_decoder(context, &mut tokens)?;
+            tokens_of_json(context, path, &mut tokens);
         }
     }
     tokens.retype(context.request);
@@ -177,6 +180,52 @@ fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Re
         }
     }
     Ok(())
+}
+
+/// Sets added tokens that only `tokenizer.json` has, at rows without a token: transformers reads that file. Other
+/// differences between the two files are reported.
+///
+/// # Exactness
+/// llama.cpp 0.5.0's converter leaves such rows without a token.
+pub(super) fn tokens_of_json(context: &mut Context<'_>, path: &Path, tokens: &mut TokenList) {
+    let Some(hf) = context.hf.filter(|hf| hf.kind().is_some()) else { return };
+    let taken =
+        MODEL_FILES.into_iter().find(|name| path.ends_with(name)).unwrap_or("the SentencePiece model");
+    let mut new = Vec::new();
+    for token in &hf.added_tokens {
+        let Ok(at) = usize::try_from(token.id) else { continue };
+        if tokens.types.get(at) != Some(&TokenType::Unused) || token.content.is_empty() {
+            continue;
+        }
+        let is_control = token.special || looks_special(&token.content);
+        let kind = if is_control { TokenType::Control } else { TokenType::UserDefined };
+        if tokens.id(&token.content).is_none()
+            && tokens.set(token.id, token.content.as_str(), ADDED_SCORE, kind)
+        {
+            new.push(token.content.clone());
+        }
+    }
+    if !new.is_empty() {
+        context.warnings.push(TokenizerWarning::TokensOfJson { lacks: taken, tokens: new });
+    }
+    context.warnings.extend(files_differ(taken, hf, tokens));
+}
+
+/// Returns a warning about ids under which the written tokens are others than those of `tokenizer.json`.
+fn files_differ(taken: &'static str, hf: &HfJson, tokens: &TokenList) -> Option<TokenizerWarning> {
+    let added = hf.added_tokens.iter().map(|token| (token.content.as_str(), token.id));
+    let base: Vec<(&str, u64)> = match &hf.model.vocab {
+        VocabTable::Ids(ids) => ids.iter().map(|(text, id)| (text.as_str(), *id)).collect(),
+        VocabTable::Scores(pieces) => (0..).zip(pieces).map(|(id, piece)| (piece.0.as_str(), id)).collect(),
+    };
+    let mut differing = base.into_iter().chain(added).filter_map(|(text, id)| {
+        let own = tokens.tokens.get(usize::try_from(id).ok()?)?;
+        let is_same = own == text.as_bytes() || own == text.replace('\u{2581}', " ").as_bytes();
+        (!is_same).then_some((id, own, text))
+    });
+    let (id, own, other) = differing.next()?;
+    let own = String::from_utf8_lossy(own).into_owned();
+    Some(TokenizerWarning::FilesDiffer { taken, n: 1 + differing.count(), id, own, other: other.to_owned() })
 }
 
 /// Sets Phi 3's tokens of the configuration and of tokenizer.json: these files define their types, and the texts stay

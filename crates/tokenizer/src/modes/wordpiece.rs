@@ -52,10 +52,24 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
     };
     respell(&mut tokens);
     tokens.retype(context.request);
-    let special = context.special(&tokens)?;
+    let mut special = context.special(&tokens)?;
+    if context.hf.is_some() && !has_bert_normalizer(&hf.normalizer) {
+        // The runtime changes case and accents unless the keys declare the opposite.
+        special.lowercase.get_or_insert(false);
+        special.strip_accents.get_or_insert(false);
+    }
     tokens.write("bert", &pre, context.out);
     special.write(context.out);
     Ok(Attempt::Done)
+}
+
+/// Returns true if a file has BERT's normalizer, whose flags are the keys.
+fn has_bert_normalizer(normalizer: &Json) -> bool {
+    let mut found = false;
+    pretokenizer::flatten(normalizer, "normalizers", 0, &mut |step| {
+        found |= step.get("type").and_then(Json::as_str) == Some("BertNormalizer");
+    });
+    found
 }
 
 /// Changes the spelling of tokens to the runtime's, which marks word-initial tokens, not those inside words.

@@ -15,6 +15,7 @@ use serde_json::Value as Json;
 use gguf_testkit::goldens::{Goldens, conformance_tests};
 use gguf_testkit::{files, fixture, in_json, report_cases, sha256};
 
+mod account;
 mod bad_input;
 mod encoding;
 mod modes;

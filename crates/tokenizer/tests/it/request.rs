@@ -60,6 +60,8 @@ fn changes() -> Vec<(&'static str, TokenizerRequest)> {
         // These two concern single modes: see `modes`.
         architecture: _,
         mistral_format: _,
+        // The name changes only what is reported: see `account`.
+        name: _,
         limits,
         others: _,
     } = TokenizerRequest::default();

@@ -1,0 +1,149 @@
+//! Tokens that the post-processor puts around a text.
+
+use serde_json::Value as Json;
+
+use super::Account;
+use crate::TokenizerWarning;
+use crate::special::{class_adds_bos, token_text};
+
+/// Maximum nesting depth of sequences.
+const MAX_DEPTH: usize = 8;
+
+/// Keys of the tokens around a text.
+const BY_HAND: [&str; 6] = [
+    "tokenizer.ggml.add_bos_token",
+    "tokenizer.ggml.add_eos_token",
+    "tokenizer.ggml.add_sep_token",
+    "tokenizer.ggml.bos_token_id",
+    "tokenizer.ggml.eos_token_id",
+    "tokenizer.ggml.seperator_token_id",
+];
+
+/// Ids before and after a text.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Around {
+    before: Vec<u32>,
+    after: Vec<u32>,
+    /// Texts of the tokens, as far as the file states them, with their ids.
+    named: Vec<(String, u32)>,
+}
+
+impl Around {
+    /// Adds the tokens of a post-processor outside those of earlier ones. The error names a type that is unknown.
+    fn add(&mut self, post: &Json, depth: usize) -> Result<(), String> {
+        let kind = post.get("type").and_then(Json::as_str).unwrap_or_default();
+        match kind {
+            _ if post.is_null() => {}
+            "ByteLevel" => {}
+            "BertProcessing" | "RobertaProcessing" => {
+                let pair =
+                    |key: &str| Some((text_of(post.get(key)?.get(0)?)?, id_of(post.get(key)?.get(1)?)?));
+                self.before.splice(0..0, pair("cls").map(|own| own.1));
+                self.after.extend(pair("sep").map(|own| own.1));
+                self.named.extend([pair("cls"), pair("sep")].into_iter().flatten());
+            }
+            "TemplateProcessing" => {
+                let empty = Vec::new();
+                let pieces = post.get("single").and_then(Json::as_array).unwrap_or(&empty);
+                let at =
+                    pieces.iter().position(|piece| piece.get("Sequence").is_some()).unwrap_or(pieces.len());
+                let (before, after) = pieces.split_at(at);
+                let ids = |pieces: &[Json]| -> Vec<u32> {
+                    pieces.iter().flat_map(|piece| ids_of(piece, post).1).collect()
+                };
+                self.before.splice(0..0, ids(before));
+                self.after.extend(ids(after));
+                self.named.extend(pieces.iter().filter_map(|piece| match ids_of(piece, post) {
+                    (Some(text), ids) if ids.len() == 1 => Some((text, ids[0])),
+                    _ => None,
+                }));
+            }
+            "Sequence" if depth < MAX_DEPTH => {
+                for part in post.get("processors").and_then(Json::as_array).into_iter().flatten() {
+                    self.add(part, depth + 1)?;
+                }
+            }
+            _ => return Err(kind.to_owned()),
+        }
+        Ok(())
+    }
+}
+
+fn id_of(value: &Json) -> Option<u32> {
+    value.as_u64().and_then(|id| u32::try_from(id).ok())
+}
+
+fn text_of(value: &Json) -> Option<String> {
+    value.as_str().map(str::to_owned)
+}
+
+/// Returns the name and the ids of a special token of a template; a text has neither.
+fn ids_of(piece: &Json, post: &Json) -> (Option<String>, Vec<u32>) {
+    let name = piece.get("SpecialToken").and_then(|token| text_of(token.get("id")?));
+    let ids = || post.get("special_tokens")?.get(name.as_deref()?)?.get("ids")?.as_array();
+    let ids = ids().into_iter().flatten().filter_map(id_of).collect();
+    (name, ids)
+}
+
+impl Account<'_> {
+    /// Compares the tokens that the file puts around a text with those that the keys make the runtime put there.
+    pub(super) fn template(&mut self, earlier: &[TokenizerWarning]) {
+        let mut file = Around::default();
+        if let Err(kind) = file.add(&self.hf.post_processor, 0) {
+            self.say(
+                "post_processor",
+                format!("llama.cpp does not apply a step `{}`", gguf_core::text::escape(&kind)),
+            );
+            return;
+        }
+        let is_other =
+            |(text, id): &&(String, u32)| self.vocab.id(text.as_bytes()).is_some_and(|own| own != *id);
+        // Only the ids count from here on.
+        let named = std::mem::take(&mut file.named);
+        if let Some((text, id)) = named.iter().find(is_other) {
+            let text = gguf_core::text::escape(text);
+            self.say(
+                "post_processor",
+                format!("it has `{text}` with id {id}, which is {} in the vocabulary", self.shown(&[*id])),
+            );
+            return;
+        }
+        let written = Around {
+            before: self.vocab.start_of_text().into_iter().collect(),
+            after: self.vocab.end_of_text().into_iter().collect(),
+            ..Around::default()
+        };
+        let is_told = |warning: &TokenizerWarning| {
+            matches!(warning, TokenizerWarning::FlagsDiffer { .. } | TokenizerWarning::AddsNoToken { .. })
+        };
+        let by_hand = BY_HAND.iter().any(|key| self.is_by_hand(key));
+        if file == written
+            || by_hand
+            || self.of_class().as_ref() == Some(&written)
+            || earlier.iter().any(is_told)
+        {
+            return;
+        }
+        let (before, after) = (self.shown(&file.before), self.shown(&file.after));
+        let (own_before, own_after) = (self.shown(&written.before), self.shown(&written.after));
+        self.say("post_processor", format!(
+            "the file puts {before} in front of texts and {after} behind them, llama.cpp {own_before} and {own_after} by the keys \
+             `tokenizer.ggml.add_*_token` and `tokenizer.ggml.*_token_id`"
+        ));
+    }
+
+    /// Returns the tokens around a text for classes of transformers that take them from the configuration.
+    fn of_class(&self) -> Option<Around> {
+        let adds_bos = class_adds_bos(self.config)?;
+        let adds_eos = self.config.get("add_eos_token").and_then(Json::as_bool).unwrap_or(false);
+        let role = |name: &str| {
+            self.config.get(name).and_then(token_text).and_then(|text| self.vocab.id(text.as_bytes()))
+        };
+        let (bos, eos) = (role("bos_token").or(self.vocab.bos), role("eos_token").or(self.vocab.eos));
+        Some(Around {
+            before: bos.filter(|_| adds_bos).into_iter().collect(),
+            after: eos.filter(|_| adds_eos).into_iter().collect(),
+            named: Vec::new(),
+        })
+    }
+}
