@@ -323,6 +323,14 @@ pub enum TokenizerWarning {
         listed(tokens)
     )]
     AddedFlag { flag: &'static str, effect: &'static str, tokens: Vec<String> },
+    /// Added tokens are plain text in the keys.
+    #[error(
+        "tokenizer.json: `added_tokens`: llama.cpp does not look for {} in texts, since another file has {} as plain text or not at \
+         all; remove the file that is not this model's",
+        listed(tokens),
+        if tokens.len() == 1 { "it" } else { "them" }
+    )]
+    AddedAsText { tokens: Vec<String> },
     /// A token is found inside another one.
     #[error(
         "tokenizer.json: `added_tokens`: transformers finds `{}` inside `{}`, since only the latter is `normalized`; llama.cpp finds \

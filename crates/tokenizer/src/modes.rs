@@ -17,7 +17,7 @@ mod unigram;
 mod wordpiece;
 mod xlmr;
 
-pub(super) use self::spm::MODEL_FILES;
+pub(super) use self::spm::{MODEL_FILES, SENTINEL};
 
 use gguf_format::Metadata;
 

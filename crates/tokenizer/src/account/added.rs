@@ -4,10 +4,12 @@ use serde_json::Value as Json;
 use unicode_normalization::UnicodeNormalization;
 
 use super::Account;
+use crate::emit::TokenType;
 use crate::encode::Strip;
 use crate::files::Directory;
 use crate::hf_json::AddedToken;
 use crate::hf_vocab::special_texts;
+use crate::modes::SENTINEL;
 use crate::pretokenizer::flatten;
 use crate::{TokenizerError, TokenizerWarning};
 
@@ -34,6 +36,12 @@ impl Account<'_> {
                 self.found.push(TokenizerWarning::AddedFlag { flag, effect, tokens });
             }
         }
+        // Other modes follow llama.cpp's converter in what they look for in texts.
+        let plain = self.hf.added_tokens.iter().filter(|token| self.has_model && self.is_plain(token));
+        let plain: Vec<String> = plain.map(|token| token.content.clone()).collect();
+        if !plain.is_empty() {
+            self.found.push(TokenizerWarning::AddedAsText { tokens: plain });
+        }
         if let Some((first, second)) = self.found_first() {
             self.found.push(TokenizerWarning::AddedInside { first, second });
         }
@@ -42,13 +50,22 @@ impl Account<'_> {
     /// Returns true if a flag of a token changes where it is found, and the runtime ignores it.
     fn is_lost(&self, flag: &str, token: &AddedToken) -> bool {
         let is_mask = MASKS.contains(&token.content.as_str());
-        let strip = || self.vocab.id(token.content.as_bytes()).and_then(|id| self.vocab.strip(id));
+        let Some(id) = self.vocab.id(token.content.as_bytes()) else { return false };
+        let strip = || self.vocab.strip(id);
         match flag {
             "lstrip" => token.lstrip && !is_mask && strip() != Some(Strip::Left),
             "rstrip" => token.rstrip && strip() != Some(Strip::Right),
             "single_word" => token.single_word,
             _ => token.is_normalized() && !is_mask && is_changed(&self.hf.normalizer, &token.content),
         }
+    }
+
+    /// Returns true if the runtime does not look for a token in texts: its row is plain text, or empty.
+    fn is_plain(&self, token: &AddedToken) -> bool {
+        let is_text = |id: u32| matches!(self.vocab.kind(id), TokenType::Normal | TokenType::Unused);
+        let own = u32::try_from(token.id).ok().filter(|&id| (id as usize) < self.vocab.len());
+        let by_text = self.vocab.id(token.content.as_bytes());
+        own.is_some_and(is_text) && by_text.is_none_or(is_text) && !token.content.starts_with(SENTINEL)
     }
 
     /// Returns a token that is matched before normalization, and so is found inside a longer one that is matched after it.

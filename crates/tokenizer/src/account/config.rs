@@ -21,8 +21,10 @@ impl Account<'_> {
             let mut own = None;
             flatten(&self.hf.normalizer, "normalizers", 0, &mut |part| {
                 if part.get("type").and_then(Json::as_str) == Some(step) {
-                    own =
-                        part.get(field).and_then(Json::as_bool).or_else(|| part.get("lowercase")?.as_bool());
+                    own = part.get(field).and_then(Json::as_bool).or_else(|| {
+                        // Accents follow case if the field is null.
+                        part.get("lowercase").filter(|_| field == "strip_accents")?.as_bool()
+                    });
                 }
             });
             if algorithm == self.algorithm && own.is_some_and(|own| own != declared) {

@@ -1,10 +1,15 @@
 //! Flags of the model.
 
+use std::collections::{HashMap, HashSet};
+
 use super::{Account, Algorithm};
 use crate::byte_alphabet;
-use crate::hf_json::HfModel;
+use crate::emit::is_byte_token;
+use crate::hf_json::{HfModel, Merge, VocabTable};
 use gguf_core::text::escape;
 
+/// Greatest length in bytes of tokens to which the merges are applied: the work grows with the square.
+const MAX_MERGED: usize = 256;
 /// Greatest length of a word of a WordPiece model that has tokens.
 const MAX_WORD: u64 = 100;
 
@@ -53,14 +58,25 @@ impl Account<'_> {
             Algorithm::Pieces | Algorithm::RankedPieces | Algorithm::Whitespace => false,
             Algorithm::Unigram | Algorithm::WordPiece => return,
         };
-        if ignores != self.hf.ignores_merges() {
+        if ignores != self.hf.ignores_merges() && self.has_token_beyond_merges() {
             let does = if ignores {
                 "takes a word that is a token as a whole"
             } else {
                 "merges words that are tokens, too"
             };
-            self.say("model.ignore_merges", format!("llama.cpp {does}, and the file declares the opposite"));
+            self.say("model.ignore_merges", format!("llama.cpp {does}, contrary to the file"));
         }
+    }
+
+    /// Returns true if a token is not what the merges make of its own text: only then does it matter whether they are
+    /// applied to it.
+    fn has_token_beyond_merges(&self) -> bool {
+        let VocabTable::Ids(tokens) = &self.hf.model.vocab else { return false };
+        let merges = self.hf.model.merges.iter().filter_map(Merge::parts);
+        let ranks: HashMap<(&str, &str), usize> = merges.zip(0..).collect();
+        let added: HashSet<&str> = self.hf.added_tokens.iter().map(|token| token.content.as_str()).collect();
+        let is_text = |text: &str| text.len() <= MAX_MERGED && !added.contains(text) && !is_byte_token(text);
+        tokens.iter().any(|(text, _)| is_text(text) && !is_merged(text, &ranks))
     }
 
     fn of_words(&mut self, model: &HfModel) {
@@ -143,4 +159,20 @@ impl Account<'_> {
             self.say("model.fuse_unk", "llama.cpp writes an unknown token for each unknown character");
         }
     }
+}
+
+/// Returns true if the merges make one token of a text.
+fn is_merged(text: &str, ranks: &HashMap<(&str, &str), usize>) -> bool {
+    let mut parts: Vec<(usize, usize)> = text.char_indices().map(|(at, c)| (at, at + c.len_utf8())).collect();
+    while parts.len() > 1 {
+        let rank = |at: usize| {
+            let ((start, middle), (_, end)) = (parts[at], parts[at + 1]);
+            ranks.get(&(text.get(start..middle)?, text.get(middle..end)?)).copied()
+        };
+        let best = (0..parts.len() - 1).filter_map(|at| Some((rank(at)?, at))).min();
+        let Some((_, at)) = best else { return false };
+        parts[at].1 = parts[at + 1].1;
+        parts.remove(at + 1);
+    }
+    true
 }

@@ -14,6 +14,8 @@ use super::{Attempt, Context};
 
 /// Names of SentencePiece models.
 pub(crate) const MODEL_FILES: [&str; 3] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"];
+/// Start of the names of T5's sentinels, which mark gaps during training. llama.cpp's converter leaves their rows empty.
+pub(crate) const SENTINEL: &str = "<extra_id_";
 /// Score of a row without a token.
 pub(super) const PAD_SCORE: f32 = -10000.0;
 /// Score of a token that was added after training.
@@ -194,7 +196,8 @@ pub(super) fn tokens_of_json(context: &mut Context<'_>, path: &Path, tokens: &mu
     let mut new = Vec::new();
     for token in &hf.added_tokens {
         let Ok(at) = usize::try_from(token.id) else { continue };
-        if tokens.types.get(at) != Some(&TokenType::Unused) || token.content.is_empty() {
+        let is_free = tokens.types.get(at) == Some(&TokenType::Unused) && !token.content.is_empty();
+        if !is_free || token.content.starts_with(SENTINEL) {
             continue;
         }
         let is_control = token.special || looks_special(&token.content);

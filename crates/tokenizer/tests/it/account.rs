@@ -410,6 +410,27 @@ fn with_model(edit: impl FnOnce(&mut Json)) -> Built {
     build(dir.path(), &TokenizerRequest { size, ..TokenizerRequest::of(&[Mode::Spm]) }).unwrap()
 }
 
+fn tokens_of(built: &Built) -> Vec<String> {
+    match built.rows.get("tokenizer.ggml.tokens").and_then(Value::as_array) {
+        Some(Array::String(tokens)) => {
+            tokens.iter().map(|text| String::from_utf8_lossy(text).into_owned()).collect()
+        }
+        _ => panic!("no tokens"),
+    }
+}
+
+#[test]
+fn merges_of_whole_tokens_matter_only_for_tokens_that_they_do_not_make() {
+    let ignores = |case: &mut Case| case.file["model"]["ignore_merges"] = json!(true);
+    assert_eq!(messages("byte level", ignores), [""; 0]);
+    let found = messages("byte level", |case| {
+        ignores(case);
+        // A token that its own merge no longer makes.
+        case.file["model"]["merges"].as_array_mut().unwrap().pop();
+    });
+    assert!(found.iter().any(|text| text.contains("`model.ignore_merges`")), "{found:?}");
+}
+
 #[test]
 fn tokens_that_only_the_json_file_has_are_written() {
     let of_files = |built: &Built| -> Vec<TokenizerWarning> {
@@ -420,10 +441,7 @@ fn tokens_that_only_the_json_file_has_are_written() {
     };
     let plain = with_model(|_| ());
     assert_eq!(of_files(&plain), []);
-    let n = match plain.rows.get("tokenizer.ggml.tokens").and_then(Value::as_array) {
-        Some(Array::String(tokens)) => tokens.len() - 4,
-        _ => 0,
-    };
+    let n = tokens_of(&plain).len() - 4;
     let built = with_model(|file| {
         let token =
             |id: usize, text: &str, special: bool| json!({"id": id, "content": text, "special": special});
@@ -442,6 +460,11 @@ fn tokens_that_only_the_json_file_has_are_written() {
         of_files(&built),
         [TokenizerWarning::TokensOfJson { lacks: "tokenizer.model", tokens: names }]
     );
+    let plain = with_model(|file| {
+        file["added_tokens"] = json!([{"id": 300, "content": tokens_of(&plain)[300], "special": true}]);
+    });
+    let is_text = |warning: &TokenizerWarning| matches!(warning, TokenizerWarning::AddedAsText { .. });
+    assert!(plain.warnings.iter().any(is_text), "{:?}", plain.warnings);
     let built = with_model(|file| {
         let vocab = file["model"]["vocab"].as_object_mut().unwrap();
         let (first, last) = (vocab.keys().nth(9).unwrap().clone(), vocab.keys().nth(10).unwrap().clone());
