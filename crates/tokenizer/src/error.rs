@@ -308,7 +308,7 @@ pub enum TokenizerWarning {
     AddedTokenMoved { token: String, stated: u64, used: u64 },
     /// An added token is listed with two ids.
     #[error(
-        "tokenizer.json: `added_tokens` has `{}` with ids {used} and {stated}: {used} is written, and {stated} is left without a token",
+        "tokenizer.json: `added_tokens` has `{}` with ids {used} and {stated}: only {used} is written; remove the other",
         escape(token)
     )]
     AddedTokenTwice { token: String, stated: u64, used: u64 },
@@ -319,7 +319,8 @@ pub enum TokenizerWarning {
     ReadOtherwise { file: &'static str, member: String, effect: String },
     /// A flag of added tokens has no counterpart.
     #[error(
-        "tokenizer.json: `added_tokens`: {effect} {}, contrary to `{flag}`; some texts get other tokens than in transformers",
+        "tokenizer.json, tokenizer_config.json: added tokens: {effect} {}, contrary to `{flag}`; some texts get other tokens than in \
+         transformers",
         listed(tokens)
     )]
     AddedFlag { flag: &'static str, effect: &'static str, tokens: Vec<String> },
@@ -348,7 +349,7 @@ pub enum TokenizerWarning {
     SpecialNotAdded { tokens: Vec<String> },
     /// The configuration contradicts a step.
     #[error(
-        "tokenizer_config.json: `{key}` is {value}, and tokenizer.json declares the opposite, which is written; make the two agree"
+        "tokenizer_config.json: `{key}` is {value}, and what is written from tokenizer.json is the opposite; make the two agree"
     )]
     ConfigContradicts { key: &'static str, value: bool },
     /// Tokens are in tokenizer.json but not in the SentencePiece model.

@@ -352,7 +352,7 @@ pub(super) fn class_adds_bos(config: &Json) -> Option<bool> {
     let class = config.get("tokenizer_class").and_then(Json::as_str).unwrap_or_default();
     let is_own = |stem: &&str| class.strip_prefix(*stem).is_some_and(|rest| rest.starts_with("Tokenizer"));
     let declared = || config.get("add_bos_token").and_then(Json::as_bool).unwrap_or(true);
-    ["Llama", "CodeLlama", "Gemma"].iter().any(|stem| is_own(&stem)).then(declared)
+    ["Llama", "CodeLlama", "Gemma"].iter().any(is_own).then(declared)
 }
 
 /// Returns the text of a special token: a plain string, or a member of an object.

@@ -1,5 +1,6 @@
 //! Flags of added tokens.
 
+use serde::Deserialize;
 use serde_json::Value as Json;
 use unicode_normalization::UnicodeNormalization;
 
@@ -29,9 +30,20 @@ const MAX_COMPARED: usize = 2048;
 impl Account<'_> {
     /// Reports tokens that the runtime finds elsewhere in a text than the file does.
     pub(super) fn added(&mut self) {
+        // transformers replaces flags by those of the configuration.
+        let of_config = self.config.get("added_tokens_decoder").and_then(Json::as_object);
+        let of_config: Vec<AddedToken> = of_config
+            .into_iter()
+            .flatten()
+            .filter_map(|(_, token)| AddedToken::deserialize(token).ok())
+            .collect();
         for (flag, effect) in FLAGS {
-            let tokens = self.hf.added_tokens.iter().filter(|token| self.is_lost(flag, token));
-            let tokens: Vec<String> = tokens.map(|token| token.content.clone()).collect();
+            let mut tokens: Vec<String> = Vec::new();
+            for token in self.hf.added_tokens.iter().chain(&of_config) {
+                if self.is_lost(flag, token) && !tokens.contains(&token.content) {
+                    tokens.push(token.content.clone());
+                }
+            }
             if !tokens.is_empty() {
                 self.found.push(TokenizerWarning::AddedFlag { flag, effect, tokens });
             }

@@ -31,11 +31,15 @@ impl Account<'_> {
                 self.contradicts(key, declared);
             }
         }
-        // Only a step that is not in a sequence is changed.
-        let prefix = self.hf.pre_tokenizer.get("add_prefix_space").and_then(Json::as_bool);
+        let prefix = match self.algorithm {
+            // Only a step that is not in a sequence is changed.
+            Algorithm::ByteLevel => self.hf.pre_tokenizer.get("add_prefix_space").and_then(Json::as_bool),
+            // The vocabulary is converted again from the SentencePiece model.
+            Algorithm::Pieces => Some(self.vocab.add_space_prefix),
+            _ => None,
+        };
         let declared = self.config.get("add_prefix_space").and_then(Json::as_bool);
-        if self.algorithm == Algorithm::ByteLevel
-            && let (Some(own), Some(declared)) = (prefix, declared)
+        if let (Some(own), Some(declared)) = (prefix, declared)
             && own != declared
         {
             self.contradicts("add_prefix_space", declared);

@@ -196,7 +196,7 @@ impl Account<'_> {
                 sum.prefix |= prefix;
                 sum.only_first |= only_first;
                 sum.blanks = true;
-                !twice && !(split && self.has_piece_across_words())
+                !twice && (!split || !self.has_piece_across_words())
             }
             (Unigram, Effect::Words) => {
                 sum.joins = true;

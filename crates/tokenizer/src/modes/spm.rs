@@ -224,7 +224,7 @@ fn files_differ(taken: &'static str, hf: &HfJson, tokens: &TokenList) -> Option<
     let mut differing = base.into_iter().chain(added).filter_map(|(text, id)| {
         let own = tokens.tokens.get(usize::try_from(id).ok()?)?;
         let is_same = own == text.as_bytes() || own == text.replace('\u{2581}', " ").as_bytes();
-        (!is_same).then_some((id, own, text))
+        (!is_same && !text.starts_with(SENTINEL)).then_some((id, own, text))
     });
     let (id, own, other) = differing.next()?;
     let own = String::from_utf8_lossy(own).into_owned();

@@ -142,7 +142,7 @@ fn leaves(value: &Json, path: &mut Vec<String>, visit: &mut impl FnMut(&str, &Js
     match value {
         Json::Object(members) => members.iter().for_each(|(key, value)| each(key.clone(), value)),
         Json::Array(items) => {
-            items.iter().take(8).enumerate().for_each(|(at, value)| each(at.to_string(), value))
+            items.iter().take(8).enumerate().for_each(|(at, value)| each(at.to_string(), value));
         }
         _ => visit(&format!("/{}", path.join("/")), value),
     }
@@ -348,8 +348,20 @@ fn the_step_is_named() {
         "{found:?}"
     );
     assert!(found[0].contains(r"\\p{N}"), "{found:?}");
-    let found = messages("llama", |case| case.file["added_tokens"][0]["rstrip"] = json!(true));
-    assert!(found[0].contains("llama.cpp keeps white space behind `<pad>`"), "{found:?}");
+    let token = json!({"content": "<pad>", "special": true, "normalized": false, "rstrip": true});
+    for in_config in [false, true] {
+        let found = messages("llama", |case| {
+            if in_config {
+                case.config["added_tokens_decoder"] = json!({"0": &token});
+            } else {
+                case.file["added_tokens"][0]["rstrip"] = json!(true);
+            }
+        });
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert!(found[0].contains("llama.cpp keeps white space behind `<pad>`"), "{found:?}");
+    }
+    let found = messages("llama", |case| case.config["add_prefix_space"] = json!(false));
+    assert!(found[0].starts_with("tokenizer_config.json: `add_prefix_space` is false"), "{found:?}");
     let found = messages("word pieces", |case| case.config["do_lower_case"] = json!(false));
     assert!(found[0].starts_with("tokenizer_config.json: `do_lower_case` is false"), "{found:?}");
     let found = messages("byte level", |case| case.config["add_prefix_space"] = json!(true));
@@ -445,7 +457,11 @@ fn tokens_that_only_the_json_file_has_are_written() {
     let built = with_model(|file| {
         let token =
             |id: usize, text: &str, special: bool| json!({"id": id, "content": text, "special": special});
-        file["added_tokens"] = json!([token(n, "<|im_start|>", true), token(n + 1, "<tool>", false)]);
+        file["added_tokens"] = json!([
+            token(n, "<|im_start|>", true),
+            token(n + 1, "<tool>", false),
+            token(n + 2, "<extra_id_0>", true)
+        ]);
     });
     let (Some(Array::String(tokens)), Some(Array::I32(types))) = (
         built.rows.get("tokenizer.ggml.tokens").and_then(Value::as_array),

@@ -77,8 +77,8 @@ fn folding(metadata: &Metadata) -> Option<bool> {
 
 /// Returns a text without white space and, with `lowercase`, without upper case and accents.
 fn folded(text: &str, lowercase: bool) -> String {
-    let kept = |c: &char| !c.is_whitespace() && !c.is_control() && !(lowercase && is_combining_mark(*c));
-    let text: String = text.nfd().filter(kept).collect();
+    let dropped = |c: char| c.is_whitespace() || c.is_control() || (lowercase && is_combining_mark(c));
+    let text: String = text.nfd().filter(|c| !dropped(*c)).collect();
     if lowercase { text.to_lowercase() } else { text }
 }
 
