@@ -39,7 +39,9 @@ impl Account<'_> {
             .collect();
         for (flag, effect) in FLAGS {
             let mut tokens: Vec<String> = Vec::new();
-            for token in self.hf.added_tokens.iter().chain(&of_config) {
+            // Tokens that only a configuration adds are `normalized` unless it declares the opposite, which few mean.
+            let of_config = if flag == "normalized" { &[][..] } else { of_config.as_slice() };
+            for token in self.hf.added_tokens.iter().chain(of_config) {
                 if self.is_lost(flag, token) && !tokens.contains(&token.content) {
                     tokens.push(token.content.clone());
                 }

@@ -139,7 +139,8 @@ fn no_change_of_a_source_is_settled_in_silence(tier: Tier) {
                 let (rows, warnings) = match built(dir.path(), modes) {
                     Ok(found) => found,
                     Err(error) => {
-                        assert!(error.contains(&key), "{label}: {error}");
+                        // A new token may have the text of another one as the runtime spells it.
+                        assert!(error.contains(&key) || error.contains("are both"), "{label}: {error}");
                         counts.refused += 1;
                         continue;
                     }
