@@ -11,6 +11,7 @@ use crate::wrappers::{self, Owner};
 use crate::{CheckpointError, Container};
 use gguf_core::WeightMeta;
 use gguf_core::limits::Limits;
+use gguf_core::text::escape;
 
 /// File name of the adapter's configuration.
 const CONFIG: &str = "adapter_config.json";
@@ -22,6 +23,18 @@ const MLX: [&str; 2] = ["adapters.safetensors", "adapters.npz"];
 /// Hint for users of an MLX adapter.
 pub const MLX_WAY_OUT: &str = "`mlx_lm.fuse --model BASE --adapter-path ADAPTER --dequantize --save-path OUT` merges it \
                                       into its base model: convert OUT";
+
+/// Returns a warning if the directory of a model also holds an adapter: transformers loads both.
+#[must_use]
+pub fn unmerged_adapter(dir: &ModelDir) -> Option<String> {
+    dir.file(CONFIG)?;
+    let file = [SAFETENSORS, TORCH].into_iter().find(|name| dir.file(name).is_some())?;
+    let path = escape(&dir.path().display().to_string()).to_string();
+    Some(format!(
+        "the directory also has an adapter (`{file}`), which is not merged: if its base is this model, \
+         `gguf-convert merge-lora {path} {path}` merges it"
+    ))
+}
 
 /// An adapter directory; as a [`WeightSource`](gguf_core::WeightSource) it lists the matrices in file order.
 #[derive(Debug)]

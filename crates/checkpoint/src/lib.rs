@@ -37,7 +37,7 @@ use gguf_core::limits::Limits;
 use gguf_core::{WeightMeta, WeightSource};
 use wrappers::Owner;
 
-pub use adapter::{AdapterDir, MLX_WAY_OUT};
+pub use adapter::{AdapterDir, MLX_WAY_OUT, unmerged_adapter};
 pub use bare::{BarePath, BareWeights};
 pub use config::{ModelDir, load_object, parse_object};
 pub use error::{CheckpointError, hub_id};

@@ -124,6 +124,10 @@ impl Conversion {
             map(&source, weights, &options, CardScope::Keys, &mut Vec::new()).is_ok()
         };
         warnings.extend(of_training(&mapping, weights));
+        match &source.adapter {
+            Some(adapter) => warnings.extend(adapter.warnings(&mapping, weights, options.kind)?),
+            None => warnings.extend(gguf_checkpoint::unmerged_adapter(dir)),
+        }
         warnings.extend(short_tower::warning(&mapping));
         let others = OtherModalities::of(&mapping, weights, has_tower);
         let has_towers = others.as_ref().is_some_and(OtherModalities::is_converted);
@@ -150,13 +154,14 @@ impl Conversion {
         let metadata_files = MetadataFiles::read(dir, options.metadata_file.as_deref())?;
         // ref: names come from `config.json`, if there is one, in Mistral's own format too
         let hf_config = if dir.is_mistral_format() { dir.json("config.json")? } else { None };
-        let general = general_metadata(&MetadataInputs {
+        let mut general = general_metadata(&MetadataInputs {
             dir_name: &dir.name()?,
             config: hf_config.as_ref().unwrap_or(dir.config()),
             files: &metadata_files,
             model_name: options.model_name.as_deref(),
             counts: ParameterCounts::of(&tensors),
         });
+        general.adapter = source.adapter.as_ref().map(|adapter| adapter.name.clone());
         warnings.extend(general.warnings.iter().map(ToString::to_string));
 
         let built = model_vocabulary::build(&source, &mapping, options, general.model_name())?;

@@ -4,8 +4,9 @@ use std::fmt;
 
 use indexmap::IndexMap;
 
-use gguf_arch::{DropReason, Mapping};
+use gguf_arch::{CardKind, DropReason, Mapping};
 use gguf_core::WeightMeta;
+use gguf_core::text::escape;
 
 /// Maximum number of parts that a warning names.
 const MAX_PARTS: usize = 6;
@@ -55,6 +56,39 @@ pub(super) fn of_training(mapping: &Mapping, weights: &[WeightMeta]) -> Option<S
             first_names(&names)
         )
     })
+}
+
+/// Returns warnings about changes of an adapter that are not written. `is_changed` is true for weights that it changes;
+/// `kind` is that of the written model.
+pub(super) fn of_adapter(
+    mapping: &Mapping,
+    weights: &[WeightMeta],
+    is_changed: impl Fn(usize) -> bool,
+    kind: CardKind,
+) -> Vec<String> {
+    let mut parts: IndexMap<(&str, String), Vec<&str>> = IndexMap::new();
+    for dropped in mapping.dropped.iter().filter(|dropped| is_changed(dropped.weight)) {
+        // A file of towers never has the text model.
+        let is_expected = kind == CardKind::Mmproj && dropped.why == DropReason::TextModel;
+        if let Some(weight) = weights.get(dropped.weight).filter(|_| !is_expected) {
+            let module = weight.name.strip_suffix(".weight").unwrap_or(&weight.name);
+            let of_tower = dropped.why == DropReason::OtherModality;
+            let way = if of_tower {
+                "; `gguf-convert merge-lora BASE ADAPTER --mmproj` writes the tower with it"
+            } else {
+                ""
+            };
+            parts.entry((part_of(&weight.name), format!("{}{way}", dropped.why))).or_default().push(module);
+        }
+    }
+    let line = |((part, why), names): (&(&str, String), &Vec<&str>)| {
+        let what = match names.len() {
+            1 => format!("`{}`", escape(names[0])),
+            n => format!("{n} tensors of `{}` ({})", escape(part), first_names(names)),
+        };
+        format!("the adapter's change of {what} is left out: {why}")
+    };
+    parts.iter().map(line).collect()
 }
 
 /// Formats up to three names, with an ellipsis if there are more.

@@ -7,28 +7,30 @@ mod adapter_merge;
 mod adapter_vocabulary;
 mod config;
 mod error;
+mod experts;
+mod mapped;
+mod names;
 mod parts;
+mod settings;
 mod tokenizer;
 
-use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value as Json;
 
 use crate::conversion::QUANTIZATION_VERSION;
-use crate::mapping::{CardScope, map};
 use crate::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::naming::ParameterCounts;
-use crate::{ConvertError, ConvertOptions, ModelSource};
+use crate::{ConvertError, ConvertOptions, left_out};
 use config::AdapterConfig;
-use gguf_arch::{ArchError, EntryType, Mapping, Op, OpStep, OutType, OutputSpec, TensorContent, TypeRule};
+use gguf_arch::{CardKind, EntryType, Mapping, OutType, OutputSpec, TensorContent, TypeRule};
 use gguf_checkpoint::{AdapterDir, Checkpoint, CheckpointError, ModelDir};
-use gguf_core::text::escape;
 use gguf_core::{Shape, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use gguf_format::Metadata;
 use gguf_views::{self, FactorError, LowRank, ReadPolicy, Recipe, ShapeError};
-use parts::{AdapterParts, MatrixPair, ProductForm, is_norm};
+use mapped::{MappedAdapter, check_base, mapped};
+use parts::{AdapterParts, ProductForm, is_norm};
 
 pub use error::{AdapterError, Stray};
 
@@ -72,12 +74,6 @@ impl fmt::Debug for AdapterConversion {
     }
 }
 
-/// Result of applying the base's card to the adapter's tensors.
-struct MappedAdapter {
-    parts: AdapterParts,
-    mapping: Mapping,
-}
-
 impl AdapterConversion {
     /// Plans the conversion of an adapter directory.
     ///
@@ -97,7 +93,7 @@ impl AdapterConversion {
         let mut paths = adapter.paths();
         paths.push(base.path().join("config.json"));
 
-        let parts = AdapterParts::of(adapter.weights(), is_norm)?;
+        let parts = AdapterParts::of(adapter.weights(), &config, is_norm)?;
         parts.check(&config, &adapter)?;
         if parts.is_empty() {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
@@ -108,14 +104,13 @@ impl AdapterConversion {
         let MappedAdapter { parts, mapping } =
             mapped(&base, &adapter, parts, &stored, options, &mut warnings)?;
         check_base(&parts, &stored)?;
-        warnings.extend(left_out(&parts, &mapping));
-        if is_output_changed(&parts, &base) {
-            warnings.push(
-                "the adapter changes the embeddings, which are the model's output as well: llama.cpp 0.5.0 stops when it \
-                 applies such an adapter; `gguf-convert merge-lora` merges it"
-                    .to_owned(),
-            );
+        let metas = parts.metas(adapter.weights());
+        let left_out = left_out::of_adapter(&mapping, &metas, |_| true, CardKind::Text);
+        if mapping.outputs.is_empty() {
+            return Err(AdapterError::Nothing { path: path.to_owned(), why: left_out.join("; ") }.into());
         }
+        warnings.extend(left_out);
+        warnings.extend(tied_output(&parts, &base));
         let strengths = PairScaling::of(&config, &parts, adapter_options.scale_alpha, &mut warnings);
         let made = AdapterTensors::of(&adapter, &parts, &mapping, &strengths)?;
         let (tensors, recipes): (Vec<_>, Vec<_>) = made.0.into_iter().unzip();
@@ -219,87 +214,19 @@ fn base_weights(base: &ModelDir, warnings: &mut Vec<String>) -> Vec<WeightMeta> 
     }
 }
 
-/// Applies the base's card to the tensors that the adapter changes.
-fn mapped(
-    base: &ModelDir,
-    adapter: &AdapterDir,
-    mut parts: AdapterParts,
-    stored: &[WeightMeta],
-    options: &ConvertOptions,
-    warnings: &mut Vec<String>,
-) -> Result<MappedAdapter, ConvertError> {
-    let mut source = ModelSource::without_weights(base.clone());
-    source.stored = stored.to_vec();
-    let apply = |parts: &AdapterParts, warnings: &mut Vec<String>| {
-        let whole = parts
-            .whole
-            .iter()
-            .map(|whole| WeightMeta { name: whole.name.clone(), ..adapter.weights()[whole.index].clone() });
-        let metas: Vec<WeightMeta> = whole.chain(parts.pairs.iter().map(|pair| pair.meta.clone())).collect();
-        map(&source, &metas, options, CardScope::Part, warnings).map_err(|error| match error {
-            ConvertError::Arch(
-                error @ (ArchError::Stack { .. } | ArchError::Leftover { .. } | ArchError::Block { .. }),
-            ) => AdapterError::Card(Box::new(error)).into(),
-            error => error,
-        })
+/// Returns a warning if the adapter changes the embeddings or the output of a model that has one matrix for both.
+fn tied_output(parts: &AdapterParts, base: &ModelDir) -> Option<String> {
+    let is_tied = base.config().get("tie_word_embeddings") == Some(&Json::Bool(true));
+    let has_embedding = parts.pairs.iter().any(|pair| pair.form == ProductForm::Embedding);
+    let what = match parts.pairs.iter().find(|pair| names::is_head(&pair.name)) {
+        _ if !is_tied => return None,
+        _ if has_embedding => "the embeddings, which are the model's output as well",
+        Some(_) => "the output, which is the embeddings of the base model",
+        None => return None,
     };
-    let mapping = apply(&parts, warnings)?;
-    // The card transposes weights that the checkpoint stores transposed (`Conv1D`); PEFT's matrices are not.
-    let transposed: Vec<usize> = mapping.outputs.iter().filter_map(transposed_source).collect();
-    let n_whole = parts.whole.len();
-    let mut any = false;
-    for pair in transposed.into_iter().filter_map(|source| source.checked_sub(n_whole)) {
-        if let Some(pair) = parts.pairs.get_mut(pair) {
-            pair.transpose();
-            any = true;
-        }
-    }
-    let mapping = if any { apply(&parts, &mut Vec::new())? } else { mapping };
-    Ok(MappedAdapter { parts, mapping })
-}
-
-/// Index of the weight that the card transposes first, if the output is made of that weight alone.
-fn transposed_source(output: &OutputSpec) -> Option<usize> {
-    let TensorContent::Sources(assembly) = &output.content else { return None };
-    let [source] = assembly.sources.as_slice() else { return None };
-    let first = source.ops.iter().chain(&assembly.ops).next();
-    matches!(first, Some(OpStep { op: Op::Transpose { a: 0, b: 1 } | Op::Transpose { a: 1, b: 0 }, .. }))
-        .then_some(source.weight)
-}
-
-/// Compares the shapes of the adapter's products with the base's weights, as far as these are known.
-fn check_base(parts: &AdapterParts, stored: &[WeightMeta]) -> Result<(), AdapterError> {
-    let by_name: HashMap<&str, &WeightMeta> = stored.iter().map(|meta| (meta.name.as_str(), meta)).collect();
-    for pair in &parts.pairs {
-        let Some(found) = by_name.get(pair.name.as_str()) else { continue };
-        if found.shape != pair.meta.shape && found.ty.is_plain_float() {
-            return Err(AdapterError::OtherShape {
-                tensor: pair.name.clone(),
-                found: found.shape.clone(),
-                product: pair.meta.shape.to_string(),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Returns true if the adapter changes embeddings that are also the output matrix.
-fn is_output_changed(parts: &AdapterParts, base: &ModelDir) -> bool {
-    base.config().get("tie_word_embeddings") == Some(&Json::Bool(true))
-        && parts.pairs.iter().any(|pair| pair.form == ProductForm::Embedding)
-}
-
-/// Returns a warning for each change that the card drops; the reference drops them silently.
-fn left_out(parts: &AdapterParts, mapping: &Mapping) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for dropped in &mapping.dropped {
-        let pair = dropped.weight.checked_sub(parts.whole.len()).and_then(|at| parts.pairs.get(at));
-        let name =
-            pair.map(MatrixPair::module).or_else(|| Some(parts.whole.get(dropped.weight)?.name.as_str()));
-        let name = name.unwrap_or_default();
-        lines.push(format!("the adapter's change of `{}` is left out: {}", escape(name), dropped.why));
-    }
-    lines
+    Some(format!(
+        "the adapter changes {what}: llama.cpp 0.5.0 stops when it applies such an adapter; `gguf-convert merge-lora` merges it"
+    ))
 }
 
 /// Scaling of the pairs.
@@ -319,7 +246,7 @@ impl PairScaling {
         warnings: &mut Vec<String>,
     ) -> Self {
         let effective: Vec<f64> =
-            parts.pairs.iter().map(|pair| config.effective_alpha(pair.module(), pair.rank)).collect();
+            parts.pairs.iter().map(|pair| config.effective_alpha(&pair.module, pair.rank)).collect();
         let differs = |alpha: &&f64| alpha.to_bits() != config.alpha.to_bits();
         let others = effective.iter().filter(differs).count();
         if config.alpha == 0.0 {

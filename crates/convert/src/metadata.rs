@@ -115,6 +115,8 @@ pub struct GeneralMetadata {
     pub entries: Vec<(String, Value)>,
     /// Values that could not be kept.
     pub warnings: Vec<MetadataWarning>,
+    /// Name of a merged adapter, after which files are named: the base's name is that of its own file.
+    pub adapter: Option<String>,
     texts: TextFields,
 }
 
@@ -168,6 +170,9 @@ impl GeneralMetadata {
     }
 
     fn name(&self) -> FileName<'_> {
+        if let Some(adapter) = &self.adapter {
+            return FileName { name: Some(adapter), ..FileName::default() };
+        }
         let texts = &self.texts;
         FileName {
             name: texts.name.as_deref().filter(|name| !name.is_empty()),
@@ -500,7 +505,7 @@ impl MetadataCollector {
                 entries.push((key.to_owned(), Value::Array(Array::String(list))));
             }
         }
-        GeneralMetadata { entries, warnings: self.warnings, texts: self.texts }
+        GeneralMetadata { entries, warnings: self.warnings, adapter: None, texts: self.texts }
     }
 }
 

@@ -7,7 +7,7 @@ use crate::side_files::SideFiles;
 use crate::{ConvertError, ConvertOptions, ModelSource};
 use gguf_arch::{self, Inputs, Mapping, PlainNames, ResolveOptions};
 use gguf_checkpoint::SelectedWeights;
-use gguf_core::WeightSource;
+use gguf_core::{WeightMeta, WeightSource};
 
 /// Applies the card to a checkpoint. If the names do not fit, renames the source's weights to names that do and tries
 /// again. Returns warnings as well.
@@ -53,15 +53,24 @@ fn renamed(
     options: &ConvertOptions,
 ) -> Option<(Arc<dyn WeightSource + Send>, PlainNames)> {
     let weights = source.weights.clone()?;
+    let names = of_part(source, weights.weights(), options)?;
+    let renamed = SelectedWeights::renamed(weights, |name| names.name(name));
+    Some((Arc::new(renamed), names))
+}
+
+/// Returns names that the card knows for these weights of a model.
+pub(super) fn of_part(
+    source: &ModelSource,
+    weights: &[WeightMeta],
+    options: &ConvertOptions,
+) -> Option<PlainNames> {
     let registry = registry(options).ok()?;
     let side_files = SideFiles::read(&source.dir, &mut Vec::new()).ok()?;
-    let inputs: Inputs<'_> = side_files.inputs(source, weights.weights());
+    let inputs: Inputs<'_> = side_files.inputs(source, weights);
     let arch_options = ResolveOptions {
         mistral_format: source.dir.is_mistral_format(),
         heads: options.heads,
         ..ResolveOptions::default()
     };
-    let names = gguf_arch::plain_names(&registry, &inputs, &arch_options)?;
-    let renamed = SelectedWeights::renamed(weights, |name| names.name(name));
-    Some((Arc::new(renamed), names))
+    gguf_arch::plain_names(&registry, &inputs, &arch_options)
 }

@@ -29,6 +29,17 @@ pub enum Vocabulary {
     Absent,
 }
 
+/// Adapter that is merged into a model.
+#[derive(Clone, Debug)]
+pub struct MergedAdapter {
+    /// Name of its directory.
+    pub name: String,
+    /// Indices of the weights that it changes, sorted.
+    pub changes: Vec<usize>,
+    /// Index of an output that the base shares with its embeddings, and the adapter does not.
+    pub untied: Option<usize>,
+}
+
 /// Model in the form that cards expect: a configuration, and floats under plain names.
 #[derive(Clone)]
 pub struct ModelSource {
@@ -40,6 +51,8 @@ pub struct ModelSource {
     pub quantization: Option<Quantization>,
     /// Stored tensors from which quantized weights were assembled.
     pub stored: Vec<WeightMeta>,
+    /// Adapter that is merged into the weights.
+    pub adapter: Option<MergedAdapter>,
     /// Origin of the vocabulary.
     pub vocabulary: Vocabulary,
     /// Paths of the files that are read; an output must not replace them.
@@ -82,6 +95,7 @@ impl ModelSource {
             weights: None,
             quantization: None,
             stored: Vec::new(),
+            adapter: None,
             vocabulary: Vocabulary::Files,
             paths: Vec::new(),
             warnings: Vec::new(),

@@ -2,12 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::Dequantized;
+use crate::adapted::{Change, adapted};
 use crate::layer::{Weight, WeightOrigin};
 use crate::lora::{LoraError, LoraPair, merge};
+use crate::operand::Operand;
+use crate::rectangle::Rectangle;
 use crate::replaced_rows::{ReplacedRows, with_rows};
-use gguf_core::WeightSource;
+use crate::{DequantError, Dequantized, InnerSource};
 use gguf_core::simd::SimdLevel;
+use gguf_core::{WeightSource, scratch};
 
 /// A weight that another one replaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,23 +23,50 @@ pub struct Replaced {
     pub resizes: bool,
 }
 
+/// A bias of matrix B, which is added to a bias of the model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AddedBias {
+    /// Index of the bias in the model.
+    pub base: usize,
+    /// Index of the bias in the adapter.
+    pub by: usize,
+    /// Scale factor of the pair.
+    pub scale: f32,
+}
+
+/// Changes of a model's weights by an adapter. Indices of A, B and replacements are those of the adapter's weights.
+#[derive(Clone, Debug, Default)]
+pub struct AdapterChanges {
+    /// Weights that are stored twice under a second name, before anything changes.
+    pub copies: Vec<(usize, String)>,
+    /// Pairs of matrices. A base of at least the number of the model's weights is a copy.
+    pub pairs: Vec<LoraPair>,
+    /// Replaced weights.
+    pub replaced: Vec<Replaced>,
+    /// Replaced rows.
+    pub rows: Vec<ReplacedRows>,
+    /// Biases of matrices B.
+    pub biases: Vec<AddedBias>,
+}
+
 /// Returns a source that merges an adapter into a model's weights while these are read.
-///
-/// In `pairs`, A and B are weights of the adapter.
 ///
 /// # Errors
 /// [`LoraError`]: matrices that do not fit.
 pub fn with_adapter(
     base: Arc<dyn WeightSource + Send>,
     adapter: &Arc<dyn WeightSource + Send>,
-    pairs: &[LoraPair],
-    replaced: &[Replaced],
-    rows: &[ReplacedRows],
+    changes: &AdapterChanges,
     level: SimdLevel,
 ) -> Result<Arc<dyn WeightSource + Send>, LoraError> {
     let n_base = base.weights().len();
     let mut weights: Vec<Weight> = (0..n_base).map(|index| Weight::plain(&*base, index)).collect();
-    for &Replaced { base, by, resizes } in replaced {
+    for (of, name) in &changes.copies {
+        let mut weight = Weight::plain(&*base, *of);
+        weight.meta.name.clone_from(name);
+        weights.push(weight);
+    }
+    for &Replaced { base, by, resizes } in &changes.replaced {
         let own = &adapter.weights()[by];
         let weight = &mut weights[base];
         let is_resized = resizes && own.shape.dims().get(1..) == weight.meta.shape.dims().get(1..);
@@ -48,7 +78,7 @@ pub fn with_adapter(
         weight.meta.shape = own.shape.clone();
         weight.origin = WeightOrigin::Other(adapter.clone(), by);
     }
-    for replaced in rows {
+    for replaced in &changes.rows {
         let weight = std::mem::replace(&mut weights[replaced.base], Weight::plain(&*base, replaced.base));
         weights[replaced.base] = with_rows(weight, adapter, replaced)?;
     }
@@ -56,8 +86,17 @@ pub fn with_adapter(
         let meta = adapter.weights()[by].clone();
         Weight { meta, origin: WeightOrigin::Other(adapter.clone(), by) }
     };
-    let mut moved = Vec::with_capacity(pairs.len());
-    for pair in pairs {
+    for AddedBias { base: at, by, scale } in changes.biases.iter().cloned() {
+        let (own, bias) = (&weights[at].meta, of_adapter(by));
+        if own.shape != bias.meta.shape {
+            let (name, base) = (own.name.clone(), own.shape.clone());
+            return Err(LoraError::Replaced { name, base, by: bias.meta.shape });
+        }
+        let weight = std::mem::replace(&mut weights[at], Weight::plain(&*base, 0));
+        weights[at] = adapted(weight, Scaled { by: Operand::of(bias), scale });
+    }
+    let mut moved = Vec::with_capacity(changes.pairs.len());
+    for pair in &changes.pairs {
         moved.push(LoraPair { a: weights.len(), b: weights.len() + 1, ..pair.clone() });
         weights.extend([of_adapter(pair.a), of_adapter(pair.b)]);
     }
@@ -65,9 +104,33 @@ pub fn with_adapter(
     Ok(Arc::new(Dequantized::over(base, level, merged)))
 }
 
+/// Another weight of the same shape, times a number, that is added.
+struct Scaled {
+    by: Operand,
+    scale: f32,
+}
+
+impl Change for Scaled {
+    fn apply(
+        &self,
+        inner: InnerSource<'_>,
+        part: &Rectangle,
+        values: &mut [f32],
+    ) -> Result<(), DequantError> {
+        scratch::with_floats(values.len(), |added| {
+            self.by.read(inner, part, added)?;
+            for (value, added) in values.iter_mut().zip(added.iter()) {
+                *value = (f64::from(*value) + f64::from(self.scale) * f64::from(*added)) as f32;
+            }
+            Ok(())
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lora::LoraPart;
     use gguf_core::little_endian::f32s;
     use gguf_testkit::memory::MemoryWeights;
     use gguf_testkit::noise::Noise;
@@ -116,12 +179,12 @@ mod tests {
                     if is_transposed { ([rank, n], [k, rank]) } else { ([rank, k], [n, rank]) };
                 let base = Arc::new(noise(&[("w.base_layer.weight", &[n, k]), ("norm", &[k])]));
                 let adapter = Arc::new(noise(&[("norm", &[k]), ("b", &b_dims), ("a", &a_dims)]));
-                let pair = LoraPair { base: 0, a: 2, b: 1, scale: 0.75, is_transposed };
+                let part = LoraPart::default();
+                let pair = LoraPair { base: 0, a: 2, b: 1, scale: 0.75, is_transposed, part };
                 let source: Arc<dyn WeightSource + Send> = adapter.clone();
-                let replaced = [Replaced { base: 1, by: 0, resizes: false }];
-                let merged =
-                    with_adapter(base.clone(), &source, &[pair], &replaced, &[], SimdLevel::detect())
-                        .unwrap();
+                let replaced = vec![Replaced { base: 1, by: 0, resizes: false }];
+                let changes = AdapterChanges { pairs: vec![pair], replaced, ..AdapterChanges::default() };
+                let merged = with_adapter(base.clone(), &source, &changes, SimdLevel::detect()).unwrap();
                 let names: Vec<&str> = merged.weights().iter().map(|meta| meta.name.as_str()).collect();
                 assert_eq!(names, ["w.weight", "norm"]);
                 let dims = [n, k, rank].map(|dim| dim as usize);
@@ -144,11 +207,19 @@ mod tests {
         let adapter: Arc<dyn WeightSource + Send> =
             Arc::new(noise(&[("a", &[2, 6]), ("b", &[4, 2]), ("a3", &[3, 6])]));
         let merge = |pairs: &[LoraPair], replaced: &[Replaced]| {
-            with_adapter(base.clone(), &adapter, pairs, replaced, &[], SimdLevel::Scalar)
-                .map(|_| ())
-                .unwrap_err()
+            let (pairs, replaced) = (pairs.to_vec(), replaced.to_vec());
+            let changes = AdapterChanges { pairs, replaced, ..AdapterChanges::default() };
+            with_adapter(base.clone(), &adapter, &changes, SimdLevel::Scalar).map(|_| ()).unwrap_err()
         };
-        let pair = |a: usize, is_transposed: bool| LoraPair { base: 0, a, b: 1, scale: 1.0, is_transposed };
+        let part = LoraPart::default;
+        let pair = |a: usize, is_transposed: bool| LoraPair {
+            base: 0,
+            a,
+            b: 1,
+            scale: 1.0,
+            is_transposed,
+            part: part(),
+        };
         assert_eq!(
             merge(&[pair(2, false)], &[]).to_string(),
             "tensor `w`: shape [4, 6], but the adapter's matrices are [4, 2] and [3, 6]"

@@ -101,11 +101,11 @@ mod values;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{WeightMeta, WeightSource};
 
-pub use adapter::{Replaced, with_adapter};
+pub use adapter::{AdapterChanges, AddedBias, Replaced, with_adapter};
 pub use comfy::ImageWeights;
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
-pub use lora::{LoraError, LoraPair};
+pub use lora::{LoraError, LoraPair, LoraPart};
 pub use replaced_rows::ReplacedRows;
 pub use settings::{Configurations, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
 

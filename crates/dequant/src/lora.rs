@@ -1,12 +1,15 @@
 //! Low-rank adapters (LoRA), merged into their weights while these are read.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use crate::adapted::{Change, adapted};
 use crate::layer::Weight;
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
 use crate::{DequantError, InnerSource};
+use gguf_core::sync::Unpoisoned;
 use gguf_core::text::escape;
 use gguf_core::{Shape, scratch};
 
@@ -15,17 +18,40 @@ use gguf_core::{Shape, scratch};
 /// Indices are those of the layer's weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraPair {
-    /// Index of W, `[n, k]`; `[k, n]` if it is transposed.
+    /// Index of W, `[n, k]`; `[k, n]` if it is transposed. A stack of experts has their number in front.
     pub base: usize,
-    /// Index of A, `[r, k]`.
+    /// Index of A, `[r, k]`; `[experts · r, k]`, expert after expert.
     pub a: usize,
-    /// Index of B, `[n, r]`.
+    /// Index of B, `[n, r]`; `[n, r · experts]`, with the experts side by side for each rank.
     pub b: usize,
     /// Scale factor, `lora_alpha / r`.
     pub scale: f32,
     /// True if the weight is stored transposed: an embedding, or a layer that multiplies from the other side
     /// (`Conv1D`).
     pub is_transposed: bool,
+    /// Part of the product, and its place in W.
+    pub part: LoraPart,
+}
+
+/// Part of a product of matrices of several experts, and the rows of the weight that it changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LoraPart {
+    /// Number of experts whose matrices A and B hold.
+    pub n_experts: u64,
+    /// Experts that change the weight, one after the other.
+    pub experts: Range<u64>,
+    /// Rows of each product, as the weight stores it, that precede those of the weight; 0 unless layers are joined.
+    pub skip: u64,
+    /// Number of rows of each product; `None` for all.
+    pub n_rows: Option<u64>,
+    /// First row of the weight that is changed.
+    pub first_row: u64,
+}
+
+impl Default for LoraPart {
+    fn default() -> Self {
+        Self { n_experts: 1, experts: 0..1, skip: 0, n_rows: None, first_row: 0 }
+    }
 }
 
 /// Reasons why an adapter cannot be merged.
@@ -51,48 +77,100 @@ pub enum LoraError {
 /// # Errors
 /// [`LoraError`].
 pub(super) fn merge(weights: Vec<Weight>, pairs: &[LoraPair]) -> Result<Vec<Weight>, LoraError> {
-    check(&weights, pairs)?;
+    let parts = pairs.iter().map(|pair| part(&weights, pair)).collect::<Result<Vec<_>, _>>()?;
+    check(&weights, pairs, &parts)?;
     let mut weights: Vec<Option<Weight>> = weights.into_iter().map(Some).collect();
-    for pair in pairs {
-        let mut take = |index: usize| weights[index].take();
-        let (Some(base), Some(a), Some(b)) = (take(pair.base), take(pair.a), take(pair.b)) else { continue };
-        let product = LowRank {
-            rank: a.meta.shape.n_rows(),
-            a: Operand::of(a),
-            b: Operand::of(b),
-            scale: pair.scale,
-            is_transposed: pair.is_transposed,
-        };
-        weights[pair.base] = Some(adapted(base, product));
+    let mut products: BTreeMap<usize, Vec<LowRank>> = BTreeMap::new();
+    for (pair, part) in pairs.iter().zip(parts) {
+        let mut take = |index: usize| weights[index].take().map(Operand::of);
+        let (Some(a), Some(b)) = (take(pair.a), take(pair.b)) else { continue };
+        let (scale, is_transposed) = (pair.scale, pair.is_transposed);
+        let product = LowRank { a, b, scale, is_transposed, part, block: Mutex::default() };
+        products.entry(pair.base).or_default().push(product);
+    }
+    for (base, products) in products {
+        weights[base] = weights[base].take().map(|weight| adapted(weight, Sum(products)));
     }
     let mut merged: Vec<Weight> = weights.into_iter().flatten().collect();
-    for weight in &mut merged {
-        weight.meta.name = weight.meta.name.replace(".base_layer.", ".");
+    // Some models have matrices of adapters of their own, and keep all names.
+    if !merged.iter().any(|weight| weight.meta.name.contains(".lora_A")) {
+        for weight in &mut merged {
+            weight.meta.name = weight.meta.name.replace(".base_layer.", ".");
+        }
     }
     Ok(merged)
 }
 
-/// Checks that the matrices can be multiplied, and that none is in two pairs.
-fn check(weights: &[Weight], pairs: &[LoraPair]) -> Result<(), LoraError> {
+/// Sizes of a product, and its rows of the weight.
+struct Part {
+    rank: u64,
+    n_experts: u64,
+    first_expert: u64,
+    /// Number of rows for each expert.
+    n_rows: u64,
+    skip: u64,
+    /// Rows of the weight that change.
+    rows: Range<u64>,
+    /// Rows of B.
+    n_out: u64,
+}
+
+/// Returns the sizes of a pair's product.
+///
+/// # Errors
+/// [`LoraError::Shapes`]: the matrices cannot be multiplied, or do not fit the weight.
+fn part(weights: &[Weight], pair: &LoraPair) -> Result<Part, LoraError> {
+    let [base, a, b] = [pair.base, pair.a, pair.b].map(|index| &weights[index].meta);
+    let LoraPart { n_experts, experts, skip, n_rows, first_row } = pair.part.clone();
+    let found = || {
+        let (&[a_rows, k], &[n, b_cols]) = (a.shape.dims(), b.shape.dims()) else { return None };
+        let (&n_cols, stacked) =
+            base.shape.dims().split_last().filter(|(_, rows)| (1..=2).contains(&rows.len()))?;
+        let [all, across] = if pair.is_transposed { [k, n] } else { [n, k] };
+        let n_rows = n_rows.unwrap_or(all);
+        let n_taken = experts.end.checked_sub(experts.start)?;
+        let rank = a_rows.checked_div(n_experts)?;
+        let end = first_row.checked_add(n_rows.checked_mul(n_taken)?)?;
+        let n_base = stacked.iter().try_fold(1u64, |all, dim| all.checked_mul(*dim))?;
+        let fits = a_rows == b_cols
+            && rank.checked_mul(n_experts) == Some(a_rows)
+            && across == n_cols
+            && skip.checked_add(n_rows)? <= all
+            && experts.end <= n_experts
+            && end <= n_base
+            // A stack has a matrix for each expert.
+            && stacked.last().is_some_and(|rows| n_rows > 0 && rows % n_rows == 0)
+            && (pair.part != LoraPart::default() || end == n_base);
+        fits.then_some(Part {
+            rank,
+            n_experts,
+            first_expert: experts.start,
+            n_rows,
+            skip,
+            rows: first_row..end,
+            n_out: n,
+        })
+    };
+    found().ok_or_else(|| {
+        let (name, base) = (base.name.clone(), base.shape.clone());
+        LoraError::Shapes { name, base, a: a.shape.clone(), b: b.shape.clone() }
+    })
+}
+
+/// Checks that no matrix is in two pairs, and that no row is changed twice.
+fn check(weights: &[Weight], pairs: &[LoraPair], parts: &[Part]) -> Result<(), LoraError> {
+    let twice = |weight: usize| LoraError::Twice { name: weights[weight].meta.name.clone() };
     let mut seen = HashSet::new();
-    for pair in pairs {
-        let [base, a, b] = [pair.base, pair.a, pair.b].map(|index| &weights[index].meta);
-        let fits = match (base.shape.dims(), a.shape.dims(), b.shape.dims()) {
-            (&[n, k], &[r, k_a], &[n_b, r_b]) => {
-                let [n_a, k_b] = if pair.is_transposed { [k_a, n_b] } else { [n_b, k_a] };
-                n == n_a && k == k_b && r == r_b
-            }
-            _ => false,
-        };
-        if !fits {
-            let (name, base) = (base.name.clone(), base.shape.clone());
-            return Err(LoraError::Shapes { name, base, a: a.shape.clone(), b: b.shape.clone() });
-        }
-        if let Some(twice) = [pair.base, pair.a, pair.b].into_iter().find(|&index| !seen.insert(index)) {
-            return Err(LoraError::Twice { name: weights[twice].meta.name.clone() });
-        }
+    if let Some(index) = pairs.iter().flat_map(|pair| [pair.a, pair.b]).find(|&index| !seen.insert(index)) {
+        return Err(twice(index));
     }
-    Ok(())
+    let mut rows: Vec<_> =
+        pairs.iter().zip(parts).map(|(pair, part)| (pair.base, part.rows.start, part.rows.end)).collect();
+    rows.sort_unstable();
+    match rows.windows(2).find(|two| two[0].0 == two[1].0 && two[0].2 > two[1].1) {
+        Some(two) => Err(twice(two[0].0)),
+        None => Ok(()),
+    }
 }
 
 /// The product of two matrices that is added to a weight.
@@ -102,30 +180,72 @@ fn check(weights: &[Weight], pairs: &[LoraPair]) -> Result<(), LoraError> {
 struct LowRank {
     a: Operand,
     b: Operand,
-    rank: u64,
     scale: f32,
     is_transposed: bool,
+    part: Part,
+    /// B of the expert that was read last, `[n, r]`: the columns of an expert are not contiguous.
+    block: Mutex<Option<(u64, Arc<[f32]>)>>,
 }
+
+/// Products that are added to different rows of a weight.
+struct Sum(Vec<LowRank>);
 
 /// Number of elements whose sums are kept at a time.
 const STEP_ELEMS: usize = 1 << 15;
 
 impl LowRank {
-    /// Adds the product to the values of one step.
-    fn add(&self, inner: InnerSource<'_>, part: &Rectangle, values: &mut [f32]) -> Result<(), DequantError> {
+    /// Adds the products of all experts to the values of a rectangle.
+    fn apply(
+        &self,
+        inner: InnerSource<'_>,
+        part: &Rectangle,
+        values: &mut [f32],
+    ) -> Result<(), DequantError> {
+        let own = &self.part;
+        let width = part.width();
+        let mut row = part.rows.start.max(own.rows.start);
+        let end = part.rows.end.min(own.rows.end);
+        while row < end {
+            let at = row - own.rows.start;
+            let (expert, first) = (own.first_expert + at / own.n_rows, at % own.n_rows);
+            let n = (own.n_rows - first).min(end - row).min((STEP_ELEMS / width.max(1)).max(1) as u64);
+            let start = (row - part.rows.start) as usize * width;
+            let rows = own.skip + first..own.skip + first + n;
+            let values = &mut values[start..start + n as usize * width];
+            self.add(inner, expert, &Rectangle { rows, cols: part.cols.clone() }, values)?;
+            row += n;
+        }
+        Ok(())
+    }
+
+    /// Adds the product of an expert to the values of one step.
+    fn add(
+        &self,
+        inner: InnerSource<'_>,
+        expert: u64,
+        part: &Rectangle,
+        values: &mut [f32],
+    ) -> Result<(), DequantError> {
         let (Rectangle { rows, cols }, width) = (part, part.width().max(1));
         // A is read one rank at a time. Of B, all ranks of the step's rows are needed (of its columns if the weight
         // is transposed).
         let (along, across) =
             if self.is_transposed { (rows.clone(), cols.clone()) } else { (cols.clone(), rows.clone()) };
         let (n_along, n_across) = ((along.end - along.start) as usize, (across.end - across.start) as usize);
-        let rank = self.rank as usize;
+        let rank = self.part.rank as usize;
         let mut sums = vec![0.0f64; values.len()];
         scratch::with_floats(n_across * rank, |block| {
-            self.b.read(inner, &Rectangle { rows: across, cols: 0..self.rank }, block)?;
+            if self.part.n_experts == 1 {
+                self.b.read(inner, &Rectangle { rows: across, cols: 0..self.part.rank }, block)?;
+            } else {
+                let all = self.block_of(inner, expert)?;
+                let start = across.start as usize * rank;
+                block.copy_from_slice(&all[start..start + n_across * rank]);
+            }
             scratch::with_floats(n_along, |line| {
                 for k in 0..rank {
-                    let row = Rectangle { rows: k as u64..k as u64 + 1, cols: along.clone() };
+                    let row = expert * self.part.rank + k as u64;
+                    let row = Rectangle { rows: row..row + 1, cols: along.clone() };
                     self.a.read(inner, &row, line)?;
                     let column = block.iter().skip(k).step_by(rank);
                     if self.is_transposed {
@@ -146,6 +266,27 @@ impl LowRank {
         }
         Ok(())
     }
+
+    /// Returns B of an expert, `[n, r]`.
+    fn block_of(&self, inner: InnerSource<'_>, expert: u64) -> Result<Arc<[f32]>, DequantError> {
+        let mut last = self.block.lock().unpoisoned();
+        if let Some((_, block)) = last.as_ref().filter(|(own, _)| *own == expert) {
+            return Ok(block.clone());
+        }
+        let Part { rank, n_experts, n_out, .. } = self.part;
+        let n_cols = rank * n_experts;
+        let mut block = Vec::with_capacity((n_out * rank) as usize);
+        scratch::with_floats(n_cols as usize, |line| {
+            for row in 0..n_out {
+                self.b.read(inner, &Rectangle { rows: row..row + 1, cols: 0..n_cols }, line)?;
+                block.extend(line.iter().skip(expert as usize).step_by(n_experts as usize));
+            }
+            Ok::<_, DequantError>(())
+        })?;
+        let block: Arc<[f32]> = block.into();
+        *last = Some((expert, block.clone()));
+        Ok(block)
+    }
 }
 
 /// Adds `left` times each number of `right` to `sums`.
@@ -155,21 +296,13 @@ fn add_products<'a>(sums: &mut [f64], left: f32, right: impl Iterator<Item = &'a
     }
 }
 
-impl Change for LowRank {
+impl Change for Sum {
     fn apply(
         &self,
         inner: InnerSource<'_>,
         part: &Rectangle,
         values: &mut [f32],
     ) -> Result<(), DequantError> {
-        let width = part.width();
-        let n_rows = (STEP_ELEMS / width.max(1)).max(1);
-        let mut row = part.rows.start;
-        for values in values.chunks_mut((n_rows * width).max(1)) {
-            let end = part.rows.end.min(row + n_rows as u64);
-            self.add(inner, &Rectangle { rows: row..end, cols: part.cols.clone() }, values)?;
-            row = end;
-        }
-        Ok(())
+        self.0.iter().try_for_each(|product| product.apply(inner, part, values))
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::arch::{CardKind, DraftHeads, Fuse};
-use crate::cli::convert::to_gguf::ToGguf;
+use crate::cli::convert::to_gguf::{ToGguf, check_tower_types};
 use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::ConvertOptions;
@@ -83,10 +83,8 @@ impl Hf2gguf {
                 let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
                 return Err(UsageError(text.to_owned()).into());
             }
-            if self.mmproj && !matches!(types, JobTypes::Plain { .. }) {
-                let text = "`--mmproj` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only: runtimes read towers in \
-                            these types";
-                return Err(UsageError(text.to_owned()).into());
+            if self.mmproj {
+                check_tower_types(types)?;
             }
             if self.mtp && self.to_gguf.is_calibrated() {
                 let text = "`--calibrate` runs the model: draft heads alone (`--mtp`) are none";

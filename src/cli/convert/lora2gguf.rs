@@ -6,6 +6,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 
 use crate::arch::OutType;
+use crate::cli::convert::to_gguf::KeyArgs;
 use crate::cli::job::{carry_out, output_path, with_common};
 use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session};
@@ -44,6 +45,8 @@ pub(super) struct Lora2gguf {
     /// alpha_pattern); llama.cpp's converter writes lora_alpha in any case
     #[arg(long)]
     scale_alpha: bool,
+    #[command(flatten)]
+    keys: KeyArgs,
     /// Print the plan and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -73,7 +76,7 @@ impl Lora2gguf {
         let path = output_path(self.output.as_deref(), adapter_dir.output());
         let endian = if self.bigendian { Endian::Big } else { Endian::Little };
         let output = JobOutput { endian, ..JobOutput::at(path) };
-        let job = Job { convert: self.options(session), ..Job::new(input, types, output) };
+        let job = Job { convert: self.keys.fill(self.options(session))?, ..Job::new(input, types, output) };
         carry_out(session, &with_common(job, &session.common), self.dry_run)?;
         Ok(Exit::Done)
     }

@@ -1,22 +1,32 @@
 //! `gguf-convert merge-lora`: merges an adapter into its base model.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use crate::cli::convert::to_gguf::ToGguf;
+use crate::arch::CardKind;
+use crate::cli::convert::to_gguf::{ToGguf, check_tower_types};
 use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::ConvertOptions;
 use crate::job::{JobInput, JobTypes};
 
+/// Help of `--output`, whose default differs from that of the other commands.
+const OUTPUT: &str =
+    "File or directory to write [default: in the current directory, named after the adapter]";
+
 /// Arguments of `merge-lora`.
 #[derive(Debug, Args)]
+#[command(mut_arg("output", |arg| arg.help(OUTPUT)), mut_arg("vocab_only", |arg| arg.hide(true)))]
 pub(super) struct MergeLora {
     /// Directory of the base model: config.json, weights, tokenizer files; or a model on a server, as with hf2gguf
     base: PathBuf,
     /// Directory of the adapter: adapter_config.json, and adapter_model.safetensors or adapter_model.bin; or one on a server
     adapter: PathBuf,
+    /// Write the vision and audio towers with the adapter's changes, instead of the text model [default name:
+    /// mmproj-NAME-TYPE.gguf]
+    #[arg(long, conflicts_with_all = ["annotate", "pre", "chat_template", "vocab_only", "target"])]
+    mmproj: bool,
     #[command(flatten)]
     remote: RemoteArgs,
     #[command(flatten)]
@@ -28,16 +38,21 @@ impl MergeLora {
         let base = self.remote.directory(session, &self.base)?;
         let adapter = self.remote.directory(session, &self.adapter)?;
         self.remote.check_use([&base, &adapter])?;
-        let adjust = |_: &JobTypes, options: &mut ConvertOptions| {
+        let adjust = |types: &JobTypes, options: &mut ConvertOptions| {
             if options.vocab_only {
                 let text = "`--vocab-only` writes no tensors: there is nothing to merge into";
                 return Err(UsageError(text.to_owned()).into());
             }
+            if self.mmproj {
+                check_tower_types(types)?;
+                options.kind = CardKind::Mmproj;
+            }
             Ok(())
         };
         let input = JobInput::Merged { base: base.path().to_owned(), adapter: adapter.path().to_owned() };
-        // The base model's directory may contain its own conversion, so the default output is next to the adapter.
-        self.to_gguf.run(session, input, adapter.output(), adjust)?;
+        // The result belongs neither to the base model's directory, which may contain its own conversion, nor to the
+        // adapter's.
+        self.to_gguf.run(session, input, Path::new("."), adjust)?;
         Ok(Exit::Done)
     }
 }

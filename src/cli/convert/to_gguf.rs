@@ -18,6 +18,45 @@ use crate::job::{Job, JobInput, JobOutput, JobTypes, OutputFiles, OutputPath, Ty
 
 pub(in crate::cli) use types::resolve;
 
+/// Keys of the file in place of the derived ones.
+#[derive(Debug, Args)]
+pub(super) struct KeyArgs {
+    /// Name of the model instead of the derived one; wins over --metadata
+    #[arg(long, value_name = "NAME")]
+    model_name: Option<String>,
+    /// JSON file with general.* keys that override the derived ones
+    #[arg(long, value_name = "FILE")]
+    metadata: Option<PathBuf>,
+    /// Set a key, for example general.author=str:Me; may be repeated, the last one wins, also over --model-name and
+    /// --metadata
+    #[arg(long, value_name = "KEY=TYPE:VALUE")]
+    set: Vec<String>,
+}
+
+impl KeyArgs {
+    /// Returns the options with these keys.
+    pub(super) fn fill(&self, options: ConvertOptions) -> Result<ConvertOptions, UsageError> {
+        let set = self.set.iter().map(|text| parse_assignment(text));
+        Ok(ConvertOptions {
+            model_name: self.model_name.clone(),
+            metadata_file: self.metadata.clone(),
+            set: set.collect::<Result<_, _>>().map_err(|error| UsageError(error.to_string()))?,
+            ..options
+        })
+    }
+}
+
+/// Refuses towers in types that runtimes do not read.
+pub(super) fn check_tower_types(types: &JobTypes) -> Result<(), UsageError> {
+    match types {
+        JobTypes::Plain { .. } => Ok(()),
+        _ => Err(UsageError(
+            "`--mmproj` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only: runtimes read towers in these types"
+                .to_owned(),
+        )),
+    }
+}
+
 /// Options of every conversion to GGUF.
 #[derive(Debug, Args)]
 pub(in crate::cli) struct ToGguf {
@@ -38,16 +77,8 @@ pub(in crate::cli) struct ToGguf {
     /// Print the plan and write nothing
     #[arg(long)]
     dry_run: bool,
-    /// Name of the model instead of the derived one; wins over --metadata
-    #[arg(long, value_name = "NAME")]
-    model_name: Option<String>,
-    /// JSON file with general.* keys that override the derived ones
-    #[arg(long, value_name = "FILE")]
-    metadata: Option<PathBuf>,
-    /// Set a key, for example general.author=str:Me; may be repeated, the last one wins, also over --model-name and
-    /// --metadata
-    #[arg(long, value_name = "KEY=TYPE:VALUE")]
-    set: Vec<String>,
+    #[command(flatten)]
+    keys: KeyArgs,
     /// Leave out tensors of the checkpoint whose names match, for example '^v_head\.'; may be repeated
     #[arg(long, value_name = "REGEX", conflicts_with = "vocab_only")]
     drop: Vec<String>,
@@ -199,14 +230,10 @@ impl ToGguf {
     }
 
     fn options(&self, session: &Session) -> Result<ConvertOptions, UsageError> {
-        let set = self.set.iter().map(|text| parse_assignment(text));
-        Ok(ConvertOptions {
+        self.keys.fill(ConvertOptions {
             annotate: self.annotate,
             drop: self.drop.iter().map(|text| drop_pattern(text)).collect::<Result<_, _>>()?,
             card: self.card.clone(),
-            model_name: self.model_name.clone(),
-            metadata_file: self.metadata.clone(),
-            set: set.collect::<Result<_, _>>().map_err(|error| UsageError(error.to_string()))?,
             tokenizer: !self.no_tokenizer,
             vocab_only: self.vocab_only,
             pre: self.pre.clone(),

@@ -115,3 +115,21 @@ fn a_merge_is_a_conversion_of_the_sums() {
     let out = run("gguf-inspect", at, &["diff", "base.gguf", "merged.gguf", "--json"]).exits_with(1).out;
     assert!(out.contains("blk.0.attn_q.weight") && !out.contains("blk.1.attn_q.weight"), "{out}");
 }
+
+/// A merge is named after its adapter, and lies where `--help` says.
+#[test]
+fn a_merge_without_a_name_is_named_after_the_adapter() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path();
+    fs_err::create_dir_all(at.join("runs/poet")).unwrap();
+    write_tiny_adapter(&at.join("runs/poet"));
+    let base = fixture("tiny-llama");
+    let args = ["merge-lora", base.to_str().unwrap(), "runs/poet", "--type", "f16", "--no-sync"];
+    run("gguf-convert", at, &args).ok();
+    assert!(at.join("poet-3.4M-F16.gguf").is_file());
+    let help = run("gguf-convert", at, &["merge-lora", "--help"]).ok().out;
+    assert!(
+        help.contains("in the current directory, named after the adapter") && !help.contains("vocab-only"),
+        "{help}"
+    );
+}

@@ -3,7 +3,7 @@
 use gguf_checkpoint::fastllm::Adapter;
 use gguf_core::WeightMeta;
 use gguf_core::text::escape;
-use gguf_dequant::LoraPair;
+use gguf_dequant::{LoraPair, LoraPart};
 
 /// Keys of an adapter's dictionary that must be unset: they require more than a plain product.
 const UNSUPPORTED: [&str; 7] = [
@@ -75,7 +75,7 @@ pub(super) fn pairs(adapters: &[Adapter], metas: &[WeightMeta]) -> Result<Vec<Lo
         if metas[a].shape.n_rows() as f32 != rank {
             return Err(about(&format!("`r` is {rank}, tensor `{}` is {}", escape(&meta.name), meta.shape)));
         }
-        pairs.push(LoraPair { base, a, b, scale, is_transposed: false });
+        pairs.push(LoraPair { base, a, b, scale, is_transposed: false, part: LoraPart::default() });
     }
     if pairs.is_empty() {
         return Err(about("the file has none of its matrices"));
@@ -108,7 +108,14 @@ mod tests {
         let plain = adapter(&[("peft_type", "LORA"), ("r", "2"), ("lora_alpha", "6"), ("use_dora", "False")]);
         assert_eq!(
             pairs(std::slice::from_ref(&plain), &metas),
-            Ok(vec![LoraPair { base: 0, a: 1, b: 2, scale: 3.0, is_transposed: false }])
+            Ok(vec![LoraPair {
+                base: 0,
+                a: 1,
+                b: 2,
+                scale: 3.0,
+                is_transposed: false,
+                part: LoraPart::default()
+            }])
         );
         let reason = pairs(std::slice::from_ref(&plain), &metas[..2]).unwrap_err();
         assert_eq!(

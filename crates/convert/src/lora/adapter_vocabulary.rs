@@ -60,7 +60,9 @@ pub(super) fn resize(
 ) -> Result<Option<ResizedVocabulary>, AdapterError> {
     let mut found: Option<ResizedVocabulary> = None;
     for row in replaced.iter_mut() {
-        let (own, by) = (&base[row.base], &adapter[row.by]);
+        // An output that was tied to the embeddings is none of the base's tensors.
+        let Some(own) = base.get(row.base) else { continue };
+        let by = &adapter[row.by];
         let (&[base_rows, base_cols], &[rows, cols]) = (own.shape.dims(), by.shape.dims()) else { continue };
         if base_cols != cols || rows == base_rows || is_of_block(&own.name) {
             continue;

@@ -5,7 +5,7 @@ use std::path::Path;
 use regex::Regex;
 use serde_json::{Map, Value as Json};
 
-use crate::lora::AdapterError;
+use crate::lora::{AdapterError, settings};
 use gguf_checkpoint::AdapterDir;
 use gguf_checkpoint::json::as_f64;
 use gguf_core::numeric::held_by_f32;
@@ -36,6 +36,8 @@ pub(super) struct AdapterConfig {
     pub(super) fan_in_fan_out: bool,
     /// True if the adapter also sets the magnitude of each row (DoRA).
     pub(super) use_dora: bool,
+    /// Parameters of modules that are trained in place of layers: experts that transformers stacks.
+    pub(super) target_parameters: Vec<String>,
     /// Tokens that activate an activated LoRA (`alora_invocation_tokens`).
     pub(super) invocation_tokens: Vec<u32>,
     /// Base model, as a path or a name on the hub.
@@ -59,9 +61,7 @@ impl AdapterConfig {
         if ![LORA, TRAINABLE_TOKENS].contains(&kind) {
             return Err(AdapterError::Kind { path, found: kind.to_owned() });
         }
-        if let Some((key, found)) = changes_base(config) {
-            return Err(AdapterError::ChangesBase { path, key, found });
-        }
+        settings::check(&path, config)?;
         let number = |value: &Json| as_f64(value).filter(|&value| held_by_f32(value).is_some());
         // Trained rows replace rows of the base, so they have no strength.
         let one = Json::from(1);
@@ -88,6 +88,13 @@ impl AdapterConfig {
         if has_words && invocation_tokens.is_empty() {
             return Err(AdapterError::Invocation { path });
         }
+        let parameters = config.get("target_parameters").filter(|value| !value.is_null());
+        let parameters = match parameters {
+            None => Some(Vec::new()),
+            Some(list) => list
+                .as_array()
+                .and_then(|list| list.iter().map(|one| one.as_str().map(str::to_owned)).collect()),
+        };
         let is_true = |key: &str| config.get(key) == Some(&Json::Bool(true));
         let base = config.get("base_model_name_or_path").and_then(Json::as_str);
         Ok(Self {
@@ -99,6 +106,7 @@ impl AdapterConfig {
             tokens: trained_tokens(config).map_err(|key| wrong(key, "a list of token ids"))?,
             fan_in_fan_out: is_true("fan_in_fan_out"),
             use_dora: is_true("use_dora"),
+            target_parameters: parameters.ok_or_else(|| wrong("target_parameters", "a list of names"))?,
             invocation_tokens,
             base: base.map(str::to_owned),
         })
@@ -120,6 +128,14 @@ impl AdapterConfig {
     pub(super) fn rank_of(&self, module: &str) -> Option<u64> {
         let own = self.rank_pattern.iter().find(|(pattern, _)| pattern.is_match(module));
         own.map(|(_, rank)| *rank).or(self.rank)
+    }
+
+    /// Returns the rank of each expert of a stack, which only the configuration tells.
+    ///
+    /// # Errors
+    /// [`AdapterError::NoRank`].
+    pub(super) fn stack_rank(&self, name: &str) -> Result<u64, AdapterError> {
+        self.rank_of(name).ok_or_else(|| AdapterError::NoRank { tensor: name.to_owned() })
     }
 
     /// Returns the rows of a module that are trained.
@@ -156,18 +172,6 @@ const TRAINABLE_TOKENS: &str = "TRAINABLE_TOKENS";
 const MLX_KEYS: [&str; 2] = ["lora_parameters", "fine_tune_type"];
 /// Keys that list the tokens with trained rows: in addition to other matrices, and for an adapter of rows only.
 const TRAINED: [&str; 2] = ["trainable_token_indices", "token_indices"];
-
-/// Returns the setting by which the adapter belongs to another base than the one it names. PEFT changes such a base's
-/// weights as it loads the adapter, or repeats its layers.
-fn changes_base(config: &Map<String, Json>) -> Option<(&'static str, String)> {
-    const FROM_WEIGHTS: [&str; 3] = ["pissa", "olora", "corda"];
-    let start = config.get("init_lora_weights").and_then(Json::as_str).unwrap_or_default();
-    if FROM_WEIGHTS.iter().any(|word| start.to_ascii_lowercase().starts_with(word)) {
-        return Some(("init_lora_weights", start.to_owned()));
-    }
-    let key = "layer_replication";
-    config.get(key).filter(|value| !value.is_null()).map(|value| (key, value.to_string()))
-}
 
 /// Returns the tokens whose rows are trained. The error is the key whose value is not a list of tokens.
 fn trained_tokens(config: &Map<String, Json>) -> Result<TrainedTokens, &'static str> {

@@ -19,6 +19,8 @@ pub enum Stray {
     Mlx,
     /// Rows of single trained tokens.
     Tokens,
+    /// A bias of matrix B.
+    LoraBias,
     /// A bias.
     Bias,
     /// A whole tensor of the model.
@@ -34,6 +36,7 @@ impl Stray {
             Self::Named => "a matrix with the adapter's name in its own",
             Self::Mlx => "a matrix as MLX saves adapters",
             Self::Tokens => "rows for single tokens",
+            Self::LoraBias => "a bias of matrix B (`lora_bias`)",
             Self::Bias => "a bias",
             Self::Whole => "a whole tensor of the model, no `lora_A` or `lora_B`",
             Self::Unknown => "neither `lora_A` nor `lora_B`",
@@ -49,7 +52,7 @@ impl Stray {
                 "save the adapter with PEFT's `save_pretrained`: names end in `.lora_A.weight` and `.lora_B.weight`"
             }
             Self::Mlx => MLX_WAY_OUT,
-            Self::Bias | Self::Whole | Self::Tokens => MERGE,
+            Self::Bias | Self::LoraBias | Self::Whole | Self::Tokens => MERGE,
             Self::Unknown => {
                 "only LoRA adapters of PEFT are read: merge others with PEFT, and convert the model"
             }
@@ -79,7 +82,39 @@ pub enum AdapterError {
     Kind { path: PathBuf, found: String },
     /// An adapter whose base is not the model in the base's files.
     #[error("{}: `{key}` is `{}`: PEFT changes the base model as it loads this adapter", path.display(), escape(found))]
-    ChangesBase { path: PathBuf, key: &'static str, found: String },
+    ChangesBase { path: PathBuf, key: String, found: String },
+    /// A setting by which the adapter is more than a sum of matrices.
+    #[error("{}: `{key}` is on: {why}", path.display())]
+    NoSum { path: PathBuf, key: String, why: &'static str },
+    /// A setting whose effect is unknown.
+    #[error("{}: `{}` is `{}`, a setting that is not known and may change what the adapter does", path.display(), escape(key), escape(found))]
+    UnknownKey { path: PathBuf, key: String, found: String },
+    /// An adapter that acts on some tokens only.
+    #[error("{}: `alora_invocation_tokens`: the adapter acts on the tokens that follow these only", path.display())]
+    Activated { path: PathBuf },
+    /// Pairs that cannot be assigned to the parameters that were trained.
+    #[error(
+        "`target_parameters` ({}) and the {n_pairs} pairs of matrices of `{}` do not fit together",
+        escape(targets),
+        escape(module)
+    )]
+    Parameters { module: String, n_pairs: usize, targets: String },
+    /// Stacked experts that the base's architecture does not store so.
+    #[error(
+        "tensor `{}`: matrices of stacked experts (`target_parameters`), which the base model's architecture does not have",
+        escape(tensor)
+    )]
+    Stacked { tensor: String },
+    /// A stack of experts without the rank of each.
+    #[error("adapter_config.json: `r` is missing, the rank of each expert of `{}`", escape(tensor))]
+    NoRank { tensor: String },
+    /// A bias of matrix B for a layer without a bias.
+    #[error(
+        "tensor `{}`: a bias of matrix B (`lora_bias`), but the base model has no `{}` to add it to",
+        escape(tensor),
+        escape(bias)
+    )]
+    NoBias { tensor: String, bias: String },
     /// An MLX adapter.
     #[error("{}: an adapter of MLX (`{key}`)", path.display())]
     Mlx { path: PathBuf, key: &'static str },
@@ -123,6 +158,15 @@ pub enum AdapterError {
     /// A tensor that the base does not have.
     #[error("the base model has no tensor `{}`, which the adapter changes", escape(tensor))]
     NotInBase { tensor: String },
+    /// An output that no file holds apart from the embeddings.
+    #[error(
+        "the adapter changes the output `{}`, which is always the embeddings in this architecture",
+        escape(tensor)
+    )]
+    SharedOutput { tensor: String },
+    /// An adapter of which nothing is written.
+    #[error("{}: nothing of the adapter can be written to a GGUF adapter: {why}", path.display())]
+    Nothing { path: PathBuf, why: String },
     /// A tensor that may be either of two tensors of the base.
     #[error(
         "tensors `{}` and `{}` of the base model may both be what the adapter calls `{}`",
@@ -150,8 +194,26 @@ impl Hint for AdapterError {
             Self::Kind { found, .. } if NEVER_WEIGHTS.contains(&found.as_str()) => {
                 "it changes what the model reads, not its weights: neither PEFT nor a GGUF file can merge it"
             }
-            Self::Kind { .. } | Self::ChangesBase { .. } => {
+            Self::Kind { .. } | Self::ChangesBase { .. } | Self::NoSum { .. } | Self::Parameters { .. } => {
                 "merge it with PEFT's `merge_and_unload`, and convert the model"
+            }
+            Self::UnknownKey { .. } => {
+                "if it does not change the trained model, remove the key; else merge the adapter with PEFT's \
+                 `merge_and_unload`, and convert the model"
+            }
+            Self::Activated { .. } => {
+                "no merged model can do that: `gguf-convert lora2gguf ADAPTER --base BASE` writes an adapter that does"
+            }
+            Self::SharedOutput { .. } => {
+                "no file can hold it: train the adapter without `lm_head`, or remove its two matrices"
+            }
+            Self::Nothing { .. } => "a GGUF adapter changes the text model's own tensors only",
+            Self::Stacked { .. } => {
+                "`gguf-convert merge-lora BASE ADAPTER` merges the adapter into its base model"
+            }
+            Self::NoRank { .. } => "add the rank of the training as `r`",
+            Self::NoBias { .. } => {
+                "PEFT does not merge such an adapter either: train it without `lora_bias`, or use the base model that has biases"
             }
             Self::Mlx { .. } => MLX_WAY_OUT,
             Self::NoTokens { .. } => "save the adapter again with PEFT's `save_pretrained`",

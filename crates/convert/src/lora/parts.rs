@@ -1,16 +1,17 @@
 //! Classification of an adapter's tensors: pairs of matrices, and whole tensors.
 
-use indexmap::IndexMap;
+use std::ops::Range;
 
-use crate::lora::AdapterError;
+use indexmap::IndexMap;
+use serde_json::{Map, Value as Json};
+
 use crate::lora::config::AdapterConfig;
 use crate::lora::error::Stray;
+use crate::lora::names::module_name;
+use crate::lora::{AdapterError, experts};
 use gguf_checkpoint::AdapterDir;
 use gguf_core::{ElementType, Shape, WeightMeta};
 use gguf_views::{LowRank, ShapeError, View};
-
-/// Prefix of the module in which PEFT wraps a model.
-const WRAPPER: &str = "base_model.model.";
 
 /// Product of the two matrices that gives the tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,10 +27,16 @@ pub(super) enum ProductForm {
 pub(super) struct MatrixPair {
     /// Name of the tensor in the base.
     pub(super) name: String,
+    /// Name of the module, or of its parameter, which PEFT's patterns match.
+    pub(super) module: String,
     /// Index of matrix A in the adapter; `b` is that of matrix B.
     pub(super) a: usize,
     pub(super) b: usize,
     pub(super) rank: u64,
+    /// Number of experts that the matrices hold; 1 for a single matrix.
+    pub(super) n_experts: u64,
+    /// Rows of one of these experts, if the tensor is that expert's alone.
+    pub(super) expert: Option<(u64, Range<u64>)>,
     /// True if the tensor is Aᵀ · Bᵀ: an embedding, or a layer that is stored transposed.
     pub(super) is_transposed: bool,
     pub(super) form: ProductForm,
@@ -38,16 +45,12 @@ pub(super) struct MatrixPair {
 }
 
 impl MatrixPair {
-    /// Returns the name of the module, which PEFT's patterns match.
-    pub(super) fn module(&self) -> &str {
-        self.name.strip_suffix(".weight").unwrap_or(&self.name)
-    }
-
     /// Toggles whether the tensor is stored transposed.
     pub(super) fn transpose(&mut self) {
         self.is_transposed = !self.is_transposed;
         let mut dims = self.meta.shape.dims().to_vec();
-        dims.reverse();
+        let n_stacks = dims.len().saturating_sub(2);
+        dims[n_stacks..].reverse();
         if let Some(shape) = Shape::new(dims) {
             self.meta.shape = shape;
         }
@@ -56,8 +59,17 @@ impl MatrixPair {
     /// Returns the tensor as a product of views of the adapter's matrices.
     pub(super) fn product(&self, weights: &[WeightMeta]) -> Result<LowRank, ShapeError> {
         let view = |at: usize| View::weight(at, &weights[at]);
-        let product = LowRank { b: view(self.b), a: view(self.a) };
-        if self.is_transposed { product.transposed() } else { Ok(product) }
+        let mut product = LowRank { b: view(self.b), a: view(self.a) };
+        if self.n_experts > 1 {
+            // Experts of A follow one another; those of B alternate.
+            product.a = product.a.unflatten(0, &[self.n_experts, self.rank])?;
+            product.b =
+                product.b.unflatten(1, &[self.rank, self.n_experts])?.transpose(0, 2)?.transpose(1, 2)?;
+        }
+        let product = if self.is_transposed { product.transposed()? } else { product };
+        let Some((expert, rows)) = &self.expert else { return Ok(product) };
+        let own = |view: &View| view.slice(0, *expert, expert + 1)?.squeeze(0);
+        Ok(LowRank { a: own(&product.a)?, b: own(&product.b)?.slice(0, rows.start, rows.end)? })
     }
 }
 
@@ -79,6 +91,8 @@ pub(super) struct AdapterParts {
     /// Base tensors as used in training, which the adapter's matrices change.
     pub(super) bases: Vec<WholeTensor>,
     pub(super) pairs: Vec<MatrixPair>,
+    /// Biases of matrices B, under the names of the base's biases.
+    pub(super) biases: Vec<WholeTensor>,
 }
 
 /// One matrix of a pair.
@@ -99,6 +113,8 @@ const HALVES: [(&str, Half, ProductForm); 4] = [
 /// Suffixes of PEFT for a base tensor that it wraps, and for a module that it replaces.
 const BASE_LAYER: &str = ".base_layer.weight";
 const ORIGINAL: &str = ".original_module.";
+/// Suffix of the bias of a matrix B (`lora_bias`).
+const BIAS: &str = ".lora_B.bias";
 /// Suffix of the rows of single tokens, and a suffix that may precede it.
 const TOKENS: &str = ".trainable_tokens_delta";
 const TOKEN_ADAPTER: &str = ".token_adapter";
@@ -142,6 +158,42 @@ impl AdapterParts {
         self.pairs.is_empty() && self.whole.is_empty() && self.tokens.is_empty()
     }
 
+    /// Iterates over the names of the base's tensors that the adapter changes.
+    pub(super) fn base_names(&self) -> impl Iterator<Item = &str> {
+        let pairs = self.pairs.iter().filter(|pair| pair.n_experts == 1).map(|pair| pair.name.as_str());
+        pairs.chain(self.whole.iter().chain(&self.tokens).map(|whole| whole.name.as_str()))
+    }
+
+    /// Returns names, shapes and types of the base's tensors: whole tensors, then products.
+    pub(super) fn metas(&self, weights: &[WeightMeta]) -> Vec<WeightMeta> {
+        let whole = self
+            .whole
+            .iter()
+            .map(|whole| WeightMeta { name: whole.name.clone(), ..weights[whole.index].clone() });
+        let pair = |pair: &MatrixPair| WeightMeta { name: pair.name.clone(), ..pair.meta.clone() };
+        whole.chain(self.pairs.iter().map(pair)).collect()
+    }
+
+    /// Changes the names of the base's tensors.
+    pub(super) fn rename(&mut self, new: impl Fn(&str) -> String) {
+        self.whole.iter_mut().for_each(|whole| whole.name = new(&whole.name));
+        self.pairs.iter_mut().for_each(|pair| pair.name = new(&pair.name));
+    }
+
+    /// Swaps the matrices of stacks that PEFT has taken for stacks of transposed layers: the hidden size tells inputs
+    /// from outputs.
+    pub(super) fn orient_stacks(&mut self, config: &Map<String, Json>) {
+        let text = config.get("text_config").and_then(Json::as_object).unwrap_or(config);
+        let Some(hidden) = text.get("hidden_size").and_then(Json::as_u64) else { return };
+        for pair in self.pairs.iter_mut().filter(|pair| pair.n_experts > 1) {
+            let (dims, is_down) = (pair.meta.shape.dims(), pair.name.ends_with("down_proj"));
+            let [own, other] = if is_down { [dims[1], dims[2]] } else { [dims[2], dims[1]] };
+            if own != hidden && other == hidden {
+                pair.transpose();
+            }
+        }
+    }
+
     /// Refuses matrices without the tensors that the configuration requires.
     ///
     /// # Errors
@@ -155,10 +207,10 @@ impl AdapterParts {
 
     /// Returns a warning if the rank of matrices differs from the configuration.
     pub(super) fn other_ranks(&self, config: &AdapterConfig) -> Option<String> {
-        let of = |pair: &&MatrixPair| config.rank_of(pair.module()).is_some_and(|rank| rank != pair.rank);
+        let of = |pair: &&MatrixPair| config.rank_of(&pair.module).is_some_and(|rank| rank != pair.rank);
         let others: Vec<&MatrixPair> = self.pairs.iter().filter(of).collect();
         let first = others.first()?;
-        let (rank, module) = (config.rank_of(first.module())?, first.module());
+        let (rank, module) = (config.rank_of(&first.module)?, &first.module);
         let more = if others.len() > 1 {
             format!(" and of {} more modules", others.len() - 1)
         } else {
@@ -175,39 +227,26 @@ impl AdapterParts {
     /// # Errors
     /// [`AdapterError`]: a tensor of another kind, a matrix without its counterpart, matrices that cannot be
     /// multiplied.
-    pub(super) fn of(weights: &[WeightMeta], takes: fn(&str) -> bool) -> Result<Self, AdapterError> {
+    pub(super) fn of(
+        weights: &[WeightMeta],
+        config: &AdapterConfig,
+        takes: fn(&str) -> bool,
+    ) -> Result<Self, AdapterError> {
         let mut parts = Self::default();
-        // Halves by the base's name, in the order of the first half of each pair.
+        // Halves by module, in the order of the first half of each pair.
         let mut halves: IndexMap<String, ([Option<usize>; 2], ProductForm)> = IndexMap::new();
         let adapter = adapter_name(weights);
         for (index, meta) in weights.iter().enumerate() {
             let own = without_adapter_name(&meta.name, adapter);
             let found = HALVES.iter().find_map(|row| Some((own.strip_suffix(row.0)?, row.1, row.2)));
             let Some((stem, half, form)) = found else {
-                if let Some(module) = own.strip_suffix(BASE_LAYER) {
-                    parts.bases.push(WholeTensor { name: module.replace(WRAPPER, "") + ".weight", index });
-                    continue;
-                }
-                if own.contains(ORIGINAL) {
-                    continue;
-                }
-                match stray(&own) {
-                    Stray::Whole | Stray::Bias if takes(&own) => {
-                        parts.whole.push(WholeTensor { name: own.replace(WRAPPER, ""), index });
-                    }
-                    Stray::Tokens if takes(&own) => {
-                        let module = own.strip_suffix(TOKENS).unwrap_or(&own);
-                        let module = module.strip_suffix(TOKEN_ADAPTER).unwrap_or(module);
-                        parts
-                            .tokens
-                            .push(WholeTensor { name: module.replace(WRAPPER, "") + ".weight", index });
-                    }
-                    stray => return Err(AdapterError::Stray { tensor: meta.name.clone(), stray }),
-                }
+                parts.add(&own, index, takes).map_err(|stray| {
+                    let tensor = meta.name.clone();
+                    AdapterError::Stray { tensor, stray }
+                })?;
                 continue;
             };
-            let base = stem.replace(WRAPPER, "") + ".weight";
-            let (own, first_form) = halves.entry(base).or_insert(([None, None], form));
+            let (own, first_form) = halves.entry(module_name(stem)).or_insert(([None, None], form));
             let other = own.iter().flatten().next().copied();
             if let Some(first) = own[half as usize].or(other.filter(|_| *first_form != form)) {
                 let (first, second) = (weights[first].name.clone(), meta.name.clone());
@@ -215,9 +254,19 @@ impl AdapterParts {
             }
             own[half as usize] = Some(index);
         }
-        for (name, (own, form)) in halves {
+        let mut parameters =
+            experts::parameters(halves.keys().map(String::as_str), &config.target_parameters)?;
+        for (module, (own, form)) in halves {
+            // A whole parameter of a module is a stack; `weight` is that of any layer.
+            let (name, is_stack) = match parameters.remove(&module) {
+                Some(name) => (name.clone(), !name.ends_with(".weight")),
+                None => (module + ".weight", false),
+            };
             match own {
-                [Some(a), Some(b)] => parts.pairs.push(pair(name, a, b, form, weights)?),
+                [Some(a), Some(b)] => {
+                    let rank = if is_stack { Some(config.stack_rank(&name)?) } else { None };
+                    parts.pairs.push(pair(name, a, b, form, rank, weights)?);
+                }
                 [one, other] => {
                     let tensor = one.or(other).map(|at| weights[at].name.clone()).unwrap_or_default();
                     let (own, other) = if one.is_some() { ("_A", "_B") } else { ("_B", "_A") };
@@ -232,6 +281,34 @@ impl AdapterParts {
         }
         Ok(parts)
     }
+
+    /// Adds a tensor that is not half of a pair. The error is what it is, if there is no place for it.
+    fn add(&mut self, own: &str, index: usize, takes: fn(&str) -> bool) -> Result<(), Stray> {
+        let weight = |module: &str| WholeTensor { name: module_name(module) + ".weight", index };
+        if let Some(module) = own.strip_suffix(BASE_LAYER) {
+            self.bases.push(weight(module));
+            return Ok(());
+        }
+        if own.contains(ORIGINAL) {
+            return Ok(());
+        }
+        match stray(own) {
+            Stray::Whole | Stray::Bias if takes(own) => {
+                let (module, ending) = own.rsplit_once('.').unwrap_or((own, ""));
+                self.whole.push(WholeTensor { name: format!("{}.{ending}", module_name(module)), index });
+            }
+            Stray::Tokens if takes(own) => {
+                let module = own.strip_suffix(TOKENS).unwrap_or(own);
+                self.tokens.push(weight(module.strip_suffix(TOKEN_ADAPTER).unwrap_or(module)));
+            }
+            Stray::LoraBias if takes(own) => {
+                let module = own.strip_suffix(BIAS).unwrap_or(own);
+                self.biases.push(WholeTensor { name: module_name(module) + ".bias", index });
+            }
+            stray => return Err(stray),
+        }
+        Ok(())
+    }
 }
 
 fn pair(
@@ -239,6 +316,7 @@ fn pair(
     a: usize,
     b: usize,
     form: ProductForm,
+    stack_rank: Option<u64>,
     weights: &[WeightMeta],
 ) -> Result<MatrixPair, AdapterError> {
     let (a_meta, b_meta) = (&weights[a], &weights[b]);
@@ -251,11 +329,19 @@ fn pair(
     let (&[rank, n_cols], &[n_rows, b_rank]) = (a_meta.shape.dims(), b_meta.shape.dims()) else {
         return Err(wrong());
     };
-    let shape = Shape::new(vec![n_rows, n_cols]).filter(|_| rank == b_rank && rank > 0).ok_or_else(wrong)?;
+    let (rank, (n_experts, shape)) = match stack_rank {
+        Some(rank) => (rank, experts::shape_of(&a_meta.shape, &b_meta.shape, rank).ok_or_else(wrong)?),
+        None => {
+            let shape = Shape::new(vec![n_rows, n_cols]).filter(|_| rank == b_rank && rank > 0);
+            (rank, (1, shape.ok_or_else(wrong)?))
+        }
+    };
     // ref: halves of two types are widened
     let ty = if a_meta.ty == b_meta.ty { a_meta.ty } else { ElementType::F32 };
     let meta = WeightMeta { name: name.clone(), shape, ty };
-    let mut pair = MatrixPair { name, a, b, rank, is_transposed: false, form, meta };
+    let module = name.strip_suffix(".weight").unwrap_or(&name).to_owned();
+    let mut pair =
+        MatrixPair { name, module, a, b, rank, n_experts, expert: None, is_transposed: false, form, meta };
     if form == ProductForm::Embedding {
         pair.transpose();
     }
@@ -271,6 +357,7 @@ fn stray(name: &str) -> Stray {
     match name.rsplit('.').next() {
         _ if name.contains(".lora_magnitude_vector") => Stray::Magnitude,
         _ if name.ends_with(TOKENS) => Stray::Tokens,
+        _ if name.ends_with(BIAS) => Stray::LoraBias,
         Some("lora_a" | "lora_b") => Stray::Mlx,
         Some("weight") if is_of_half => Stray::Named,
         Some("bias") if !is_of_half => Stray::Bias,
@@ -296,6 +383,14 @@ mod tests {
         WeightMeta { name: name.to_owned(), shape, ty: ElementType::F16 }
     }
 
+    fn config() -> AdapterConfig {
+        let dir = tempfile::tempdir().unwrap();
+        fs_err::write(dir.path().join("adapter_config.json"), r#"{"lora_alpha": 1}"#).unwrap();
+        fs_err::write(dir.path().join("adapter_model.safetensors"), b"\x02\0\0\0\0\0\0\0{}").unwrap();
+        let dir = AdapterDir::open(dir.path(), &gguf_core::limits::Limits::default());
+        AdapterConfig::of(&dir.unwrap()).unwrap()
+    }
+
     #[test]
     fn halves_find_each_other_whatever_their_order() {
         let mut weights = vec![
@@ -309,7 +404,7 @@ mod tests {
             meta("k.lora_B.weight", &[8, 3]),
         ];
         weights[2].ty = ElementType::F32;
-        let parts = AdapterParts::of(&weights, is_norm).unwrap();
+        let parts = AdapterParts::of(&weights, &config(), is_norm).unwrap();
         let rows: Vec<_> = parts
             .pairs
             .iter()
@@ -338,7 +433,7 @@ mod tests {
             meta("lm_head.original_module.weight", &[9, 6]),
             meta("e.token_adapter.trainable_tokens_delta.default", &[1, 6]),
         ];
-        let parts = AdapterParts::of(&weights, |_| true).unwrap();
+        let parts = AdapterParts::of(&weights, &config(), |_| true).unwrap();
         let names: Vec<&str> = parts.pairs.iter().map(|pair| pair.name.as_str()).collect();
         assert_eq!(names, ["q.weight", "e.weight"]);
         let whole = |name: &str, index| [WholeTensor { name: name.to_owned(), index }];
@@ -368,7 +463,7 @@ mod tests {
             (&["q.lora_a", "q.lora_b"], "tensor `q.lora_a`: a matrix as MLX saves adapters"),
             (&["e.trainable_tokens_delta"], "tensor `e.trainable_tokens_delta`: rows for single tokens"),
             (&["q.bias"], "tensor `q.bias`: a bias"),
-            (&["q.lora_B.bias"], "tensor `q.lora_B.bias`: neither `lora_A` nor `lora_B`"),
+            (&["q.lora_B.bias"], "tensor `q.lora_B.bias`: a bias of matrix B (`lora_bias`)"),
             (
                 &["lm_head.weight"],
                 "tensor `lm_head.weight`: a whole tensor of the model, no `lora_A` or `lora_B`",
@@ -379,7 +474,7 @@ mod tests {
             ),
         ] {
             let weights: Vec<_> = names.iter().map(|name| meta(name, &[2, 3])).collect();
-            assert_eq!(AdapterParts::of(&weights, is_norm).unwrap_err().to_string(), want);
+            assert_eq!(AdapterParts::of(&weights, &config(), is_norm).unwrap_err().to_string(), want);
         }
     }
 }

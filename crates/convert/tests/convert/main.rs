@@ -8,6 +8,8 @@
 
 mod dense_modules;
 mod exceptions;
+#[path = "../arch/fixture.rs"]
+mod fixture;
 mod lora;
 mod metadata;
 mod named_tokens;

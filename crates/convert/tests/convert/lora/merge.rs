@@ -159,7 +159,7 @@ fn an_adapter_of_another_model_is_refused() {
         error,
         format!("tensor `{Q}`: shape [8, 16], but the adapter's matrices are [8, 3] and [3, 8]")
     );
-    let (error, hints) = refused(&[(EMBED, &[20, 8])], &[(WHOLE_HEAD, &[20, 8])]);
+    let (error, hints) = refused(&[(EMBED, &[21, 8])], &[(WHOLE_HEAD, &[20, 8])]);
     assert_eq!(error, format!("the base model has no tensor `{HEAD}`, which the adapter changes"));
     assert!(hints[0].starts_with("a model that shares its embeddings"), "{hints:?}");
     let (error, _) = refused(&[(HEAD, &[20, 8])], &[(WHOLE_HEAD, &[20, 9])]);

@@ -1,5 +1,7 @@
 //! Adapters: the bytes of the reference, refused input, and sums compared with a plain loop.
 
+mod changes;
+mod experts;
 mod merge;
 mod more;
 

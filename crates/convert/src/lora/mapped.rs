@@ -1,0 +1,137 @@
+//! Application of the base's card to an adapter's tensors, under the names and in the layout that the card knows.
+
+use std::collections::BTreeSet;
+
+use crate::lora::names::WeightNames;
+use crate::lora::parts::{AdapterParts, MatrixPair};
+use crate::lora::{AdapterError, experts};
+use crate::mapping::{CardScope, map};
+use crate::{ConvertError, ConvertOptions, ModelSource, plain_names};
+use gguf_arch::{ArchError, Mapping, Op, OpStep, OutputSpec, TensorContent};
+use gguf_checkpoint::{AdapterDir, ModelDir};
+use gguf_core::{WeightMeta, WeightSource};
+
+/// Result of applying the base's card to the adapter's tensors.
+pub(super) struct MappedAdapter {
+    pub(super) parts: AdapterParts,
+    pub(super) mapping: Mapping,
+}
+
+/// Applies the base's card to the tensors that the adapter changes.
+pub(super) fn mapped(
+    base: &ModelDir,
+    adapter: &AdapterDir,
+    mut parts: AdapterParts,
+    stored: &[WeightMeta],
+    options: &ConvertOptions,
+    warnings: &mut Vec<String>,
+) -> Result<MappedAdapter, ConvertError> {
+    let mut source = ModelSource::without_weights(base.clone());
+    source.stored = stored.to_vec();
+    let apply = |parts: &AdapterParts, warnings: &mut Vec<String>| {
+        map(&source, &parts.metas(adapter.weights()), options, CardScope::Part, warnings)
+    };
+    parts.orient_stacks(base.config());
+    let mut own = Vec::new();
+    let mut mapping = apply(&parts, &mut own);
+    if matches!(mapping, Err(ConvertError::Arch(_))) {
+        own.clear();
+        rename(&source, adapter, &mut parts, options, &mut own);
+        let stacked = parts.pairs.clone();
+        let layouts = std::iter::once(stacked.clone()).chain(experts::layouts(&stacked));
+        let found = layouts.into_iter().find_map(|pairs| {
+            let mut said = Vec::new();
+            parts.pairs = pairs;
+            let mapping = apply(&parts, &mut said).ok()?;
+            own.extend(said);
+            Some(mapping)
+        });
+        mapping = match (found, mapping) {
+            (Some(mapping), _) => Ok(mapping),
+            (None, Err(error)) => {
+                parts.pairs = stacked;
+                Err(refusal(error, &parts))
+            }
+            (None, mapping) => mapping,
+        };
+    }
+    let mapping = mapping?;
+    warnings.extend(own);
+    // The card transposes weights that the checkpoint stores transposed (`Conv1D`); PEFT's matrices are not.
+    let transposed: Vec<usize> = mapping.outputs.iter().filter_map(transposed_source).collect();
+    let transposed: BTreeSet<usize> =
+        transposed.into_iter().filter_map(|source| source.checked_sub(parts.whole.len())).collect();
+    for pair in &transposed {
+        if let Some(pair) = parts.pairs.get_mut(*pair) {
+            pair.transpose();
+        }
+    }
+    let mapping = if transposed.is_empty() { mapping } else { apply(&parts, &mut Vec::new())? };
+    Ok(MappedAdapter { parts, mapping })
+}
+
+/// Gives the adapter's tensors the names of the base's weights, or names that the card knows.
+fn rename(
+    source: &ModelSource,
+    adapter: &AdapterDir,
+    parts: &mut AdapterParts,
+    options: &ConvertOptions,
+    warnings: &mut Vec<String>,
+) {
+    let changed: Vec<String> = parts.base_names().map(str::to_owned).collect();
+    let names = WeightNames::of(&source.stored, changed.iter().map(String::as_str));
+    parts.rename(|name| {
+        names.find(name).map_or_else(|_| name.to_owned(), |at| source.stored[at].name.clone())
+    });
+    if let Some(names) = plain_names::of_part(source, &parts.metas(adapter.weights()), options) {
+        parts.rename(|name| names.name(name));
+        warnings.push(names.warning);
+    }
+}
+
+/// Returns the error of a card in terms of the adapter.
+fn refusal(error: ConvertError, parts: &AdapterParts) -> ConvertError {
+    let ConvertError::Arch(error) = error else { return error };
+    let is_unknown = |pair: &&MatrixPair| match &error {
+        ArchError::Leftover { names, .. } => names.iter().any(|row| row.0 == pair.name),
+        _ => false,
+    };
+    match error {
+        _ if let Some(stack) = parts.pairs.iter().filter(|pair| pair.n_experts > 1).find(is_unknown) => {
+            AdapterError::Stacked { tensor: stack.name.clone() }.into()
+        }
+        ArchError::Stack { .. } | ArchError::Leftover { .. } | ArchError::Block { .. } => {
+            AdapterError::Card(Box::new(error)).into()
+        }
+        error => error.into(),
+    }
+}
+
+/// Index of the weight that the card transposes first, if the output is made of that weight alone.
+fn transposed_source(output: &OutputSpec) -> Option<usize> {
+    let TensorContent::Sources(assembly) = &output.content else { return None };
+    let [source] = assembly.sources.as_slice() else { return None };
+    let first = source.ops.iter().chain(&assembly.ops).next();
+    // A matrix, or a stack of them.
+    matches!(
+        first,
+        Some(OpStep { op: Op::Transpose { a: 0 | 2, b: 1 } | Op::Transpose { a: 1, b: 0 | 2 }, .. })
+    )
+    .then_some(source.weight)
+}
+
+/// Compares the shapes of the adapter's products with the base's weights, as far as these are known.
+pub(super) fn check_base(parts: &AdapterParts, stored: &[WeightMeta]) -> Result<(), AdapterError> {
+    let names = WeightNames::of(stored, parts.base_names());
+    for pair in &parts.pairs {
+        let Ok(found) = names.find(&pair.name).map(|at| &stored[at]) else { continue };
+        if found.shape != pair.meta.shape && found.ty.is_plain_float() {
+            return Err(AdapterError::OtherShape {
+                tensor: pair.name.clone(),
+                found: found.shape.clone(),
+                product: pair.meta.shape.to_string(),
+            });
+        }
+    }
+    Ok(())
+}

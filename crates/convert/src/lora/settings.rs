@@ -1,0 +1,150 @@
+//! Account of `adapter_config.json`: no key passes whose effect is unknown.
+
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+
+use crate::lora::AdapterError;
+
+/// Table with a line for each key of PEFT: its effect on the merge of a trained adapter.
+const TABLE: &str = include_str!("peft.tsv");
+
+/// Refuses keys by which the adapter is no sum W + scale · B · A over the base's own weights, and unknown keys that
+/// are on.
+///
+/// # Errors
+/// [`AdapterError::ChangesBase`], [`AdapterError::NoSum`], [`AdapterError::UnknownKey`].
+pub(super) fn check(path: &Path, config: &Map<String, Json>) -> Result<(), AdapterError> {
+    for (key, value) in config {
+        let fact = || (path.to_owned(), key.clone(), shown(value));
+        match effect_of(key) {
+            Some(("read" | "none", _)) => {}
+            Some(("only", values)) if has(values, value) => {}
+            Some(("only", _)) => {
+                let (path, key, found) = fact();
+                return Err(AdapterError::ChangesBase { path, key, found });
+            }
+            _ if is_off(value) => {}
+            Some((_, why)) => {
+                let (path, key, _) = fact();
+                return Err(AdapterError::NoSum { path, key, why });
+            }
+            None => {
+                let (path, key, found) = fact();
+                return Err(AdapterError::UnknownKey { path, key, found });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Returns the effect of a key, and what belongs to it.
+fn effect_of(key: &str) -> Option<(&'static str, &'static str)> {
+    let row = TABLE.lines().filter_map(|line| line.split_once('\t')).find(|row| row.0 == key)?.1;
+    Some(row.split_once('\t').unwrap_or((row, "")))
+}
+
+/// Returns true for a value that switches something off.
+fn is_off(value: &Json) -> bool {
+    match value {
+        Json::Null | Json::Bool(false) => true,
+        Json::Bool(true) => false,
+        Json::Number(number) => number.as_f64() == Some(0.0),
+        Json::String(text) => text.is_empty(),
+        Json::Array(items) => items.is_empty(),
+        Json::Object(map) => map.is_empty(),
+    }
+}
+
+/// Returns true if the list of values has this one; PEFT ignores the case of words.
+fn has(values: &str, value: &Json) -> bool {
+    let lower = value.as_str().map_or_else(|| value.clone(), |text| text.to_ascii_lowercase().into());
+    serde_json::from_str::<Vec<Json>>(values).is_ok_and(|values| values.contains(&lower))
+}
+
+/// Returns the value for a message.
+fn shown(value: &Json) -> String {
+    const MAX_CHARS: usize = 60;
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    if text.chars().count() <= MAX_CHARS {
+        text
+    } else {
+        text.chars().take(MAX_CHARS).chain(['…']).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn refused(config: &Json) -> Option<String> {
+        check(Path::new("c.json"), config.as_object().unwrap()).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn rows_of_the_table_are_complete() {
+        for line in TABLE.lines().filter(|line| !line.starts_with('#')) {
+            let key = line.split_once('\t').unwrap().0;
+            let (effect, rest) = effect_of(key).unwrap();
+            assert!(["read", "none", "only", "off"].contains(&effect), "{line}");
+            assert_eq!(rest.is_empty(), ["read", "none"].contains(&effect), "{line}");
+            assert!(effect != "only" || serde_json::from_str::<Vec<Json>>(rest).is_ok(), "{line}");
+        }
+    }
+
+    #[test]
+    fn settings_of_every_training_pass() {
+        for config in [
+            json!({"init_lora_weights": true, "layer_replication": null, "use_qalora": false, "qalora_group_size": 16}),
+            json!({"init_lora_weights": "Gaussian", "loftq_config": {}, "corda_config": null, "megatron_core": "megatron.core"}),
+            json!({"init_lora_weights": "eva", "eva_config": {"rho": 2.0}, "lora_dropout": 0.1, "runtime_config": {"a": false}}),
+            json!({"init_lora_weights": false, "velora_config": {"scale": 1.0}, "layers_to_transform": [1, 2], "task_type": "X"}),
+            json!({"unsloth_fixed": true, "peft_version": "0.21.2", "revision": "main", "auto_mapping": {"parent_library": "p"}}),
+            // Keys of a later version that are off.
+            json!({"use_new": false, "new_config": null, "new_list": [], "new_map": {}, "new_text": "", "new_number": 0}),
+        ] {
+            assert_eq!(refused(&config), None);
+        }
+    }
+
+    #[test]
+    fn what_changes_the_model_is_named() {
+        for (config, want) in [
+            (
+                json!({"init_lora_weights": "pissa_niter_4"}),
+                "`init_lora_weights` is `pissa_niter_4`: PEFT changes the base",
+            ),
+            (json!({"init_lora_weights": "PiSSA"}), "`init_lora_weights` is `PiSSA`: PEFT changes the base"),
+            (json!({"init_lora_weights": "loftq"}), "`init_lora_weights` is `loftq`: PEFT changes the base"),
+            (
+                json!({"init_lora_weights": "lora_ga"}),
+                "`init_lora_weights` is `lora_ga`: PEFT changes the base",
+            ),
+            (
+                json!({"init_lora_weights": "of_tomorrow"}),
+                "`init_lora_weights` is `of_tomorrow`: PEFT changes the base",
+            ),
+            (
+                json!({"layer_replication": [[0, 2]]}),
+                "`layer_replication` is `[[0,2]]`: PEFT changes the base",
+            ),
+            (
+                json!({"kasa_config": {"beta": 1e-4}}),
+                "`kasa_config` is `{\"beta\":0.0001}`: PEFT changes the base",
+            ),
+            (json!({"use_qalora": true}), "`use_qalora` is on: QA-LoRA averages groups of inputs"),
+            (json!({"use_bdlora": {"nblocks": 2}}), "`use_bdlora` is on: the matrices are block-diagonal"),
+            (json!({"arrow_config": {"top_k": 3}}), "`arrow_config` is on: several adapters are mixed"),
+            (json!({"enable_lora": [true, false]}), "`enable_lora` is on: some outputs"),
+            (json!({"use_mora": true}), "`use_mora` is `true`, a setting that is not known"),
+            (
+                json!({"gate_config": {"kind": 1}}),
+                "`gate_config` is `{\"kind\":1}`, a setting that is not known",
+            ),
+        ] {
+            let error = refused(&config).unwrap();
+            assert!(error.starts_with(&format!("c.json: {want}")), "{error}");
+        }
+    }
+}
