@@ -17,6 +17,8 @@ use crate::names::{self, Captures, Placeholder, SUFFIXES};
 use crate::schema::{Card, CardKind, Domain, EntryType, Generate, Join, Optional, Phase};
 use gguf_core::WeightMeta;
 
+use experts::ExpertEntries;
+
 /// Maximum number of missing tensors in an error.
 const MAX_MISSING: usize = 8;
 /// Maximum number of dimensions of a GGUF tensor.
@@ -47,11 +49,14 @@ struct EmissionKey {
 }
 
 mod emit;
+mod experts;
 mod tied;
 mod tower;
 
 struct Assigner<'a> {
     card: &'a Card,
+    /// The card as it is written.
+    own: &'a Card,
     weights: &'a [WeightMeta],
     scope: &'a Scope<'a>,
     matcher: Matcher<'a>,
@@ -64,6 +69,8 @@ struct Assigner<'a> {
     names: Vec<String>,
     emissions: IndexMap<EmissionKey, Emission>,
     dropped: Vec<Dropped>,
+    /// Entries for matrices of experts.
+    experts: ExpertEntries,
 }
 
 pub(super) fn assign(
@@ -74,10 +81,25 @@ pub(super) fn assign(
     is_part: bool,
     is_untied: bool,
 ) -> Result<Assigned, ArchError> {
+    let own = card;
+    let (card, experts) = &experts::with_all_layouts(own, weights);
     let matcher = Matcher::new(card, scope)?;
     let (names, emissions, dropped) = (Vec::with_capacity(weights.len()), IndexMap::new(), Vec::new());
-    let mut assigner =
-        Assigner { card, weights, scope, matcher, heads, is_part, is_untied, names, emissions, dropped };
+    let experts = experts.clone();
+    let mut assigner = Assigner {
+        card,
+        own,
+        weights,
+        scope,
+        matcher,
+        heads,
+        is_part,
+        is_untied,
+        names,
+        emissions,
+        dropped,
+        experts,
+    };
     assigner.match_all()?;
     if !heads.expects_model() && !assigner.names.iter().any(|name| heads.is_head(name)) {
         return Err(ArchError::NoHeads);
@@ -214,7 +236,9 @@ impl Assigner<'_> {
         }
         // If most of a checkpoint is unknown, no part of it can be left out.
         let all: Vec<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
-        let drop = (names.len() * 2 < all.len()).then(|| leftover::pattern(&names, &all)).flatten();
+        let has_experts = names.iter().any(|name| experts::is_of_experts(name));
+        let drop =
+            (!has_experts && names.len() * 2 < all.len()).then(|| leftover::pattern(&names, &all)).flatten();
         // Only the first few are shown, and the search for similar names takes time.
         let nearest = |(n, name): (usize, &String)| if n < MAX_MISSING { self.nearest(name) } else { None };
         let names = leftovers.iter().enumerate();
@@ -255,7 +279,7 @@ impl Assigner<'_> {
         let captures = Captures { bid: block.or(Some(0)), eid: Some(0), xid: Some(0) };
         let suffix = SUFFIXES.into_iter().find(|suffix| name.ends_with(suffix)).unwrap_or("");
         let known: Vec<String> = self
-            .card
+            .own
             .entries
             .iter()
             .flat_map(|entry| entry.patterns.iter().map(move |pattern| (entry, pattern)))
@@ -277,42 +301,40 @@ impl Assigner<'_> {
                 *last = (*last).max(emission.last);
             }
         }
-        let mut order: Vec<(Phase, usize, Option<EmissionKey>)> = Vec::with_capacity(self.emissions.len());
+        // Integer tables come before all other tensors of the first phase.
+        let is_table =
+            |key: &EmissionKey| matches!(self.card.entries[key.entry].ty, EntryType::I32 | EntryType::I64);
+        let mut order = Vec::with_capacity(self.emissions.len());
         for (key, emission) in &self.emissions {
             let entry = &self.card.entries[key.entry];
             let group = entry.group.as_deref().and_then(|group| groups.get(&(group, key.captures.bid)));
-            order.push((entry.phase, group.copied().unwrap_or(emission.last), Some(*key)));
+            let last = group.copied().unwrap_or(emission.last);
+            let is_late = entry.phase == Phase::First && !is_table(key);
+            for (n, output) in self.emission_outputs(key, emission)?.into_iter().enumerate() {
+                let rank = self.experts.get(&key.entry).and_then(|experts| experts.ranks.get(n));
+                let place = Some((rank.copied().unwrap_or(key.entry), key.captures, key.suffix));
+                order.push(((entry.phase, is_late, last, place), emission.last, output));
+            }
         }
-        // Generated tensors that precede a weight; `None` sorts first.
+        // Generated tensors precede a weight; `None` sorts first.
         let has_fills = !self.is_part && self.card.generate.iter().any(Generate::is_fill);
-        order.extend(
-            (0..if has_fills { self.names.len() } else { 0 }).map(|weight| (Phase::Normal, weight, None)),
-        );
-        // Integer tables come before all other tensors of the first phase.
-        let is_table = |key: &Option<EmissionKey>| {
-            key.is_some_and(|key| matches!(self.card.entries[key.entry].ty, EntryType::I32 | EntryType::I64))
-        };
-        order.sort_unstable_by_key(|&(phase, last, key)| {
-            (phase, phase == Phase::First && !is_table(&key), last, key)
-        });
+        for weight in 0..if has_fills { self.names.len() } else { 0 } {
+            let fills = self.fills_before(weight)?.into_iter();
+            order.extend(fills.map(|output| ((Phase::Normal, false, weight, None), weight, output)));
+        }
+        order.sort_by_key(|(place, _, _)| *place);
         let mut outputs: Vec<OutputSpec> = Vec::with_capacity(order.len());
         let mut first_sources: HashMap<String, usize> = HashMap::with_capacity(order.len());
-        for (_, last, key) in &order {
-            let made = match key {
-                Some(key) => self.emission_outputs(key, &self.emissions[key])?,
-                None => self.fills_before(*last)?,
-            };
-            for output in made {
-                if let Some(&first) = first_sources.get(&output.name) {
-                    return Err(ArchError::TwoSources {
-                        first: self.weights[first].name.clone(),
-                        second: self.weights[*last].name.clone(),
-                        target: output.name,
-                    });
-                }
-                first_sources.insert(output.name.clone(), *last);
-                outputs.push(output);
+        for (_, last, output) in order {
+            if let Some(&first) = first_sources.get(&output.name) {
+                return Err(ArchError::TwoSources {
+                    first: self.weights[first].name.clone(),
+                    second: self.weights[last].name.clone(),
+                    target: output.name,
+                });
             }
+            first_sources.insert(output.name.clone(), last);
+            outputs.push(output);
         }
         Ok(outputs)
     }

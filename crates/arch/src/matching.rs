@@ -257,7 +257,7 @@ pub(super) fn kind_of(name: &str) -> String {
 }
 
 /// Returns [`kind_of`] of the names that a pattern matches; `None` if a placeholder shares a part with other text.
-fn kind_of_pattern(pattern: &Pattern) -> Option<String> {
+pub(super) fn kind_of_pattern(pattern: &Pattern) -> Option<String> {
     let text = ["{bid}", "{eid}", "{xid}"].iter().fold(pattern.text().to_owned(), |text, placeholder| {
         // A non-number, so that parts that are more than the placeholder are not mistaken for one.
         text.replace(placeholder, "{}")

@@ -1,6 +1,6 @@
 //! From one emission of an entry to tensors of the file: names, shapes, operations with evaluated parameters.
 
-use super::{Assigner, Emission, EmissionKey, MAX_RANK};
+use super::{Assigner, Emission, EmissionKey, MAX_RANK, experts};
 use crate::error::ArchError;
 use crate::eval::error::EvalError;
 use crate::mapping::{Assembly, JoinKind, OpStep, OutputSpec, SourceWeight, TensorContent};
@@ -91,8 +91,12 @@ impl Assigner<'_> {
                 _ => meta.ty,
             }),
         };
+        let turned = self.experts.get(&key.entry).and_then(|fact| {
+            let sibling = experts::sibling(&self.experts, &self.emissions, self.weights, key);
+            experts::other_face(entry, fact, &dims, sibling, self.scope)
+        });
         // All operations but the last yield one tensor; the last yields one per target.
-        let (last, before) = match entry.ops.split_last() {
+        let (last, before) = match turned.as_ref().unwrap_or(&entry.ops).split_last() {
             Some((last, before)) => (std::slice::from_ref(last), before),
             None => (&[][..], &[][..]),
         };

@@ -23,6 +23,7 @@ mod came_from;
 mod classes;
 mod draft;
 mod draft_heads;
+mod experts;
 mod fixture;
 mod invert;
 mod joins;
