@@ -14,6 +14,8 @@ use crate::leftover;
 use crate::mapping::{DropReason, Dropped, OutputSpec};
 use crate::matching::{IgnoreStage, Match, Matcher};
 use crate::names::{self, Captures, Placeholder, SUFFIXES};
+use crate::ops::OpKind;
+use crate::options::ResolveOptions;
 use crate::schema::{Card, CardKind, Domain, EntryType, Generate, Join, Optional, Phase};
 use gguf_core::WeightMeta;
 
@@ -78,14 +80,18 @@ pub(super) fn assign(
     weights: &[WeightMeta],
     scope: &Scope<'_>,
     heads: &HeadRule<'_>,
-    is_part: bool,
+    options: &ResolveOptions,
     is_untied: bool,
 ) -> Result<Assigned, ArchError> {
     let own = card;
-    let (card, experts) = &experts::with_all_layouts(own, weights);
+    let is_part = options.is_part;
+    let (mut card, experts) = experts::with_all_layouts(own, weights);
+    if options.norms_have_one {
+        card.entries.iter_mut().for_each(|entry| entry.ops.retain(|op| op.kind != OpKind::Add));
+    }
+    let card = &card;
     let matcher = Matcher::new(card, scope)?;
     let (names, emissions, dropped) = (Vec::with_capacity(weights.len()), IndexMap::new(), Vec::new());
-    let experts = experts.clone();
     let mut assigner = Assigner {
         card,
         own,

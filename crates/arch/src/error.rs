@@ -462,6 +462,24 @@ fn first_few(names: &[(String, Option<String>)]) -> String {
     first_few_names(&names.iter().take(9).map(|name| name.0.clone()).collect::<Vec<_>>())
 }
 
+impl ArchError {
+    /// Returns true if names or shapes of the checkpoint's tensors are not those that the card expects.
+    #[must_use]
+    pub fn is_about_tensors(&self) -> bool {
+        matches!(
+            self,
+            Self::Leftover { .. }
+                | Self::Missing { .. }
+                | Self::TwoSources { .. }
+                | Self::Block { .. }
+                | Self::Stack { .. }
+                | Self::Op { .. }
+                | Self::Join { .. }
+                | Self::Shape { .. }
+        )
+    }
+}
+
 impl Hint for ArchError {
     fn hints(&self) -> Vec<String> {
         match self {

@@ -32,6 +32,8 @@ pub struct ResolveOptions {
     pub metadata_only: bool,
     /// True to plan the keys of the card's `annotate` too.
     pub annotate: bool,
+    /// True if norms include the one that cards add to them.
+    pub norms_have_one: bool,
     /// True if the weights are only those that an adapter changes: missing ones are no error, and no keys or generated
     /// tensors are planned.
     pub is_part: bool,

@@ -101,8 +101,7 @@ fn resolved(
             outputs.extend(generated::generated(card, generate, &scope)?);
         }
         let is_untied = declared_tie != Some(true);
-        let assigned: Assigned =
-            assign::assign(card, inputs.weights, &scope, &heads, options.is_part, is_untied)?;
+        let assigned: Assigned = assign::assign(card, inputs.weights, &scope, &heads, options, is_untied)?;
         stored_heads = assigned.heads;
         outputs.extend(assigned.outputs);
         fuse::fuse(card, options.fuse, &mut outputs)?;

@@ -43,6 +43,14 @@ pub enum CheckpointError {
         what: &'static str,
         way_out: &'static str,
     },
+    /// Weights that MLX saved in a form that cannot be undone.
+    #[error("{}: MLX saved these weights {change}", shown(path))]
+    SavedByMlx {
+        /// The weight file.
+        path: PathBuf,
+        /// What MLX has changed.
+        change: String,
+    },
     /// A text file larger than the limit.
     #[error("{}: {} to read whole, at most {} allowed", shown(path), bytes(*n_bytes), bytes(*limit))]
     TooLarge { path: PathBuf, n_bytes: u64, limit: u64 },
@@ -163,6 +171,7 @@ impl Hint for CheckpointError {
                 "download the weights too; with git, large files need `git lfs pull`; `--vocab-only` needs no weights"
             }
             Self::Unsupported { way_out, .. } => way_out,
+            Self::SavedByMlx { .. } => "convert the model that MLX was given, as transformers saves it",
             Self::Torch { source, .. } => return source.hints(),
             Self::Ambiguous { .. } => "give the file itself; `config.json` must be next to it",
             Self::FastLlm { source, .. } => return source.hints(),

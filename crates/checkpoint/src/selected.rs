@@ -36,6 +36,16 @@ impl SelectedWeights {
         let places = (0..metas.len()).collect();
         Self { base, metas, places }
     }
+
+    /// Returns all weights under other names, and in shapes of as many elements.
+    pub fn reshaped(
+        base: Arc<dyn WeightSource + Send>,
+        original: impl Fn(&WeightMeta) -> WeightMeta,
+    ) -> Self {
+        let metas: Vec<WeightMeta> = base.weights().iter().map(original).collect();
+        let places = (0..metas.len()).collect();
+        Self { base, metas, places }
+    }
 }
 
 impl WeightSource for SelectedWeights {

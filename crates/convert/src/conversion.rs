@@ -9,6 +9,7 @@ use crate::computable::Planned;
 use crate::left_out::{OtherModalities, first_names, of_training};
 use crate::mapping::{CardScope, map};
 use crate::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
+use crate::mlx::SavedByMlx;
 use crate::naming::ParameterCounts;
 use crate::target::OpenTarget;
 use crate::unread_biases::UnreadBiases;
@@ -85,6 +86,16 @@ impl WeightSource for NoWeights {
     }
 }
 
+/// Adds to an error that MLX saved the weights: what is unknown or missing has another name there.
+fn source_error(mlx: Option<&SavedByMlx>, error: ConvertError) -> ConvertError {
+    match (mlx, error) {
+        (Some(mlx), ConvertError::Arch(error)) if error.is_about_tensors() => {
+            ConvertError::SavedByMlx { path: mlx.path.clone(), source: Box::new(error.into()) }
+        }
+        (_, error) => error,
+    }
+}
+
 impl Conversion {
     /// Plans the conversion of a checkpoint directory.
     ///
@@ -113,7 +124,9 @@ impl Conversion {
     ) -> Result<Self, ConvertError> {
         let scope = if options.vocab_only { CardScope::Keys } else { CardScope::KeysAndTensors };
         let mut source = source;
-        let (mut mapping, mut warnings) = plain_names::map_by(&mut source, options, scope)?;
+        let mlx = source.mlx.clone();
+        let (mut mapping, mut warnings) = plain_names::map_by(&mut source, options, scope)
+            .map_err(|error| source_error(mlx.as_ref(), error))?;
         let (dir, weights) = (&source.dir, source.metas());
         warnings.extend(token_rows::settle(&mut mapping, weights));
 

@@ -71,6 +71,14 @@ pub enum ConvertError {
     /// Sizes of the configuration contradict the weights.
     #[error(transparent)]
     Sizes(#[from] Box<SizesError>),
+    /// Weights that MLX saved do not fit the card.
+    #[error("{}: MLX saved these weights, and {source}", path.display())]
+    SavedByMlx {
+        /// The weight file.
+        path: std::path::PathBuf,
+        /// Cause.
+        source: Box<ConvertError>,
+    },
     /// An architecture without a card.
     #[error("{}: no architecture card for `{}`", path.display(), escape(arch))]
     UnknownArch {
@@ -140,6 +148,7 @@ impl ConvertError {
             ),
             Self::Dequant(error) => error.is_unsupported(),
             Self::Diffusion(error) => error.is_unsupported(),
+            Self::SavedByMlx { source, .. } => source.is_unsupported(),
             Self::Adapters { .. } | Self::UnknownArch { .. } | Self::NoTarget { .. } => true,
             Self::Source(_)
             | Self::Recipe(_)
@@ -165,6 +174,9 @@ impl Hint for ConvertError {
             Self::Sizes(error) => error.hints(),
             Self::Adapters { .. } => {
                 vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]
+            }
+            Self::SavedByMlx { .. } => {
+                vec!["convert the model that MLX was given, as transformers saves it".to_owned()]
             }
             Self::NoTarget { .. } => vec![
                 "`--target-model-dir DIR` names the directory of the model that this draft model works for"

@@ -32,6 +32,7 @@ mod fastllm;
 mod left_out;
 mod lora;
 mod mapping;
+mod mlx;
 mod model_vocabulary;
 mod modules;
 mod native;

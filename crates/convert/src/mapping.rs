@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::mlx::SavedByMlx;
 use crate::side_files::SideFiles;
 use crate::target::OpenTarget;
 use crate::{ConvertError, ConvertOptions, ModelSource, rerank, token_counts};
@@ -54,6 +55,7 @@ pub fn map(
         rerank: rerank::find(dir, options)?,
         metadata_only: scope == CardScope::Keys,
         annotate: options.annotate,
+        norms_have_one: source.mlx.as_ref().is_some_and(SavedByMlx::has_norms_with_one),
         is_part: scope == CardScope::Part,
     };
     let mapping = gguf_arch::resolve(&registry, &inputs, &arch_options)?;

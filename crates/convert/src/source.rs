@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde_json::Value as Json;
 
 use crate::drops::Drops;
+use crate::mlx::SavedByMlx;
 use crate::{ConvertError, ConvertOptions, modules};
 use gguf_arch::CardKind;
 use gguf_checkpoint::modules::WithModules;
@@ -57,6 +58,8 @@ pub struct ModelSource {
     pub vocabulary: Vocabulary,
     /// Paths of the files that are read; an output must not replace them.
     pub paths: Vec<PathBuf>,
+    /// Set if MLX saved the weights.
+    pub(super) mlx: Option<SavedByMlx>,
     /// Oddities of the weights that do not stop the conversion.
     pub warnings: Vec<String>,
 }
@@ -98,6 +101,7 @@ impl ModelSource {
             adapter: None,
             vocabulary: Vocabulary::Files,
             paths: Vec::new(),
+            mlx: None,
             warnings: Vec::new(),
         }
     }
@@ -136,8 +140,13 @@ impl ModelSource {
         }
         let dense_modules = options.dense_modules;
         let is_of_towers = options.kind == CardKind::Mmproj;
-        if is_of_towers {
-            refuse_channels_last(&checkpoint)?;
+        source.mlx = SavedByMlx::find(&checkpoint);
+        if let Some(mlx) = &source.mlx {
+            if is_of_towers {
+                refuse_channels_last(&checkpoint, &mlx.path)?;
+            }
+            mlx.check()?;
+            source.warnings.extend(mlx.doubt());
         }
         let mut drops = Drops::of(&options.drop);
         let stored = drops.apply(Box::new(checkpoint));
@@ -163,6 +172,9 @@ impl ModelSource {
             [] => Arc::from(weights.into_base()),
             _ => Arc::new(weights),
         });
+        if let Some(mlx) = &source.mlx {
+            source.weights = source.weights.map(|weights| mlx.as_saved_by_transformers(weights));
+        }
         Ok(source)
     }
 
@@ -187,20 +199,12 @@ impl ModelSource {
 }
 
 /// Refuses towers saved by MLX: their convolution kernels have the channels last, and no name declares it.
-fn refuse_channels_last(checkpoint: &Checkpoint) -> Result<(), ConvertError> {
-    let parts = checkpoint.parts();
-    let of_mlx =
-        parts.iter().find(|part| part.metadata.iter().any(|(key, value)| key == "format" && value == "mlx"));
-    let has_kernels = checkpoint.weights().iter().any(|meta| meta.shape.rank() >= 4);
-    match of_mlx.filter(|_| has_kernels) {
-        Some(part) => Err(CheckpointError::Unsupported {
-            path: checkpoint.dir().path().join(part.name),
-            what: "a tower that MLX saved, with the channels of its convolutions last,",
-            way_out: "convert the tower from the model that MLX was given",
-        }
-        .into()),
-        None => Ok(()),
+fn refuse_channels_last(checkpoint: &Checkpoint, path: &Path) -> Result<(), ConvertError> {
+    if checkpoint.weights().iter().any(|meta| meta.shape.rank() >= 4) {
+        let (path, change) = (path.to_owned(), "with the channels of a tower's convolutions last".to_owned());
+        return Err(CheckpointError::SavedByMlx { path, change }.into());
     }
+    Ok(())
 }
 
 /// Reads the files that may describe a quantization.
