@@ -228,7 +228,10 @@ pub(crate) fn read_capped(path: &Path, limits: &Limits) -> Result<Vec<u8>, Check
     // The file may grow after its length was read, so the limit also applies while reading.
     let mut content = Vec::new();
     file.take(limit.saturating_add(1)).read_to_end(&mut content)?;
-    if content.len() as u64 > limit { Err(too_large(content.len() as u64)) } else { Ok(content) }
+    if content.len() as u64 > limit {
+        return Err(too_large(content.len() as u64));
+    }
+    Ok(input::own_content(path, content)?)
 }
 
 /// Reads a JSON file that holds one object.

@@ -43,6 +43,18 @@ pub enum CheckpointError {
         what: &'static str,
         way_out: &'static str,
     },
+    /// Weights of a training whose ranks have not put their parts together.
+    #[error(
+        "{n_empty} of {n} tensors have no elements, as ZeRO stage 3 saves what other ranks have: {}{}",
+        listed(names),
+        more(n_empty - names.len())
+    )]
+    Partitioned {
+        /// First empty tensors.
+        names: Vec<String>,
+        n_empty: usize,
+        n: usize,
+    },
     /// Weights that MLX saved in a form that cannot be undone.
     #[error("{}: MLX saved these weights {change}", shown(path))]
     SavedByMlx {
@@ -171,6 +183,10 @@ impl Hint for CheckpointError {
                 "download the weights too; with git, large files need `git lfs pull`; `--vocab-only` needs no weights"
             }
             Self::Unsupported { way_out, .. } => way_out,
+            Self::Partitioned { .. } => {
+                "put the parts together with the `zero_to_fp32.py` that DeepSpeed saves next to its checkpoint, or train with \
+                 `stage3_gather_16bit_weights_on_model_save`"
+            }
             Self::SavedByMlx { .. } => "convert the model that MLX was given, as transformers saves it",
             Self::Torch { source, .. } => return source.hints(),
             Self::Ambiguous { .. } => "give the file itself; `config.json` must be next to it",

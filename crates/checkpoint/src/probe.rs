@@ -96,6 +96,54 @@ static PROBES: &[FormatProbe] = &[
                       `convert_llama_weights_to_hf.py`",
         },
     },
+    refused("", &[".distcp"], FSDP, FSDP_WAY_OUT),
+    refused("pytorch_model_fsdp_", &[""], FSDP, FSDP_WAY_OUT),
+    refused("sharded_state", &[""], FSDP, FSDP_WAY_OUT),
+    refused("global_step", &[""], DEEPSPEED, DEEPSPEED_WAY_OUT),
+    refused("zero_pp_rank_", &[""], DEEPSPEED, DEEPSPEED_WAY_OUT),
+    refused("bf16_zero_pp_rank_", &[""], DEEPSPEED, DEEPSPEED_WAY_OUT),
+    refused("mp_rank_", &["_model_states.pt"], DEEPSPEED, DEEPSPEED_WAY_OUT),
+    refused("mp_rank_", &[""], MEGATRON, MEGATRON_WAY_OUT),
+    refused("iter_", &[""], MEGATRON, MEGATRON_WAY_OUT),
+    refused("model_optim_rng", &[".pt"], MEGATRON, MEGATRON_WAY_OUT),
+    refused("distrib_optim", &[".pt"], MEGATRON, MEGATRON_WAY_OUT),
+    refused("latest_checkpointed_iteration", &[".txt"], MEGATRON, MEGATRON_WAY_OUT),
+    refused(
+        "",
+        &[".nemo"],
+        "a checkpoint of NeMo",
+        "export it with NeMo's `llm.export_ckpt` (target `hf`) first",
+    ),
+    refused(
+        "",
+        &[".msgpack", ".msgpack.index.json"],
+        "a checkpoint of Flax (JAX)",
+        "load it with transformers' `from_pretrained(DIR, from_flax=True)` and save it with `save_pretrained`",
+    ),
+    refused("orbax", &[""], "a checkpoint of Orbax (JAX)", JAX_WAY_OUT),
+    refused("ocdbt.process_", &[""], "a checkpoint of Orbax (JAX)", JAX_WAY_OUT),
+    refused("", &[".h5", ".h5.index.json", ".keras"], "a checkpoint of TensorFlow", TENSORFLOW_WAY_OUT),
+    refused("", &[".ckpt.index", ".ckpt.meta"], "a checkpoint of TensorFlow", TENSORFLOW_WAY_OUT),
+    refused("saved_model", &[".pb"], "a checkpoint of TensorFlow", TENSORFLOW_WAY_OUT),
+    refused(
+        "",
+        &[".onnx", ".onnx_data"],
+        "a model in ONNX",
+        "convert the checkpoint from which it was exported",
+    ),
+    refused(
+        "",
+        &[".tflite", ".task", ".litertlm"],
+        "a model of LiteRT",
+        "convert the checkpoint from which it was exported",
+    ),
+    refused(
+        "",
+        &[".mlpackage", ".mlmodelc"],
+        "a model of Core ML",
+        "convert the checkpoint from which it was exported",
+    ),
+    refused("", &[".engine"], "an engine of TensorRT", "convert the checkpoint from which it was built"),
     FormatProbe {
         starts: "",
         ends: &[".flm"],
@@ -137,6 +185,28 @@ static PROBES: &[FormatProbe] = &[
     },
 ];
 
+const FSDP: &str = "a checkpoint of FSDP, in parts of torch.distributed.checkpoint,";
+const FSDP_WAY_OUT: &str = "put the parts together with `accelerate merge-weights`, or with `python -m \
+                            torch.distributed.checkpoint.format_utils dcp_to_torch DIR pytorch_model.bin`";
+const DEEPSPEED: &str = "a checkpoint of DeepSpeed, in parts of its ranks,";
+const DEEPSPEED_WAY_OUT: &str =
+    "put the parts together with the `zero_to_fp32.py` that DeepSpeed saves next to them";
+const MEGATRON: &str = "a checkpoint of Megatron, in parts of its ranks,";
+const MEGATRON_WAY_OUT: &str = "convert it to Hugging Face's form with the tools of the training program first \
+                                (Megatron Bridge, `tools/checkpoint/convert.py`)";
+const JAX_WAY_OUT: &str = "convert it to Hugging Face's form with the tools of the training program first";
+const TENSORFLOW_WAY_OUT: &str =
+    "load it with transformers' `from_pretrained(DIR, from_tf=True)` and save it with `save_pretrained`";
+
+const fn refused(
+    starts: &'static str,
+    ends: &'static [&'static str],
+    what: &'static str,
+    way_out: &'static str,
+) -> FormatProbe {
+    FormatProbe { starts, ends, handling: FormatHandling::Refused { what, way_out } }
+}
+
 /// Prefix of the weight files in Mistral's own format.
 const MISTRAL: &str = "consolidated";
 
@@ -172,6 +242,10 @@ impl FormatProbe {
         }
     }
 }
+
+/// Maximum number of folders, and of files in each, that are searched for the signs of another format.
+const MAX_FOLDERS: usize = 64;
+const MAX_FILES: usize = 1024;
 
 /// Opens the weights of a directory, or the one file that the user named.
 ///
@@ -209,9 +283,20 @@ pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError
     })
 }
 
-/// Returns the error for a directory that contains a refused format; `None` if it has none.
+/// Returns the error for a directory that contains a refused format, itself or in a folder; `None` if it has none.
 fn refusal(dir: &Path, names: &[String]) -> Option<CheckpointError> {
-    names.iter().find_map(|name| FormatProbe::of(name)?.refusal(&dir.join(name)))
+    let own = names.iter().find_map(|name| FormatProbe::of(name)?.refusal(&dir.join(name)));
+    own.or_else(|| {
+        names.iter().map(|name| dir.join(name)).filter(|path| path.is_dir()).take(MAX_FOLDERS).find_map(
+            |folder| {
+                let entries = fs_err::read_dir(&folder).ok()?.take(MAX_FILES);
+                let mut names: Vec<String> =
+                    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+                names.sort_unstable();
+                names.iter().find_map(|name| FormatProbe::of(name)?.refusal(&folder.join(name)))
+            },
+        )
+    })
 }
 
 /// Splits a path into the directory and, if it names a file, the file's name.
@@ -313,7 +398,23 @@ mod tests {
         for name in ["pytorch_model.bin", "weights.PT", "a.ckpt", "a.pth"] {
             assert_eq!(is_read(name), Some(true), "{name}");
         }
-        for name in ["consolidated.00.pth", "adapter_model.bin", "a.flm", "A.GGUF"] {
+        for name in [
+            "consolidated.00.pth",
+            "adapter_model.bin",
+            "a.flm",
+            "A.GGUF",
+            "__0_0.distcp",
+            "pytorch_model_fsdp_0",
+            "global_step500",
+            "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            "mp_rank_00",
+            "model_optim_rng.pt",
+            "flax_model.msgpack",
+            "tf_model.h5",
+            "model.ckpt.index",
+            "model.onnx",
+            "m.nemo",
+        ] {
             assert_eq!(is_read(name), Some(false), "{name}");
         }
         for name in ["config.json", ".bin", "other.safetensors", "tokenizer.model"] {

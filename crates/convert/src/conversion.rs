@@ -18,6 +18,7 @@ use crate::{
     token_rows,
 };
 use gguf_arch::{CardKind, DraftHeads, DropReason, Dropped, KeyFate, Mapping, OutType, exports_heads};
+use gguf_checkpoint::CheckpointError;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use gguf_format::{Array, Metadata, Value, id_of_blocks};
@@ -86,6 +87,20 @@ impl WeightSource for NoWeights {
     }
 }
 
+/// Maximum number of empty tensors that an error names.
+const MAX_NAMED: usize = 3;
+
+/// Refuses weights of which another process of a training has the elements.
+fn refuse_partitioned(weights: &[WeightMeta]) -> Result<(), CheckpointError> {
+    let is_empty = |meta: &&WeightMeta| *meta.shape.dims() == [0] && meta.name.ends_with(".weight");
+    let empty: Vec<&WeightMeta> = weights.iter().filter(is_empty).collect();
+    if empty.is_empty() {
+        return Ok(());
+    }
+    let names = empty.iter().take(MAX_NAMED).map(|meta| meta.name.clone()).collect();
+    Err(CheckpointError::Partitioned { names, n_empty: empty.len(), n: weights.len() })
+}
+
 /// Adds to an error that MLX saved the weights: what is unknown or missing has another name there.
 fn source_error(mlx: Option<&SavedByMlx>, error: ConvertError) -> ConvertError {
     match (mlx, error) {
@@ -125,6 +140,7 @@ impl Conversion {
         let scope = if options.vocab_only { CardScope::Keys } else { CardScope::KeysAndTensors };
         let mut source = source;
         let mlx = source.mlx.clone();
+        refuse_partitioned(source.metas())?;
         let (mut mapping, mut warnings) = plain_names::map_by(&mut source, options, scope)
             .map_err(|error| source_error(mlx.as_ref(), error))?;
         let (dir, weights) = (&source.dir, source.metas());

@@ -46,6 +46,31 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
+/// Content of a small file of a model's directory, as far as its first bytes tell: without the mark of UTF-8 that editors
+/// of Windows put before JSON and templates.
+///
+/// # Errors
+/// A pointer of git LFS, a web page, or UTF-16 in place of the file; the message names the path and the remedy.
+pub fn own_content(path: &Path, mut bytes: Vec<u8>) -> io::Result<Vec<u8>> {
+    const MARK: &[u8] = b"\xef\xbb\xbf";
+    let ends = |endings: &[&str]| path.extension().is_some_and(|own| endings.iter().any(|end| own == *end));
+    let start = bytes.trim_ascii_start();
+    let begins = |word: &[u8]| start.get(..word.len()).is_some_and(|found| found.eq_ignore_ascii_case(word));
+    let what = if begins(b"version https://git-lfs") {
+        "a pointer of git LFS, not the file itself: run `git lfs pull`"
+    } else if ends(&["json", "model"]) && (begins(b"<!doctype html") || begins(b"<html")) {
+        "a web page (HTML), not the file itself: fetch it again"
+    } else if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
+        "text in UTF-16, by its byte order mark: save it as UTF-8"
+    } else {
+        if ends(&["json", "jinja"]) && bytes.starts_with(MARK) {
+            bytes.drain(..MARK.len());
+        }
+        return Ok(bytes);
+    };
+    Err(io::Error::new(io::ErrorKind::InvalidData, format!("{}: {what}", path.display())))
+}
+
 /// Returns true if a path leads to nothing. Any other error says nothing about what is there: taken for absence, it would
 /// leave a file out in silence.
 #[must_use]
@@ -143,6 +168,32 @@ mod tests {
             assert_eq!(read_to_string(&link).unwrap(), "some text");
         }
         assert_eq!(open(&dir.path().join("nothing")).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn what_is_not_the_file_itself_is_named() {
+        let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n";
+        for (name, bytes, wanted) in [
+            (
+                "tokenizer.model",
+                &pointer[..],
+                "a pointer of git LFS, not the file itself: run `git lfs pull`",
+            ),
+            ("chat_template.jinja", pointer, "a pointer of git LFS, not the file itself: run `git lfs pull`"),
+            (
+                "config.json",
+                b"\n<!DOCTYPE HTML><p>",
+                "a web page (HTML), not the file itself: fetch it again",
+            ),
+            ("merges.txt", b"\xff\xfea\0", "text in UTF-16, by its byte order mark: save it as UTF-8"),
+        ] {
+            let error = own_content(Path::new(name), bytes.to_vec()).unwrap_err();
+            assert_eq!(error.to_string(), format!("{name}: {wanted}"));
+        }
+        let content = |name: &str| own_content(Path::new(name), b"\xef\xbb\xbf{}".to_vec()).unwrap();
+        assert_eq!(content("tokenizer.json"), b"{}");
+        // A vocabulary's first word begins where the file does.
+        assert_eq!(content("vocab.txt"), b"\xef\xbb\xbf{}");
     }
 
     #[cfg(unix)]

@@ -29,6 +29,11 @@ impl Safetensors {
         &self.header
     }
 
+    /// States who saved the file, as `format` in its metadata.
+    pub fn saved_by(&mut self, format: &str) {
+        self.header.insert("__metadata__".to_owned(), json!({ "format": format }));
+    }
+
     /// Bytes of a tensor.
     pub fn data_mut(&mut self, name: &str) -> &mut [u8] {
         let [start, end] = [0, 1].map(|at| self.header[name]["data_offsets"][at].as_u64().unwrap() as usize);

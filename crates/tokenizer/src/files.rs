@@ -73,7 +73,8 @@ impl<'a> Directory<'a> {
                 if metadata.len() > limit {
                     return Err(TokenizerError::FileTooLarge { path, found: metadata.len(), limit });
                 }
-                Ok(Some(input::read(&path)?))
+                let bytes = input::read(&path)?;
+                Ok(Some(input::own_content(&path, bytes)?))
             }
             Ok(metadata) if metadata.is_dir() => Ok(None),
             // The read fails with the kind of the file.

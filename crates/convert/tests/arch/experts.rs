@@ -15,15 +15,15 @@ use crate::fixture::{self, CardFixture, case};
 
 /// Stored tensor.
 #[derive(Clone)]
-struct Stored {
-    ty: String,
-    dims: Vec<u64>,
-    bytes: Vec<u8>,
+pub struct Stored {
+    pub ty: String,
+    pub dims: Vec<u64>,
+    pub bytes: Vec<u8>,
 }
 
-type Weights = BTreeMap<String, Stored>;
+pub type Weights = BTreeMap<String, Stored>;
 
-fn read(dir: &Path) -> Weights {
+pub fn read(dir: &Path) -> Weights {
     let mut file = Safetensors::parse(&fs_err::read(dir.join("model.safetensors")).unwrap());
     let header = file.header().clone();
     let row = |(name, meta): (&String, &Json)| {
@@ -36,7 +36,13 @@ fn read(dir: &Path) -> Weights {
 
 /// Writes the tensors in order of their names.
 fn write(dir: &Path, weights: &Weights) {
+    write_as(dir, weights, "pt");
+}
+
+/// Writes the tensors as a program's own.
+pub fn write_as(dir: &Path, weights: &Weights, format: &str) {
     let mut file = Safetensors::default();
+    file.saved_by(format);
     for (name, stored) in weights {
         file.add(name, &stored.ty, &stored.dims, &stored.bytes);
     }
@@ -45,7 +51,7 @@ fn write(dir: &Path, weights: &Weights) {
 }
 
 /// Name, shape and checksum of each tensor of the file.
-fn converted(case: &CardFixture, dir: &Path) -> Result<Vec<Json>, ConvertError> {
+pub fn converted(case: &CardFixture, dir: &Path) -> Result<Vec<Json>, ConvertError> {
     let conversion = case.plan(dir, OutType::F32)?;
     let row = |(index, tensor): (usize, &gguf_core::TensorMeta)| {
         json!([tensor.name, tensor.shape.dims(), digits(&conversion, index)])
@@ -87,12 +93,12 @@ fn turned(stored: &Stored) -> Stored {
 }
 
 /// Matrices of a layer's experts in order: gate, up, down. Absent ones are empty.
-type Layer = [Vec<Stored>; 3];
+pub type Layer = [Vec<Stored>; 3];
 const WORDS: [[&str; 3]; 3] =
     [["gate_proj", "up_proj", "down_proj"], ["w1", "w3", "w2"], ["gate", "up", "down"]];
 
 /// Takes the experts' matrices out of a checkpoint, by the name of the module that has them.
-fn taken(weights: &mut Weights) -> BTreeMap<String, Layer> {
+pub fn taken(weights: &mut Weights) -> BTreeMap<String, Layer> {
     let mut layers: BTreeMap<String, Layer> = BTreeMap::new();
     let names: Vec<String> = weights.keys().cloned().collect();
     let mut numbered: Vec<(String, usize, usize, String)> = Vec::new();
@@ -135,7 +141,7 @@ fn fused_and_turned(weights: &mut Weights, module: &str, layer: Layer) {
 }
 
 /// As MLX has them.
-fn switched(weights: &mut Weights, module: &str, layer: Layer) {
+pub fn switched(weights: &mut Weights, module: &str, layer: Layer) {
     for (parts, word) in layer.into_iter().zip(WORDS[0]).filter(|(parts, _)| !parts.is_empty()) {
         weights.insert(format!("{module}.switch_mlp.{word}.weight"), stacked(parts));
     }

@@ -35,6 +35,7 @@ mod new_classes;
 mod plain_names;
 mod resaved;
 mod runtime_keys;
+mod saved_by_mlx;
 mod sizes;
 mod tied;
 mod vocabularies;
