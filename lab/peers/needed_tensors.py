@@ -49,6 +49,18 @@ PARTNERS = [
     (r"inp_gate|post_norm|proj\.", "proj inp_gate"),
     (r"attn_kv\.|attn_output_[ab]\.|attn_sinks|hc_", "attn_kv_a_norm attn_kv"),
 ]
+# What the loader requires as a whole, or by a key, read from its source: kinds, condition, architectures.
+SHARED = [f"blk.N.ffn_{part}_shexp.weight" for part in ("gate", "up", "down")]
+ROUTED = [f"blk.N.ffn_routed_{part}.weight" for part in ("up", "down")]
+EXPERTS = "ffn_down_exps.weight"
+LOADER = [
+    (SHARED, EXPERTS, "bailingmoe bailingmoe2 bailingmoe3 deepseek deepseek2 deepseek2-ocr deepseek32 deepseek4 dots1 dots3note exaone-moe"),
+    (SHARED, EXPERTS, "glm-dsa glm5-next hunyuan-moe hy_v4 laguna llama4 minimax-m3 nemotron_h_moe qwen2moe qwen35moe qwen3next qwen4exp"),
+    (SHARED, f"{EXPERTS} & expert_shared_count", "afmoe cohere2moe glm4moe"),
+    (SHARED, f"{EXPERTS} & expert_shared_feed_forward_length", "ernie4_5-moe granite_swa granitehybrid granitemoe"),
+    (["blk.N.ffn_gate_inp_shexp.weight"], EXPERTS, "qwen2moe qwen35moe qwen3next qwen4exp"),
+    (ROUTED, f"{EXPERTS} & expert_latent_length", "kimi-k3"),
+]
 # Rows that a configuration decides in a way that no file shows.
 LEFT_OUT = {"rope_freqs.weight"}
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
@@ -199,8 +211,13 @@ def main():
                 print(f"{arch}: no row for {kind}")
             else:
                 rows[kind][beside].append(arch)
+    for kinds, condition, archs in LOADER:
+        for kind, arch in ((kind, arch) for kind in kinds for arch in archs.split() if arch in sum(rows[kind].values(), [])):
+            if "&" in condition and arch in rows[kind].get(EXPERTS, []):
+                rows[kind][EXPERTS].remove(arch)
+            rows[kind][condition].append(arch)
     lines = [
-        f" {json.dumps(kind)}: {json.dumps({beside: ' '.join(archs) for beside, archs in sorted(row.items())})}"
+        f" {json.dumps(kind)}: {json.dumps({beside: ' '.join(archs) for beside, archs in sorted(row.items()) if archs})}"
         for kind, row in sorted(rows.items())
     ]
     output.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -19,6 +19,8 @@ const TABLE: &str = include_str!("needs.json");
 /// Placeholder of the block prefix in a row.
 const EACH_BLOCK: &str = "blk.N.";
 const BLOCK: &str = "blk.";
+/// Text between a tensor and a key that are both conditions of a row.
+const AND_KEY: &str = " & ";
 
 /// Required tensor.
 struct Need {
@@ -28,6 +30,8 @@ struct Need {
     start: Option<&'static str>,
     /// Tensor of the same block in whose presence this one is required; empty if it is always required.
     with: &'static str,
+    /// Key of the architecture that must be greater than 0 for the requirement.
+    key: Option<&'static str>,
 }
 
 static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
@@ -40,8 +44,12 @@ static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
             None => (None, kind),
         };
         for (with, archs) in rows {
+            let (with, key) = match with.split_once(AND_KEY) {
+                Some((with, key)) => (with, Some(key)),
+                None => (with, None),
+            };
             for arch in archs.split(' ') {
-                needs.entry(arch).or_default().push(Need { name, start, with });
+                needs.entry(arch).or_default().push(Need { name, start, with, key });
             }
         }
     }
@@ -86,8 +94,11 @@ pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Mi
         return None;
     }
     let joins = LazyCell::new(|| joins(arch));
+    let is_set = |key: &&str| {
+        metadata.get(&format!("{arch}.{key}")).and_then(Value::as_u64).is_some_and(|value| value > 0)
+    };
     let mut missing = BTreeSet::new();
-    for need in needs {
+    for need in needs.iter().filter(|need| need.key.as_ref().is_none_or(is_set)) {
         let mut ask = |block: Option<u64>| {
             let name = |part: &str| match (need.start, block) {
                 (Some(start), Some(block)) => format!("{start}{BLOCK}{block}.{part}"),
@@ -202,6 +213,30 @@ mod tests {
         let is_due = |names: &[&str]| missing("lfm2", names).contains(&"blk.1.attn_q_norm.weight".to_owned());
         assert!(is_due(&["blk.0.shortconv.conv.weight", "blk.1.attn_q.weight"]));
         assert!(!is_due(&["blk.0.attn_q.weight", "blk.1.shortconv.conv.weight"]));
+    }
+
+    #[test]
+    fn a_whole_part_that_the_loader_requires_is_missed() {
+        let experts = ["blk.0.ffn_down_exps.weight"];
+        let shared = ["ffn_down_shexp", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp"];
+        for arch in ["qwen2moe", "qwen3next", "qwen35moe"] {
+            let found = missing(arch, &experts);
+            assert!(shared.iter().all(|name| found.contains(&format!("blk.0.{name}.weight"))), "{found:?}");
+        }
+        // A key decides.
+        let found = |key: Option<u32>| {
+            let mut metadata = Metadata::new();
+            metadata.set("general.architecture", "kimi-k3");
+            if let Some(length) = key {
+                metadata.set("kimi-k3.expert_latent_length", length);
+            }
+            let (shape, ty) = (Shape::new(vec![1]).unwrap(), GgmlType::F32);
+            let tensors = [TensorMeta { name: experts[0].to_owned(), shape, ty }];
+            missing_tensors(&metadata, &tensors).unwrap().names
+        };
+        let latent = "blk.0.ffn_routed_down.weight".to_owned();
+        assert!(found(Some(32)).contains(&latent));
+        assert!(!found(Some(0)).contains(&latent) && !found(None).contains(&latent));
     }
 
     #[test]
