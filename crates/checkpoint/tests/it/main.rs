@@ -251,7 +251,7 @@ fn shards_may_be_links() {
 
 #[test]
 fn other_forms_are_named() {
-    let cases: [(&str, &str); 6] = [
+    let cases: [(&str, &str); 9] = [
         (
             "consolidated.00.pth",
             "DIR/consolidated.00.pth: a checkpoint in Meta's own layout cannot be read yet",
@@ -263,6 +263,15 @@ fn other_forms_are_named() {
             "DIR/adapter_model.safetensors: an adapter without its base model cannot be read yet",
         ),
         ("model.gguf", "DIR/model.gguf: a GGUF file as a checkpoint cannot be read yet"),
+        (
+            "__0_0.distcp",
+            "DIR/__0_0.distcp: a checkpoint of FSDP, in parts of torch.distributed.checkpoint, cannot be read yet",
+        ),
+        (
+            "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+            "DIR/zero_pp_rank_0_mp_rank_00_optim_states.pt: a checkpoint of DeepSpeed, in parts of its ranks, cannot be read yet",
+        ),
+        ("flax_model.msgpack", "DIR/flax_model.msgpack: a checkpoint of Flax (JAX) cannot be read yet"),
         (
             "notes.txt",
             "DIR: no weights found (`model*.safetensors`, or PyTorch's `pytorch_model*.bin`, `*.pth`, `*.pt`, `*.ckpt`)",
@@ -278,6 +287,23 @@ fn other_forms_are_named() {
         fs_err::remove_file(dir.path().join("config.json")).unwrap();
         let expected = if name == "notes.txt" { "DIR: `config.json` is missing" } else { expected };
         assert_eq!(error(&dir), expected);
+    }
+}
+
+/// Trainers save the parts in a folder.
+#[test]
+fn parts_in_folders_are_named_with_the_way_to_put_them_together() {
+    for (folder, file, way_out) in [
+        ("pytorch_model_fsdp_0", "__0_0.distcp", "accelerate merge-weights"),
+        ("epoch_1", "__1_0.distcp", "dcp_to_torch"),
+        ("global_step500", "mp_rank_00_model_states.pt", "zero_to_fp32.py"),
+        ("iter_0000500", "model_optim_rng.pt", "Megatron Bridge"),
+    ] {
+        let dir = dir(&[]);
+        fs_err::create_dir(dir.path().join(folder)).unwrap();
+        fs_err::write(dir.path().join(folder).join(file), b"x").unwrap();
+        let refused = open(&dir).unwrap_err();
+        assert!(refused.to_string().contains(folder) && refused.hints()[0].contains(way_out), "{refused}");
     }
 }
 

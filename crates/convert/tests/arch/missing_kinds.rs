@@ -76,3 +76,45 @@ fn the_message_names_the_weights_of_the_checkpoint() {
         assert!(error.starts_with("the checkpoint lacks `") && error.contains(named), "{at}: {error}");
     }
 }
+
+/// A layer that the configuration does not count, and that is no draft head, is never left out in silence.
+#[test]
+fn a_layer_beyond_the_last_is_named() {
+    for at in
+        ["deepseek2/deepseek_v2.json", "glm5-next/glm5_next.json", "qwen3moe/plain.json", "llama/plain.json"]
+    {
+        let case = fixture::case(at).edited(|content| {
+            let config = &mut content["config"];
+            let part = if config["num_hidden_layers"].is_u64() { config } else { &mut config["text_config"] };
+            let last = part["num_hidden_layers"].as_u64().unwrap() - 1;
+            part["num_hidden_layers"] = last.into();
+            for list in part.as_object_mut().unwrap().values_mut().filter_map(|value| value.as_array_mut()) {
+                if list.len() as u64 == last + 1 {
+                    list.pop();
+                }
+            }
+        });
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let error = case.plan(dir.path(), OutType::F32).unwrap_err().to_string();
+        assert!(error.contains(": block ") && error.contains(" of a model with "), "{at}: {error}");
+    }
+}
+
+/// ZeRO stage 3 leaves tensors without elements, named as in the checkpoint.
+#[test]
+fn weights_that_other_ranks_have_are_named() {
+    let case = fixture::case("llama/plain.json").edited(|content| {
+        for row in content["tensors"].as_array_mut().unwrap() {
+            if row[0].as_str().unwrap().contains("mlp.up_proj") {
+                row[2] = serde_json::json!([0]);
+            }
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    case.write(dir.path());
+    let error = case.plan(dir.path(), OutType::F32).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("ZeRO stage 3") && text.contains("`model.layers.0.mlp.up_proj.weight`"), "{text}");
+    assert!(gguf_core::Hint::hints(&error)[0].contains("zero_to_fp32.py"), "{error:?}");
+}
