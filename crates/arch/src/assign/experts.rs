@@ -172,10 +172,9 @@ fn modules(card: &Card, own: &[(usize, Role)]) -> Vec<String> {
             continue;
         }
         add(parent.to_owned());
-        if let Some((block, module)) = parent.rsplit_once('.').filter(|(_, module)| *module != "{bid}") {
-            if module != MODULE {
-                add(format!("{block}.{MODULE}"));
-            }
+        let own = parent.rsplit_once('.').filter(|(_, module)| ![MODULE, "{bid}"].contains(module));
+        if let Some((block, _)) = own {
+            add(format!("{block}.{MODULE}"));
         }
     }
     modules
@@ -386,9 +385,11 @@ pub(super) fn other_face(
             _ => None,
         }
     })?;
-    (is_in_first != fact.is_turned).then(|| match fact.is_turned {
-        true => entry.ops[1..].to_vec(),
-        false => std::iter::once(turn()).chain(entry.ops.iter().cloned()).collect(),
+    (is_in_first != fact.is_turned).then(|| {
+        if fact.is_turned {
+            return entry.ops[1..].to_vec();
+        }
+        std::iter::once(turn()).chain(entry.ops.iter().cloned()).collect()
     })
 }
 

@@ -35,7 +35,7 @@ fn saved(all: &Weights, adds_one: bool) -> Weights {
         }
         if adds_one && stored.dims.len() == 1 && NORMS.iter().any(|norm| name.ends_with(norm)) {
             stored.bytes = floats(stored).iter().flat_map(|value| (value + 1.0).to_le_bytes()).collect();
-            stored.ty = "F32".to_owned();
+            "F32".clone_into(&mut stored.ty);
         }
     }
     weights
