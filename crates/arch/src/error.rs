@@ -8,6 +8,7 @@ use crate::missing_input::{CONFIG, MissingInput, add_to};
 use crate::names::PatternError;
 use crate::ops::OpError;
 use crate::similarity::Similarity;
+use crate::tied::USUAL_HEAD;
 use gguf_core::Hint;
 use gguf_core::similar::did_you_mean;
 use gguf_core::text::escape;
@@ -73,6 +74,22 @@ pub enum ArchError {
     Required {
         /// The card's message.
         message: String,
+    },
+    /// List by layer of another length than the model.
+    #[error(
+        "config.json: `{key}` has {n_entries} {}, and `{layers_key}` is {n_layers}: nothing says which entry belongs to \
+         which layer",
+        if *n_entries == 1 { "entry" } else { "entries" }
+    )]
+    LayerList {
+        /// The key.
+        key: String,
+        /// Number of its entries.
+        n_entries: u64,
+        /// Key of the number of layers.
+        layers_key: &'static str,
+        /// Number of layers.
+        n_layers: u64,
     },
     /// Missing key of `config.json` without which nothing can be converted.
     #[error("config.json: `{key}` is missing")]
@@ -525,6 +542,11 @@ impl Hint for ArchError {
             Self::Stack { found, expected, .. } if found > expected => {
                 vec!["check that config.json belongs to these weights".to_owned()]
             }
+            Self::Missing { names, .. } if names.iter().any(|name| name.starts_with(USUAL_HEAD)) => vec![
+                "a model that was saved as the model inside (`AutoModel`) has no head: save it with its head, for instance by \
+                 `AutoModelForCausalLM`; else check that all shards of the checkpoint are there"
+                    .to_owned(),
+            ],
             Self::Missing { .. } | Self::Stack { .. } => {
                 vec!["check that all shards of the checkpoint are there".to_owned()]
             }
@@ -540,6 +562,9 @@ impl Hint for ArchError {
                  your own, with `--card FILE`"
                     .to_owned(),
             ],
+            Self::LayerList { key, n_layers, .. } => {
+                vec![format!("give `{key}` the {n_layers} entries of the layers that are stored")]
+            }
             Self::RopeType { known, .. } => vec![format!("known rope types: {}", known.join(", "))],
             Self::Eval { source, .. } if source.is_absent() => vec![add_to(CONFIG)],
             Self::Op { source, .. } if source.is_absent() => vec![add_to(CONFIG)],

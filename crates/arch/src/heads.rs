@@ -40,7 +40,8 @@ impl DraftHeads {
 }
 
 /// Keys of `config.json` that count the model's own blocks, regardless of the card. The first present key is used.
-const OWN_COUNTS: [&str; 4] = ["n_layers", "num_hidden_layers", "n_layer", "num_layers"];
+const OWN_COUNTS: [&str; 5] =
+    ["n_layers", "num_hidden_layers", "n_layer", "num_layers", "num_transformer_layers"];
 
 /// Keys of `config.json` that count draft heads.
 const COUNTS: [&str; 8] = [
@@ -62,9 +63,18 @@ fn counted(config: &Map<String, Json>) -> Option<(&'static str, u64)> {
     })
 }
 
-/// Returns the number of the model's own blocks, if the configuration declares it.
+/// Returns the number of draft heads that the configuration counts.
+pub(super) fn stated_heads(config: &Map<String, Json>) -> u64 {
+    counted(config).map_or(0, |(_, n)| n)
+}
+
+/// Returns the number of the model's own blocks and its key, if the configuration declares it.
+pub(super) fn own_blocks_key(config: &Map<String, Json>) -> Option<(&'static str, u64)> {
+    OWN_COUNTS.into_iter().find_map(|key| Some((key, config.get(key).and_then(Json::as_u64)?)))
+}
+
 fn own_blocks(config: &Map<String, Json>) -> Option<u64> {
-    OWN_COUNTS.into_iter().find_map(|key| config.get(key).and_then(Json::as_u64))
+    own_blocks_key(config).map(|(_, n)| n)
 }
 
 /// Returns true if a checkpoint stores a tensor of a draft head.

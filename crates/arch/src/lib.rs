@@ -54,6 +54,7 @@ mod hparams;
 mod inputs;
 mod invert;
 mod kinds;
+mod layer_lists;
 mod leftover;
 mod listing;
 mod load;

@@ -1,5 +1,6 @@
-//! Class of a configuration that names none, or that names a wrapper: FSDP, PEFT and others write their own name into
-//! `architectures`, around the model's class or instead of it. Names of wrappers are in `base.toml`.
+//! Class of a configuration that names none, that names the model inside (as `AutoModel` saves it), or that names a
+//! wrapper: FSDP, PEFT and others write their own name into `architectures`, around the model's class or instead of it.
+//! Names of wrappers are in `base.toml`.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -19,6 +20,13 @@ static CLASSES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
     // A test covers that the table parses.
     toml::from_str(TABLE).unwrap_or_default()
 });
+
+/// Models inside whose class with a head has another name, in transformers 5.24.
+const INNER_CLASSES: [(&str, &str); 1] = [("MiniMaxM3VLModel", "MiniMaxM3SparseForConditionalGeneration")];
+/// Endings of the names of models inside, the longest first.
+const INNER: [&str; 2] = ["TextModel", "Model"];
+/// Endings of classes that add a head to a model.
+const WITH_HEAD: [&str; 4] = ["ForCausalLM", "LMHeadModel", "ModelLM", "ForConditionalGeneration"];
 
 /// Returns the class that a configuration means, with a warning if it does not name it. `named` is the class that it
 /// names.
@@ -49,6 +57,7 @@ pub(super) fn recognized(
             let has_code = config.get("auto_map").is_some_and(|map| !map.is_null());
             let means = |class: &str| is_wrapper || (!has_code && found.ends_with(class));
             let class = inner.or_else(|| of_type().map(|row| row.1).filter(|class| means(class)));
+            let class = class.or_else(|| same_model(&found, config, &mut classes.iter().map(|row| row.class)));
             match class {
                 Some(class) => Ok((class.clone(), Some(ArchWarning::WrappedClass { found, class }))),
                 None => Ok((found, None)),
@@ -60,6 +69,30 @@ pub(super) fn recognized(
         }
         Err(error) => Err(error),
     }
+}
+
+/// Returns the known class of a model with its head for the class of the model inside: `Qwen3VLModel` is saved by
+/// `AutoModel`. Spelling does not count: transformers and the model's own code differ in it.
+fn same_model(
+    found: &str,
+    config: &Map<String, Json>,
+    known: &mut dyn Iterator<Item = &str>,
+) -> Option<String> {
+    let plain = |class: &str| class.replace('_', "").to_lowercase();
+    let known: Vec<(String, &str)> = known.map(|class| (plain(class), class)).collect();
+    let find = |class: &str| known.iter().find(|row| row.0 == plain(class)).map(|row| row.1.to_owned());
+    // A model of several parts has a class of the same name for its text part.
+    let has_parts = config.get("text_config").is_some_and(Json::is_object);
+    let mut heads: Vec<&str> = WITH_HEAD.into();
+    if has_parts {
+        heads.reverse();
+    }
+    let stems = INNER.iter().filter_map(|end| found.strip_suffix(end)).filter(|stem| !stem.is_empty());
+    let with_head = || stems.flat_map(|stem| heads.iter().map(move |head| format!("{stem}{head}")));
+    find(found).or_else(|| with_head().find_map(|class| find(&class))).or_else(|| {
+        let (_, class) = INNER_CLASSES.iter().find(|row| row.0 == found)?;
+        find(class)
+    })
 }
 
 /// Returns a class without a wrapper's prefix or suffix, and without its module.

@@ -18,6 +18,7 @@ use crate::generated;
 use crate::heads::HeadRule;
 use crate::hparams;
 use crate::inputs::Inputs;
+use crate::layer_lists;
 use crate::load::Registry;
 use crate::long_rope;
 use crate::mapping::{Mapping, OutputSpec};
@@ -37,6 +38,7 @@ use crate::similarity::Similarity;
 use crate::target;
 use crate::tied;
 use crate::types::OutType;
+use crate::warning::ArchWarning;
 use gguf_core::WeightMeta;
 use gguf_format::{Metadata, ModeRequest, TokenizerRequest};
 
@@ -63,7 +65,8 @@ fn resolved(
     inputs: &Inputs<'_>,
     options: &ResolveOptions,
 ) -> Result<Mapping, ArchError> {
-    let config = detect::with_text_config(inputs.config);
+    let mut config = detect::with_text_config(inputs.config);
+    let cut = if registry.kind() == CardKind::Text { layer_lists::settle(&mut config)? } else { Vec::new() };
     let named = match (registry.kind(), options.mistral_format) {
         (CardKind::Text, true) => Ok(detect::mistral_class(&config).to_owned()),
         (CardKind::Text, false) => detect::class_of(&config),
@@ -92,9 +95,13 @@ fn resolved(
         let (option, why) = ("--target-model-dir", "its models need nothing of another");
         return Err(ArchError::Option { option, card: card.name(), why });
     }
-    let warnings = doubt.into_iter().chain(unstored).collect();
+
     let heads = HeadRule::of(card, options.heads, &config, &scope)?;
-    let declared_tie = tied::declared_tie(inputs.config, &scope.config);
+    // A model that was saved as the model inside has no head, although it may need one.
+    let is_inner = matches!(&doubt, Some(ArchWarning::WrappedClass { found, .. }) if found.ends_with("Model"));
+    let of_class = || is_inner.then(|| tied::default_tie(&config)).flatten();
+    let declared_tie = tied::declared_tie(inputs.config, &scope.config).or_else(of_class);
+    let warnings = doubt.into_iter().chain(unstored).chain(cut).collect();
     let (mut outputs, mut dropped, mut stored_heads) = (Vec::new(), Vec::new(), Vec::new());
     if !options.metadata_only {
         for generate in card.generate.iter().filter(|_| !options.is_part) {

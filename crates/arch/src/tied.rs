@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
+use crate::attributes::{AttributeDefault, Attributes};
 use crate::error::ArchError;
 use crate::eval::Scope;
 use crate::mapping::{Dropped, OutputSpec, TensorContent};
@@ -31,6 +32,14 @@ pub(super) fn declared_tie(config: &Map<String, Json>, text: &Map<String, Json>)
     let explicit = maps.iter().find_map(|map| map.get("tie_word_embeddings").and_then(Json::as_bool));
     let mut types = maps.iter().filter_map(|map| map.get("model_type").and_then(Json::as_str));
     explicit.or_else(|| types.any(|own| base().tied.iter().any(|tied| tied == own)).then_some(true))
+}
+
+/// Returns whether embedding and head are tied in a known class of transformers if the configuration does not tell.
+pub(super) fn default_tie(config: &Map<String, Json>) -> Option<bool> {
+    match Attributes::of_text(config)?.default_of("tie_word_embeddings") {
+        Some(AttributeDefault::Value(tied)) => tied.as_bool(),
+        _ => None,
+    }
 }
 
 /// Compares the stored embedding and head with the configuration. `heads` are the weights that are named like a head.

@@ -22,6 +22,12 @@ pub enum ArchWarning {
         escape(model_type)
     )]
     ClassOfType { model_type: String, class: String },
+    /// List by layer with more entries than layers.
+    #[error(
+        "config.json: `{key}` has {n_entries} entries, and `{layers_key}` is {n_layers}: the first {n_layers} are read, as \
+         transformers does"
+    )]
+    LongList { key: String, n_entries: u64, layers_key: &'static str, n_layers: u64 },
     /// Rope factors that the runtime does not read.
     #[error(
         "config.json: rope type `{}`: llama.cpp reads no rope factors for `{arch}`, none are written; the model rotates \

@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use crate::codes::{self, ChosenStorage, FittingType, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::computable::Planned;
+use crate::key_check::KeysError;
 use crate::left_out::{OtherModalities, first_names, of_training};
 use crate::mapping::{CardScope, map};
 use crate::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
@@ -200,6 +201,10 @@ impl Conversion {
         let mut metadata = metadata(&mapping, &general, &extra, &built.rows, options);
         warnings.extend(no_context_length(&mapping, &metadata));
         if mapping.card.kind == CardKind::Text {
+            if options.card.is_none() {
+                let file = if dir.is_mistral_format() { "params.json" } else { "config.json" };
+                KeysError::check(file, &mapping, &metadata, &options.set)?;
+            }
             let names = |tensor: usize| {
                 let indices = parts.get(tensor).map(|part| part.recipe.weights()).unwrap_or_default();
                 let names = indices.into_iter().filter_map(|at| Some(weights.get(at)?.name.clone()));

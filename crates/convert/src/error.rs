@@ -1,6 +1,6 @@
 //! Errors of converting a checkpoint.
 
-use crate::{AdapterError, DiffusionError, SizesError};
+use crate::{AdapterError, DiffusionError, KeysError, SizesError};
 use gguf_arch::ArchError;
 use gguf_checkpoint::CheckpointError;
 use gguf_checkpoint::pickle::PickleError;
@@ -79,6 +79,9 @@ pub enum ConvertError {
         /// Cause.
         source: Box<ConvertError>,
     },
+    /// A value of the configuration gives a key that no runtime reads.
+    #[error(transparent)]
+    Keys(#[from] Box<KeysError>),
     /// An architecture without a card.
     #[error("{}: no architecture card for `{}`", path.display(), escape(arch))]
     UnknownArch {
@@ -157,6 +160,7 @@ impl ConvertError {
             | Self::Peft(_)
             | Self::Lora(_)
             | Self::Sizes(_)
+            | Self::Keys(_)
             | Self::Io(_) => false,
         }
     }
@@ -172,6 +176,7 @@ impl Hint for ConvertError {
             Self::Peft(error) => error.hints(),
             Self::Diffusion(error) => error.hints(),
             Self::Sizes(error) => error.hints(),
+            Self::Keys(error) => error.hints(),
             Self::Adapters { .. } => {
                 vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]
             }

@@ -35,6 +35,7 @@ mod header;
 mod imatrix;
 pub mod key_faults;
 pub mod keys;
+pub mod number_faults;
 mod other_file;
 mod part;
 mod plan;

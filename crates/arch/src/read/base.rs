@@ -13,6 +13,7 @@ use crate::schema::MetadataRow;
 const TEXT: &str = include_str!("../base.toml");
 
 const BASE_KEYS: &[&str] = &[
+    "by_layer",
     "companions",
     "config_keys",
     "inverse",
@@ -34,6 +35,8 @@ const BASE_KEYS: &[&str] = &[
 /// Content of `base.toml`, which explains it.
 #[derive(Debug, Default)]
 pub(crate) struct Base {
+    /// Configuration keys.
+    pub(crate) by_layer: Vec<String>,
     pub(crate) config_keys: Vec<String>,
     /// Rows of `["include", "base"]`.
     pub(crate) metadata: Vec<MetadataRow>,
@@ -73,6 +76,7 @@ fn parsed(text: &str) -> Read<Base> {
         text.parse().map_err(|error: toml::de::Error| CardProblem::Toml(error.message().to_owned()))?;
     let top = CardTable::of(&table, "base.toml", BASE_KEYS)?;
     Ok(Base {
+        by_layer: top.texts("by_layer")?,
         config_keys: top.texts("config_keys")?,
         metadata: rows(&top, "metadata")?,
         lets: exprs(&top, "let")?,

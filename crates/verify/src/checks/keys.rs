@@ -1,17 +1,19 @@
 //! Check of the values of well-known keys: their types, lengths and numbers.
 
-mod numbers;
-
 use crate::checks::input::{CheckedFile, FileContent};
 use crate::{Check, Finding};
 use gguf_format::key_faults::key_faults;
+use gguf_format::number_faults::number_faults;
 use gguf_format::{KeyFault, Metadata};
 
 /// Reports numbers that contradict one another, and well-known keys of another type or length than their readers
 /// expect.
 pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
     let mut findings = match file.content {
-        FileContent::Model => numbers::check(file.metadata),
+        FileContent::Model => {
+            let wrong = number_faults(file.metadata);
+            wrong.iter().map(|fault| Finding::error(Check::Keys, fault.to_string())).collect()
+        }
         FileContent::Adapter | FileContent::Towers | FileContent::Vocabulary | FileContent::Image => {
             Vec::new()
         }

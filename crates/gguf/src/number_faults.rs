@@ -1,10 +1,18 @@
 //! Contradictions between numeric keys that make llama.cpp stop with an error, whatever the architecture.
 
-use crate::{Check, Finding};
+use crate::{Metadata, Value};
 use gguf_core::text::escape;
-use gguf_format::{Metadata, Value};
 
-const CHECK: Check = Check::Keys;
+/// A key whose number contradicts another key, or the runtime's limits.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("key `{}` {problem}: llama.cpp does not load the file", escape(key))]
+pub struct NumberFault {
+    /// Key at fault.
+    pub key: String,
+    /// What is wrong with it.
+    pub problem: String,
+}
+
 /// Largest numbers of blocks and experts that llama.cpp supports.
 const MOST_BLOCKS: u64 = 512;
 const MOST_EXPERTS: u64 = 1024;
@@ -51,15 +59,14 @@ impl NumericKeys<'_> {
         }
     }
 
-    fn error(&self, name: &str, message: &str) -> Finding {
-        let message =
-            format!("key `{}` {message}: llama.cpp does not load the file", escape(&self.key(name)));
-        Finding::error(CHECK, message)
+    fn error(&self, name: &str, problem: &str) -> NumberFault {
+        NumberFault { key: self.key(name), problem: problem.to_owned() }
     }
 }
 
 /// Returns the errors in the numeric keys of a model.
-pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
+#[must_use]
+pub fn number_faults(metadata: &Metadata) -> Vec<NumberFault> {
     let Some(arch) = metadata.get("general.architecture").and_then(Value::as_str) else { return Vec::new() };
     let numbers = NumericKeys { metadata, arch };
     let mut findings = blocks(&numbers);
@@ -69,7 +76,7 @@ pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
     findings
 }
 
-fn blocks(numbers: &NumericKeys<'_>) -> Vec<Finding> {
+fn blocks(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
     let mut findings = Vec::new();
     let Some(n) = numbers.number("block_count") else { return findings };
     if n == 0 || n > MOST_BLOCKS {
@@ -83,7 +90,7 @@ fn blocks(numbers: &NumericKeys<'_>) -> Vec<Finding> {
     findings
 }
 
-fn experts(numbers: &NumericKeys<'_>) -> Option<Finding> {
+fn experts(numbers: &NumericKeys<'_>) -> Option<NumberFault> {
     let n = numbers.number("expert_count").unwrap_or(0);
     if ONE_EXPERT.contains(&numbers.arch) && n <= 1 {
         return None;
@@ -99,7 +106,7 @@ fn experts(numbers: &NumericKeys<'_>) -> Option<Finding> {
         .then(|| numbers.error("expert_used_count", &format!("is missing or 0, of {n} experts")))
 }
 
-fn groups(numbers: &NumericKeys<'_>) -> Option<Finding> {
+fn groups(numbers: &NumericKeys<'_>) -> Option<NumberFault> {
     let n = numbers.number("expert_count").unwrap_or(0);
     let groups = numbers.number("expert_group_count").unwrap_or(0);
     let used = numbers.number("expert_group_used_count").unwrap_or(0);
@@ -115,7 +122,7 @@ fn groups(numbers: &NumericKeys<'_>) -> Option<Finding> {
         .then(|| numbers.error("expert_group_used_count", &format!("is {used}, of {groups} groups")))
 }
 
-fn rotation(numbers: &NumericKeys<'_>) -> Vec<Finding> {
+fn rotation(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
     let mut findings = Vec::new();
     if let Some(found) = numbers.value("rope.scaling.type").and_then(Value::as_str)
         && !SCALINGS.contains(&found)
@@ -148,7 +155,7 @@ mod tests {
             metadata.set(format!("{arch}.{name}"), value);
         }
         change(&mut metadata);
-        check(&metadata).into_iter().map(|finding| finding.message).collect()
+        number_faults(&metadata).iter().map(ToString::to_string).collect()
     }
 
     #[test]

@@ -1,0 +1,62 @@
+//! Check of the planned keys: no file is written that the runtime refuses because of a value in the configuration.
+
+use gguf_arch::Mapping;
+use gguf_core::Hint;
+use gguf_core::text::escape;
+use gguf_format::key_faults::key_faults;
+use gguf_format::number_faults::number_faults;
+use gguf_format::{KeyFault, Metadata, Value};
+
+/// Value of the configuration that gives a key no runtime reads.
+#[derive(Debug, thiserror::Error)]
+#[error("{}{fault}", origin(.file, .origins))]
+pub struct KeysError {
+    /// File of the configuration.
+    file: &'static str,
+    /// Configuration keys that the value comes from: name, and name with value.
+    origins: Vec<(String, String)>,
+    /// What is wrong with the key.
+    fault: String,
+}
+
+impl KeysError {
+    /// Checks types, lengths and numbers of the planned keys. Those in `set` are the user's own.
+    ///
+    /// # Errors
+    /// The first key that llama.cpp refuses.
+    pub(super) fn check(
+        file: &'static str,
+        mapping: &Mapping,
+        metadata: &Metadata,
+        set: &[(String, Value)],
+    ) -> Result<(), Box<Self>> {
+        let types = key_faults(metadata).into_iter().filter(KeyFault::is_fatal);
+        let types = types.map(|fault| (fault.key().to_owned(), fault.to_string()));
+        let numbers = number_faults(metadata).into_iter();
+        let mut all = types.chain(numbers.map(|fault| (fault.key.clone(), fault.to_string())));
+        let Some((key, fault)) = all.find(|(key, _)| !set.iter().any(|(own, _)| own == key)) else {
+            return Ok(());
+        };
+        let origins = mapping.origins.get(&key).into_iter().flatten();
+        let origins = origins.map(|origin| (origin.key.clone(), origin.to_string())).collect();
+        Err(Box::new(Self { file, origins, fault }))
+    }
+}
+
+/// Returns the beginning of the message.
+fn origin(file: &str, origins: &[(String, String)]) -> String {
+    let values: Vec<&str> = origins.iter().map(|(_, value)| value.as_str()).collect();
+    if values.is_empty() { String::new() } else { format!("{file}: {}: ", values.join(", ")) }
+}
+
+impl Hint for KeysError {
+    fn hints(&self) -> Vec<String> {
+        let keys: Vec<String> = self.origins.iter().map(|(key, _)| format!("`{}`", escape(key))).collect();
+        let right = "or take the file that was saved with these weights";
+        match keys.as_slice() {
+            [] => Vec::new(),
+            [key] => vec![format!("set {key} in {} right, {right}", self.file)],
+            _ => vec![format!("set one of {} in {} right, {right}", keys.join(", "), self.file)],
+        }
+    }
+}
