@@ -75,6 +75,16 @@ pub enum ArchError {
         /// The card's message.
         message: String,
     },
+    /// Value of another kind than its key has.
+    #[error("config.json: `{}` is {}, expected {expected}", escape(key), escape(value))]
+    ConfigValue {
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What it may hold.
+        expected: &'static str,
+    },
     /// List by layer of another length than the model.
     #[error(
         "config.json: `{key}` has {n_entries} {}, and `{layers_key}` is {n_layers}: nothing says which entry belongs to \
@@ -562,6 +572,10 @@ impl Hint for ArchError {
                  your own, with `--card FILE`"
                     .to_owned(),
             ],
+            Self::ConfigValue { key, .. } => vec![format!(
+                "set `{}` in config.json right, or take the file that was saved with these weights",
+                escape(key)
+            )],
             Self::LayerList { key, n_layers, .. } => {
                 vec![format!("give `{key}` the {n_layers} entries of the layers that are stored")]
             }

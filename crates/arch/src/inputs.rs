@@ -66,3 +66,15 @@ pub enum Pooling {
     /// Last token.
     Last = 3,
 }
+
+impl Pooling {
+    /// Returns the name that llama.cpp's `--pooling` takes.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mean => "mean",
+            Self::Cls => "cls",
+            Self::Last => "last",
+        }
+    }
+}

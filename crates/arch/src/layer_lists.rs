@@ -30,7 +30,8 @@ fn settle_part(part: &mut Map<String, Json>) -> Result<Vec<ArchWarning>, ArchErr
     let most = n_layers.saturating_add(stated_heads(part));
     for key in &base().by_layer {
         // An empty list counts as absent.
-        let Some(list) = part.get_mut(key).and_then(Json::as_array_mut).filter(|list| !list.is_empty()) else {
+        let Some(list) = part.get_mut(key).and_then(Json::as_array_mut).filter(|list| !list.is_empty())
+        else {
             continue;
         };
         let n_entries = list.len() as u64;
@@ -76,7 +77,10 @@ mod tests {
         for (json, key) in [
             (r#"{"text_config": {"n_layers": 3, "mlp_layer_types": ["a", "b"]}}"#, "mlp_layer_types"),
             (r#"{"num_hidden_layers": 3, "num_key_value_heads": [1, 2]}"#, "num_key_value_heads"),
-            (r#"{"num_hidden_layers": 3, "num_mtp_layers": 1, "layers_block_type": [1, 1, 1, 1, 1]}"#, "layers_block_type"),
+            (
+                r#"{"num_hidden_layers": 3, "num_mtp_layers": 1, "layers_block_type": [1, 1, 1, 1, 1]}"#,
+                "layers_block_type",
+            ),
         ] {
             assert!(settled(json).unwrap_err().contains(&format!("`{key}` has ")), "{json}");
         }
@@ -84,8 +88,10 @@ mod tests {
         assert_eq!(config["no_rope_layers"], serde_json::json!([1, 1]));
         assert_eq!(
             warnings,
-            ["config.json: `no_rope_layers` has 3 entries, and `num_hidden_layers` is 2: the first 2 are read, as \
-              transformers does"]
+            [
+                "config.json: `no_rope_layers` has 3 entries, and `num_hidden_layers` is 2: the first 2 are read, as \
+              transformers does"
+            ]
         );
     }
 }

@@ -39,6 +39,7 @@ mod card_merge;
 mod carried;
 mod check;
 mod config_keys;
+mod config_numbers;
 mod datum;
 mod detect;
 mod draft;

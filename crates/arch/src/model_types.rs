@@ -57,7 +57,8 @@ pub(super) fn recognized(
             let has_code = config.get("auto_map").is_some_and(|map| !map.is_null());
             let means = |class: &str| is_wrapper || (!has_code && found.ends_with(class));
             let class = inner.or_else(|| of_type().map(|row| row.1).filter(|class| means(class)));
-            let class = class.or_else(|| same_model(&found, config, &mut classes.iter().map(|row| row.class)));
+            let class =
+                class.or_else(|| same_model(&found, config, &mut classes.iter().map(|row| row.class)));
             match class {
                 Some(class) => Ok((class.clone(), Some(ArchWarning::WrappedClass { found, class }))),
                 None => Ok((found, None)),
@@ -93,6 +94,13 @@ fn same_model(
         let (_, class) = INNER_CLASSES.iter().find(|row| row.0 == found)?;
         find(class)
     })
+}
+
+/// Returns the `model_type` of a class in transformers. `found` is kept if it is one, or if the class is not of
+/// transformers: it may be of the model's own code.
+pub(super) fn type_of<'t>(class: &str, found: &'t str) -> &'t str {
+    let of_class = || CLASSES.iter().find(|row| row.1 == class).map(|row| row.0.as_str());
+    if CLASSES.contains_key(found) { found } else { of_class().unwrap_or(found) }
 }
 
 /// Returns a class without a wrapper's prefix or suffix, and without its module.
@@ -146,11 +154,44 @@ mod tests {
                 false,
             ),
             (r#"{"architectures": ["PeftModel"], "model_type": "nobodys"}"#, "PeftModel", false),
+            // The model inside, as AutoModel saves it; of a model's own code, too.
+            (r#"{"architectures": ["GemmaModel"]}"#, "GemmaForCausalLM", true),
+            (
+                r#"{"architectures": ["BaichuanModel"], "auto_map": {"AutoModel": "x"}}"#,
+                "BaichuanForCausalLM",
+                true,
+            ),
+            (r#"{"architectures": ["GPT2Model"]}"#, "GPT2LMHeadModel", true),
+            (r#"{"architectures": ["PhimoeForCausalLM"]}"#, "PhiMoEForCausalLM", true),
+            (r#"{"architectures": ["Gemma3nModel"]}"#, "Gemma3nForCausalLM", true),
+            (r#"{"architectures": ["Qwen3VLTextModel"]}"#, "Qwen3VLForConditionalGeneration", true),
+            (r#"{"architectures": ["MiniMaxM3VLModel"]}"#, "MiniMaxM3SparseForConditionalGeneration", true),
+            (
+                r#"{"architectures": ["Gemma3nModel"], "text_config": {}}"#,
+                "Gemma3nForConditionalGeneration",
+                true,
+            ),
+            (r#"{"architectures": ["LlamaModel"]}"#, "LlamaModel", false),
+            (r#"{"architectures": ["BertModel"]}"#, "BertModel", false),
+            (r#"{"architectures": ["Model"]}"#, "Model", false),
         ] {
             assert_eq!(class(json), Ok((want.to_owned(), is_told)), "{json}");
         }
         let error = class(r#"{"model_type": "nobodys"}"#).unwrap_err();
         assert_eq!(error, "config.json: `architectures` names no model class");
+    }
+
+    /// transformers finds the configuration's class by the type that is written back.
+    #[test]
+    fn every_class_of_transformers_has_its_type_again() {
+        assert_eq!(type_of("FalconH1ForCausalLM", "falcon-h1"), "falcon_h1");
+        assert_eq!(type_of("MistralForCausalLM", "mistral"), "mistral");
+        assert_eq!(type_of("XverseForCausalLM", "xverse"), "xverse");
+        let registry = Registry::embedded().unwrap();
+        for row in registry.classes() {
+            let of_transformers = CLASSES.values().any(|class| class == row.class);
+            assert!(!of_transformers || CLASSES.contains_key(type_of(row.class, row.gguf)), "{row:?}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json};
 use crate::absent;
 use crate::assign::{self, Assigned};
 use crate::carried;
+use crate::config_numbers;
 use crate::datum::Datum;
 use crate::detect;
 use crate::error::ArchError;
@@ -66,7 +67,11 @@ fn resolved(
     options: &ResolveOptions,
 ) -> Result<Mapping, ArchError> {
     let mut config = detect::with_text_config(inputs.config);
-    let cut = if registry.kind() == CardKind::Text { layer_lists::settle(&mut config)? } else { Vec::new() };
+    let mut cut = Vec::new();
+    if registry.kind() == CardKind::Text {
+        config_numbers::check(&config)?;
+        cut = layer_lists::settle(&mut config)?;
+    }
     let named = match (registry.kind(), options.mistral_format) {
         (CardKind::Text, true) => Ok(detect::mistral_class(&config).to_owned()),
         (CardKind::Text, false) => detect::class_of(&config),
@@ -98,7 +103,8 @@ fn resolved(
 
     let heads = HeadRule::of(card, options.heads, &config, &scope)?;
     // A model that was saved as the model inside has no head, although it may need one.
-    let is_inner = matches!(&doubt, Some(ArchWarning::WrappedClass { found, .. }) if found.ends_with("Model"));
+    let is_inner =
+        matches!(&doubt, Some(ArchWarning::WrappedClass { found, .. }) if found.ends_with("Model"));
     let of_class = || is_inner.then(|| tied::default_tie(&config)).flatten();
     let declared_tie = tied::declared_tie(inputs.config, &scope.config).or_else(of_class);
     let warnings = doubt.into_iter().chain(unstored).chain(cut).collect();

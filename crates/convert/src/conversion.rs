@@ -15,8 +15,8 @@ use crate::naming::ParameterCounts;
 use crate::target::OpenTarget;
 use crate::unread_biases::UnreadBiases;
 use crate::{
-    ConvertError, ConvertOptions, ModelSource, SizesError, model_vocabulary, plain_names, short_tower,
-    token_rows,
+    ConvertError, ConvertOptions, ModelSource, SizesError, model_vocabulary, plain_names, sentence,
+    short_tower, token_rows,
 };
 use gguf_arch::{CardKind, DraftHeads, DropReason, Dropped, KeyFate, Mapping, OutType, exports_heads};
 use gguf_checkpoint::CheckpointError;
@@ -166,6 +166,7 @@ impl Conversion {
         if options.kind == CardKind::Text {
             let unread = UnreadBiases::of(&mapping.card.gguf, &mapping.outputs);
             warnings.extend(unread.map(|biases| biases.to_string()));
+            warnings.extend(sentence::warnings(&source, &mapping)?);
         }
         warnings.extend(mapping.tie.as_ref().map(ToString::to_string));
 

@@ -41,6 +41,7 @@ mod options;
 mod plain_names;
 mod pooling;
 mod rerank;
+mod sentence;
 mod short_tower;
 mod shown;
 mod side_files;

@@ -5,8 +5,8 @@ use std::path::{Component, Path};
 use serde_json::Value as Json;
 
 use crate::ConvertError;
-use gguf_checkpoint::ModelDir;
 use gguf_checkpoint::modules::WithModules;
+use gguf_checkpoint::{CheckpointError, ModelDir, json};
 
 /// Name of the list of modules.
 pub(super) const MODULES: &str = "modules.json";
@@ -52,10 +52,12 @@ pub(super) fn wrong(dir: &ModelDir, file: &str, reason: String) -> ConvertError 
 /// A broken file, a path that leaves the directory.
 pub(super) fn of_kind(dir: &ModelDir, ending: &str) -> Result<Vec<ListedModule>, ConvertError> {
     let Some(text) = dir.bytes(MODULES)? else { return Ok(Vec::new()) };
-    let modules: Vec<Json> =
-        serde_json::from_slice(&text).map_err(|error| wrong(dir, MODULES, error.to_string()))?;
+    let modules = json::parse(&text, dir.limits().depth)
+        .map_err(|source| CheckpointError::Json { path: dir.path().join(MODULES), source })?;
+    let modules =
+        modules.as_array().ok_or_else(|| wrong(dir, MODULES, "not a list of modules".to_owned()))?;
     let mut found = Vec::new();
-    for module in &modules {
+    for module in modules {
         let Some(ty) = module["type"].as_str().filter(|ty| ty.ends_with(ending)) else { continue };
         let folder = module["path"].as_str();
         let folder = folder.ok_or_else(|| wrong(dir, MODULES, format!("module `{ty}` has no `path`")))?;

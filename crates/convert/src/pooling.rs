@@ -25,20 +25,40 @@ pub(super) fn read(dir: &ModelDir) -> Result<Option<Pooling>, ConvertError> {
     of(&config).ok_or_else(refused).map(Some)
 }
 
-/// Returns the first pooling mode that is set, in the reference's order.
-fn of(config: &Map<String, Json>) -> Option<Pooling> {
-    let is_set = |key: &str| match config.get(key) {
+/// Returns the modes that a configuration sets, whose results sentence-transformers concatenates.
+pub(super) fn modes(config: &Map<String, Json>) -> Vec<&str> {
+    match config.get("pooling_mode") {
+        Some(Json::String(mode)) => vec![mode],
+        Some(Json::Array(modes)) => modes.iter().filter_map(Json::as_str).collect(),
+        _ => config
+            .keys()
+            .filter(|key| is_set(config, key))
+            .filter_map(|key| key.strip_prefix("pooling_mode_"))
+            .collect(),
+    }
+}
+
+fn is_set(config: &Map<String, Json>, key: &str) -> bool {
+    match config.get(key) {
         Some(Json::Bool(is_set)) => *is_set,
         Some(Json::Number(number)) => number.as_f64() != Some(0.0),
         _ => false,
-    };
+    }
+}
+
+/// Returns the first pooling mode that is set, in the reference's order.
+pub(super) fn of(config: &Map<String, Json>) -> Option<Pooling> {
     let flags = [
         ("pooling_mode_mean_tokens", Pooling::Mean),
         ("pooling_mode_cls_token", Pooling::Cls),
         ("pooling_mode_lasttoken", Pooling::Last),
     ];
-    let by_flag = flags.into_iter().find(|(key, _)| is_set(key)).map(|(_, pooling)| pooling);
-    by_flag.or_else(|| match config.get("pooling_mode").and_then(Json::as_str) {
+    let by_flag = flags.into_iter().find(|(key, _)| is_set(config, key)).map(|(_, pooling)| pooling);
+    let only = config.get("pooling_mode").and_then(|mode| match mode {
+        Json::Array(modes) if modes.len() == 1 => modes[0].as_str(),
+        mode => mode.as_str(),
+    });
+    by_flag.or_else(|| match only {
         Some("mean") => Some(Pooling::Mean),
         Some("cls") => Some(Pooling::Cls),
         Some("lasttoken") => Some(Pooling::Last),

@@ -10,6 +10,7 @@ use crate::error::ArchError;
 use crate::eval::Scope;
 use crate::graph::YarnMu;
 use crate::mapping::RopeFreqsLlama3;
+use crate::model_types;
 use crate::names::Captures;
 use crate::read::base;
 use crate::schema::{Card, EACH_BLOCK};
@@ -107,6 +108,11 @@ pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Jso
                 set_members(&mut config, list, member, values);
             }
         }
+    }
+    let class = config.get("architectures").and_then(|classes| classes.get(0)).and_then(Json::as_str);
+    if let (Some(class), Some(found)) = (class, config.get("model_type").and_then(Json::as_str)) {
+        let own = json!(model_types::type_of(class, found));
+        config.insert("model_type".to_owned(), own);
     }
     Ok(config)
 }

@@ -21,7 +21,9 @@ const BASE_KEYS: &[&str] = &[
     "long_rope",
     "metadata",
     "mtp_keep",
+    "not_negative",
     "outputs",
+    "positive",
     "read_by",
     "tables",
     "tied",
@@ -56,6 +58,10 @@ pub(crate) struct Base {
     pub(crate) tied: Vec<String>,
     /// Configuration keys.
     pub(crate) widths: Vec<String>,
+    /// Configuration keys.
+    pub(crate) positive: Vec<String>,
+    /// Configuration keys.
+    pub(crate) not_negative: Vec<String>,
     /// Classes of wrappers that name no model.
     pub(crate) wrapper_classes: Vec<String>,
     /// Prefixes that wrappers add to a model's class.
@@ -89,6 +95,8 @@ fn parsed(text: &str) -> Read<Base> {
         long_rope: top.texts("long_rope")?,
         read_by: names(&top, "read_by")?,
         tied: top.texts("tied")?,
+        positive: top.texts("positive")?,
+        not_negative: top.texts("not_negative")?,
         widths: top.texts("widths")?,
         wrapper_classes: top.texts("wrapper_classes")?,
         wrapper_prefixes: top.texts("wrapper_prefixes")?,

@@ -132,3 +132,80 @@ fn modules_that_do_not_fit() {
     let no_path = refusal(&json!([{"type": "a.Dense"}]), &json!({}));
     assert!(no_path.contains("module `a.Dense` has no `path`"), "{no_path}");
 }
+
+/// Modules and settings that the file does not carry are named, and those without effect are not.
+#[test]
+fn modules_that_change_embeddings_are_named() {
+    let write = |dir: &Path, name: &str, json: &Json| {
+        let path = dir.join(name);
+        fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+        fs_err::write(path, json.to_string()).unwrap();
+    };
+    let told = |modules: &[(&str, &str, Json)], others: &[(&str, Json)]| {
+        let dir = tempfile::tempdir().unwrap();
+        write_model(dir.path(), "bert/bert", &[]);
+        let row = |(path, ty, _): &(&str, &str, Json)| json!({"path": path, "type": format!("sentence_transformers.models.{ty}")});
+        let list: Vec<Json> = [("", "Transformer", json!({}))].iter().chain(modules).map(row).collect();
+        write(dir.path(), "modules.json", &Json::Array(list));
+        modules.iter().for_each(|(path, _, json)| write(dir.path(), &format!("{path}/config.json"), json));
+        others.iter().for_each(|(name, json)| write(dir.path(), name, json));
+        match Conversion::plan(dir.path(), &options(OutType::F32, false)) {
+            Ok(conversion) => conversion.warnings().join("\n"),
+            Err(error) => error.to_string(),
+        }
+    };
+    let pooling = || ("1_Pooling", "Pooling", json!({"pooling_mode": "mean", "include_prompt": true}));
+    let none = json!({});
+    let plain = [
+        ("sentence_bert_config.json", json!({"max_seq_length": 64, "do_lower_case": false})),
+        (
+            "config_sentence_transformers.json",
+            json!({"prompts": {"query": "q: "}, "default_prompt_name": null, "similarity_fn_name": "cosine"}),
+        ),
+    ];
+    assert_eq!(
+        told(
+            &[pooling(), ("2_Normalize", "Normalize", none.clone()), ("3_Dropout", "Dropout", none.clone())],
+            &plain
+        ),
+        ""
+    );
+    for (ty, words) in [
+        ("Dense", &["module `2_X` (Dense) is left out", "embeddings of the file differ"][..]),
+        ("LayerNorm", &["module `2_X` (LayerNorm) is left out"]),
+        ("WeightedLayerPooling", &["module `2_X` (WeightedLayerPooling) is left out"]),
+        ("SomebodysOwn", &["module `2_X` (SomebodysOwn) is left out"]),
+        ("WordEmbeddings", &["modules.json: module `2_X` (WordEmbeddings) is no transformer"]),
+    ] {
+        let found = told(&[pooling(), ("2_X", ty, none.clone())], &[]);
+        words.iter().for_each(|word| assert!(found.contains(word), "{ty}: {found}"));
+    }
+    let modes = |json: Json| told(&[("1_Pooling", "Pooling", json)], &[]);
+    assert!(
+        modes(json!({"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": true}))
+            .contains("only one is written")
+    );
+    assert!(modes(json!({"pooling_mode": ["mean", "max"]})).contains("pools neither by mean"));
+    assert_eq!(modes(json!({"pooling_mode": ["cls"]})), "");
+    assert!(
+        modes(json!({"pooling_mode": "mean", "include_prompt": false})).contains("`include_prompt` = false")
+    );
+    let set = |name: &str, json: Json| told(&[pooling()], &[(name, json)]);
+    let prompt = json!({"prompts": {"query": "q: "}, "default_prompt_name": "query", "truncate_dim": 4});
+    let found = set("config_sentence_transformers.json", prompt);
+    assert!(found.contains("`default_prompt_name` = `query`") && found.contains("`q: `"), "{found}");
+    assert!(found.contains("`truncate_dim` = 4"), "{found}");
+    assert!(
+        set("sentence_bert_config.json", json!({"do_lower_case": true})).contains("`do_lower_case` = true")
+    );
+}
+
+#[test]
+fn a_list_of_modules_with_a_key_twice_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    write_model(dir.path(), "bert/bert", &[]);
+    let list = r#"[{"path": "", "path": "x", "type": "sentence_transformers.models.Transformer"}]"#;
+    fs_err::write(dir.path().join("modules.json"), list).unwrap();
+    let error = Conversion::plan(dir.path(), &options(OutType::F32, false)).unwrap_err().to_string();
+    assert!(error.contains("modules.json") && error.contains("path"), "{error}");
+}
