@@ -74,6 +74,8 @@ pub enum ArchError {
     Required {
         /// The card's message.
         message: String,
+        /// Keys that it is about, with their values.
+        found: Vec<String>,
     },
     /// Value of another kind than its key has.
     #[error("config.json: `{}` is {}, expected {expected}", escape(key), escape(value))]
@@ -572,6 +574,12 @@ impl Hint for ArchError {
                  your own, with `--card FILE`"
                     .to_owned(),
             ],
+            Self::Required { found, .. } if found.is_empty() => Vec::new(),
+            Self::Required { found, .. } => vec![format!(
+                "config.json has {}: if the weights are of a model that needs no other value, set it there; the runtime computes \
+                 nothing else",
+                found.join(", ")
+            )],
             Self::ConfigValue { key, .. } => vec![format!(
                 "set `{}` in config.json right, or take the file that was saved with these weights",
                 escape(key)
@@ -587,7 +595,6 @@ impl Hint for ArchError {
             | Self::NotZero { .. }
             | Self::Index { .. }
             | Self::Eval { .. }
-            | Self::Required { .. }
             | Self::ConfigMissing { .. }
             | Self::KeyValue { .. }
             | Self::Op { .. }

@@ -47,6 +47,7 @@ pub(super) fn generated(
             let fraction = fraction.as_float().filter(|fraction| (0.0..=1.0).contains(fraction));
             let fraction = fraction.ok_or_else(|| ArchError::Required {
                 message: "rope: the rotated fraction of a head must be between 0 and 1".to_owned(),
+                found: Vec::new(),
             })?;
             let rotated = (dim as f64 * fraction / 2.0) as usize;
             let mut values = vec![1f32; rotated];
@@ -154,8 +155,10 @@ fn llama3(
     if rope.get("rope_type").and_then(Json::as_str) != Some("llama3") {
         return Ok(None);
     }
-    let positive =
-        |key: &str| ArchError::Required { message: format!("rope: `{key}` must be a positive number") };
+    let positive = |key: &str| ArchError::Required {
+        message: format!("rope: `{key}` must be a positive number"),
+        found: Vec::new(),
+    };
     let number = |key: &str, default: f64| match rope.get(key) {
         None => Ok(default),
         Some(value) => {

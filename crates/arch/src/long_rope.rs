@@ -102,6 +102,7 @@ fn factors(rope: &Map<String, Json>, key: &'static str, n_dims: Option<u64>) -> 
     let values = list.and_then(|list| list.iter().map(Json::as_f64).collect::<Option<Vec<f64>>>());
     let values = values.ok_or_else(|| ArchError::Required {
         message: format!("rope: `{key}` must be a list of numbers where the type is longrope"),
+        found: Vec::new(),
     })?;
     if let Some(n_dims) = n_dims.filter(|n| values.len() as u64 != n / 2) {
         let n = values.len();
@@ -110,6 +111,7 @@ fn factors(rope: &Map<String, Json>, key: &'static str, n_dims: Option<u64>) -> 
                 "rope: `{key}` has {n} factors, {n_dims} rotated dimensions need {}",
                 n_dims / 2
             ),
+            found: Vec::new(),
         });
     }
     let held = |value: f64| {

@@ -81,7 +81,10 @@ fn same_model(
 ) -> Option<String> {
     let plain = |class: &str| class.replace('_', "").to_lowercase();
     let known: Vec<(String, &str)> = known.map(|class| (plain(class), class)).collect();
-    let find = |class: &str| known.iter().find(|row| row.0 == plain(class)).map(|row| row.1.to_owned());
+    let find = |class: &str| {
+        let alike = || known.iter().find(|row| row.0 == plain(class));
+        known.iter().find(|row| row.1 == class).or_else(alike).map(|row| row.1.to_owned())
+    };
     // A model of several parts has a class of the same name for its text part.
     let has_parts = config.get("text_config").is_some_and(Json::is_object);
     let mut heads: Vec<&str> = WITH_HEAD.into();

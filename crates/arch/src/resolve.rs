@@ -85,7 +85,9 @@ fn resolved(
     let (mut scope, unstored) = scope_of(card, &class, &config, inputs, *options, file_type.id())?;
     for (condition, message) in &card.require {
         if !eval(card, "`require`", &scope, condition)?.truth() {
-            return Err(ArchError::Required { message: message.clone() });
+            let origins = origins::of_expr(card, condition, &scope, &config);
+            let found = origins.iter().map(ToString::to_string).collect();
+            return Err(ArchError::Required { message: message.clone(), found });
         }
     }
     let block_count = Expr::parse("block_count").unwrap_or(Expr::Null);

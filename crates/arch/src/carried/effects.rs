@@ -197,6 +197,18 @@ fn is_on(effective: Effective<'_>, name: &str) -> Option<bool> {
     effective(name).map(|value| value.as_bool() == Some(true))
 }
 
+/// Returns true if no layer has a window: it has no size, no layer of the list has it, or it begins after all layers.
+fn has_no_window(effective: Effective<'_>) -> bool {
+    let of = |name: &str| effective(name).as_ref().and_then(number);
+    let is_full = |layer: &Json| layer == "full_attention";
+    let layers = effective("layer_types");
+    effective("sliding_window").is_some_and(|window| window.is_null())
+        || match layers.as_ref().and_then(Json::as_array) {
+            Some(layers) => layers.iter().all(is_full),
+            None => of("max_window_layers").is_some_and(|first| of("num_hidden_layers") <= Some(first)),
+        }
+}
+
 /// Returns true unless other attributes make this one ineffective.
 pub(super) fn acts(name: &str, value: &Json, effective: Effective<'_>) -> bool {
     let of = |name: &str| effective(name).as_ref().and_then(number);
@@ -216,6 +228,9 @@ pub(super) fn acts(name: &str, value: &Json, effective: Effective<'_>) -> bool {
         "sliding_window" | "max_window_layers" if is_on(effective, "use_sliding_window") == Some(false) => {
             false
         }
+        "sliding_window" | "max_window_layers" | "use_sliding_window" if has_no_window(effective) => false,
+        // A list by layer overrides the number of layers without a window.
+        "max_window_layers" => effective("layer_types").is_none(),
         // The older name of the window takes precedence. A pattern of period 1 means that no layer has a window.
         "sliding_window"
             if of("sliding_window_size").is_some()

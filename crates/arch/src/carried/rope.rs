@@ -242,6 +242,15 @@ impl CarriedCheck<'_, '_> {
             return;
         }
         let value = description.get("mscale").cloned().unwrap_or_default();
+        // One number for both: where a file has a key for the second alone, the first is lost.
+        let all = description.get("mscale_all_dim").cloned().unwrap_or_default();
+        if !same(&value, &all)
+            && let Some(changed) = self.with_members(path, &[("mscale", all.clone())])
+        {
+            let effect = self.effect(&changed);
+            self.lose(place, value, Some(all), effect);
+            return;
+        }
         let Some(changed) =
             self.with_members(path, &[("mscale", Json::Null), ("mscale_all_dim", Json::Null)])
         else {

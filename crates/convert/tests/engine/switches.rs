@@ -177,6 +177,43 @@ fn what_is_switched_off_and_stored_is_named() {
     }
 }
 
+/// Windows that no layer has are not named; those of single layers are.
+#[test]
+fn windows_without_a_layer_are_not_named() {
+    let lost = |changes: Json| {
+        let lost = Changed::of(&case("qwen2/plain.json"), &changes).lost(false);
+        lost.into_iter().map(|(key, _)| key).collect::<Vec<_>>()
+    };
+    let on = json!({ "layer_types": null, "use_sliding_window": true, "sliding_window": 32, "max_window_layers": 1 });
+    assert_eq!(lost(on.clone()), ["max_window_layers", "use_sliding_window"]);
+    for (key, value) in [
+        ("sliding_window", json!(null)),
+        ("max_window_layers", json!(99)),
+        ("layer_types", json!(["full_attention", "full_attention"])),
+        ("use_sliding_window", json!(false)),
+    ] {
+        let mut changes = on.clone();
+        changes[key] = value;
+        assert_eq!(lost(changes), Vec::<String>::new(), "{key}");
+    }
+}
+
+/// GGUF has one number for the two magnitudes of YaRN under latent attention.
+#[test]
+fn two_magnitudes_of_yarn_are_told_apart() {
+    let lost = |one: f64, all: f64| {
+        let rope = json!({
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": one,
+            "mscale_all_dim": all,
+        });
+        Changed::of(&case("deepseek2/deepseek_v3.json"), &json!({ "rope_scaling": rope })).lost(false)
+    };
+    assert_eq!(lost(0.7, 0.7), []);
+    assert_eq!(lost(1.0, 0.5), [("rope_scaling.mscale".to_owned(), json!(1.0))]);
+    let gemma = Changed::of(&case("gemma3/gemma3_text.json"), &json!({ "attn_logit_softcapping": 50.0 }));
+    assert_eq!(gemma.lost(false), [("attn_logit_softcapping".to_owned(), json!(50.0))]);
+}
+
 /// Omitted keys for which the class has another value than the file.
 #[test]
 fn what_is_left_out_is_named() {
