@@ -204,7 +204,7 @@ impl Conversion {
         if mapping.card.kind == CardKind::Text {
             if options.card.is_none() {
                 let file = if dir.is_mistral_format() { "params.json" } else { "config.json" };
-                KeysError::check(file, &mapping, &metadata, &options.set)?;
+                warnings.extend(KeysError::check(file, &mapping, &metadata, &options.set)?);
             }
             let names = |tensor: usize| {
                 let indices = parts.get(tensor).map(|part| part.recipe.weights()).unwrap_or_default();

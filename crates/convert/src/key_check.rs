@@ -20,7 +20,8 @@ pub struct KeysError {
 }
 
 impl KeysError {
-    /// Checks types, lengths and numbers of the planned keys. Those in `set` are the user's own.
+    /// Checks types, lengths and numbers of the planned keys. Those in `set` are the user's own. A value that the
+    /// configuration leaves to its class is only a warning, which is returned.
     ///
     /// # Errors
     /// The first key that llama.cpp refuses.
@@ -29,17 +30,19 @@ impl KeysError {
         mapping: &Mapping,
         metadata: &Metadata,
         set: &[(String, Value)],
-    ) -> Result<(), Box<Self>> {
+    ) -> Result<Option<String>, Box<Self>> {
         let types = key_faults(metadata).into_iter().filter(KeyFault::is_fatal);
         let types = types.map(|fault| (fault.key().to_owned(), fault.to_string()));
         let numbers = number_faults(metadata).into_iter();
         let mut all = types.chain(numbers.map(|fault| (fault.key.clone(), fault.to_string())));
         let Some((key, fault)) = all.find(|(key, _)| !set.iter().any(|(own, _)| own == key)) else {
-            return Ok(());
+            return Ok(None);
         };
-        let origins = mapping.origins.get(&key).into_iter().flatten();
-        let origins = origins.map(|origin| (origin.key.clone(), origin.to_string())).collect();
-        Err(Box::new(Self { file, origins, fault }))
+        let origins = mapping.origins.get(&key).map_or(&[][..], Vec::as_slice);
+        let is_absent = !origins.is_empty() && origins.iter().all(|origin| origin.stated.is_none());
+        let origins = origins.iter().map(|origin| (origin.key.clone(), origin.to_string())).collect();
+        let error = Self { file, origins, fault };
+        if is_absent { Ok(Some(error.to_string())) } else { Err(Box::new(error)) }
     }
 }
 

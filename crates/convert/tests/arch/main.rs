@@ -356,7 +356,11 @@ fn what_does_not_fit_is_refused_by_name() {
             refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "yarn", "factor": "two"})),
             "`llama.rope.scaling.factor`: 'two' is not a f32",
         ),
-        (refusal(|c| c["config"]["vocab_size"] = json!(-1)), "`llama.vocab_size`: -1 is not a u32"),
+        (
+            refusal(|c| c["config"]["vocab_size"] = json!(-1)),
+            "config.json: `vocab_size` is -1, expected a number above 0\nhint: set `vocab_size` in config.json right, or \
+             take the file that was saved with these weights",
+        ),
         (
             refusal(|c| c["config"]["num_hidden_layers"] = json!(1_000_000_000)),
             "the checkpoint lacks `model.layers.2.input_layernorm.weight`, `model.layers.3.input_layernorm.weight`, \
