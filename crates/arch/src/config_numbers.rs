@@ -94,7 +94,7 @@ fn expected(key: &String, attributes: Option<&Attributes>) -> Vec<Expected> {
     }
     match attributes.and_then(|attributes| attributes.default_of(key)) {
         Some(AttributeDefault::Value(Json::Number(default))) if default.is_f64() => {
-            rules.push(Expected::Number)
+            rules.push(Expected::Number);
         }
         Some(AttributeDefault::Value(Json::Number(default))) => {
             rules.push(Expected::Whole);

@@ -58,7 +58,7 @@ pub(super) fn of(config: &Map<String, Json>) -> Option<Pooling> {
         Json::Array(modes) if modes.len() == 1 => modes[0].as_str(),
         mode => mode.as_str(),
     });
-    by_flag.or_else(|| match only {
+    by_flag.or(match only {
         Some("mean") => Some(Pooling::Mean),
         Some("cls") => Some(Pooling::Cls),
         Some("lasttoken") => Some(Pooling::Last),

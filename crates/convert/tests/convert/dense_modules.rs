@@ -147,8 +147,12 @@ fn modules_that_change_embeddings_are_named() {
         let row = |(path, ty, _): &(&str, &str, Json)| json!({"path": path, "type": format!("sentence_transformers.models.{ty}")});
         let list: Vec<Json> = [("", "Transformer", json!({}))].iter().chain(modules).map(row).collect();
         write(dir.path(), "modules.json", &Json::Array(list));
-        modules.iter().for_each(|(path, _, json)| write(dir.path(), &format!("{path}/config.json"), json));
-        others.iter().for_each(|(name, json)| write(dir.path(), name, json));
+        for (path, _, json) in modules {
+            write(dir.path(), &format!("{path}/config.json"), json);
+        }
+        for (name, json) in others {
+            write(dir.path(), name, json);
+        }
         match Conversion::plan(dir.path(), &options(OutType::F32, false)) {
             Ok(conversion) => conversion.warnings().join("\n"),
             Err(error) => error.to_string(),
@@ -178,7 +182,9 @@ fn modules_that_change_embeddings_are_named() {
         ("WordEmbeddings", &["modules.json: module `2_X` (WordEmbeddings) is no transformer"]),
     ] {
         let found = told(&[pooling(), ("2_X", ty, none.clone())], &[]);
-        words.iter().for_each(|word| assert!(found.contains(word), "{ty}: {found}"));
+        for word in words {
+            assert!(found.contains(word), "{ty}: {found}");
+        }
     }
     let modes = |json: Json| told(&[("1_Pooling", "Pooling", json)], &[]);
     assert!(
