@@ -37,6 +37,7 @@ mod switched_off;
 
 use assumed::Assumption;
 pub use fates::{ConfigKey, KeyFate};
+pub(crate) use same::number;
 use same::same;
 
 /// Returns a list by layer that repeats `beginning`.

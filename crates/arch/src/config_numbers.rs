@@ -4,6 +4,7 @@
 use serde_json::{Map, Value as Json};
 
 use crate::attributes::{AttributeDefault, Attributes};
+use crate::carried::number;
 use crate::error::ArchError;
 use crate::read::base;
 
@@ -74,7 +75,10 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
         };
         let fails = |rule: &&Expected| !value.as_f64().is_some_and(|number| rule.holds(number));
         if let (false, Some(rule)) = (is_right, rules.iter().rev().find(fails).or(rules.last())) {
-            let (key, value, expected) = (key.clone(), value.to_string(), rule.text());
+            // Infinity and NaN are objects in a configuration that is read.
+            let shown = number(value).filter(|number| !number.is_finite());
+            let value = shown.map_or_else(|| value.to_string(), |number| number.to_string());
+            let (key, expected) = (key.clone(), rule.text());
             return Err(ArchError::ConfigValue { key, value, expected });
         }
     }

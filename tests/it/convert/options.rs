@@ -186,7 +186,7 @@ fn tensors_left_out_by_name_are_told_and_bad_patterns_are_usage() {
     write_config(
         at,
         &json!({
-            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 0, "n_head": 1, "n_embd": H,
+            "architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": H,
             "n_positions": 8, "vocab_size": 8, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": true,
         }),
     );
@@ -197,6 +197,18 @@ fn tensors_left_out_by_name_are_told_and_bad_patterns_are_usage() {
             ("transformer.wpe.weight", &[8, H]),
             ("transformer.ln_f.weight", &[H]),
             ("transformer.ln_f.bias", &[H]),
+            ("transformer.h.0.ln_1.weight", &[H]),
+            ("transformer.h.0.ln_1.bias", &[H]),
+            ("transformer.h.0.attn.c_attn.weight", &[H, 3 * H]),
+            ("transformer.h.0.attn.c_attn.bias", &[3 * H]),
+            ("transformer.h.0.attn.c_proj.weight", &[H, H]),
+            ("transformer.h.0.attn.c_proj.bias", &[H]),
+            ("transformer.h.0.ln_2.weight", &[H]),
+            ("transformer.h.0.ln_2.bias", &[H]),
+            ("transformer.h.0.mlp.c_fc.weight", &[H, 4 * H]),
+            ("transformer.h.0.mlp.c_fc.bias", &[4 * H]),
+            ("transformer.h.0.mlp.c_proj.weight", &[4 * H, H]),
+            ("transformer.h.0.mlp.c_proj.bias", &[H]),
             ("probe.a.weight", &[2, H]),
             ("probe.b.weight", &[2, H]),
         ],
@@ -210,7 +222,7 @@ fn tensors_left_out_by_name_are_told_and_bad_patterns_are_usage() {
         "{err}"
     );
     assert!(err.contains("`--drop nothing` matches no tensor of the checkpoint"), "{err}");
-    assert_eq!(names(&at.join("out.gguf")).len(), 4);
+    assert_eq!(names(&at.join("out.gguf")).len(), 16);
 }
 
 #[test]

@@ -186,6 +186,10 @@ fn convertible(name: &str, dir: &Path) -> Option<PathBuf> {
         for (key, value) in case["config"].as_object().unwrap() {
             own.entry(key.clone()).or_insert_with(|| value.clone());
         }
+        // Lists have an entry for each layer.
+        if case["config"].get("layer_types").is_some() {
+            own.insert("num_hidden_layers".to_owned(), case["config"]["num_hidden_layers"].clone());
+        }
     }
     let to = dir.join(name);
     fs_err::create_dir(&to).unwrap();

@@ -23,7 +23,7 @@ const ACTIVATIONS: [&[&str]; 3] = [
 ];
 
 /// Returns a number, also from a string; a pattern of layers like `LLLG` yields its period.
-pub(super) fn number(value: &Json) -> Option<f64> {
+pub(crate) fn number(value: &Json) -> Option<f64> {
     match value {
         Json::String(text) => text.trim().parse().ok().or_else(|| period(text)),
         other => json::as_f64(other),

@@ -153,7 +153,12 @@ pub(super) const WAYS: &[Way] = &[
         WRITE_TYPES,
     ),
     way("gguf-convert flm2gguf", "flm2gguf flm/model.flm --type q4_k_m --dry-run", &["file"], WRITE_TYPES),
-    way("gguf-convert lora2gguf", "lora2gguf adapter --base model --card card.toml", &["dir"], MODEL),
+    way(
+        "gguf-convert lora2gguf",
+        "lora2gguf adapter --base model --card card.toml --metadata meta.json",
+        &["dir"],
+        MODEL,
+    ),
     way(
         "gguf-convert merge-lora",
         "merge-lora model adapter --type q4_0 --card card.toml --metadata meta.json --chat-template chat.jinja \
