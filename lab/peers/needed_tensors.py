@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes crates/arch/src/needs.json: tensors without which llama.cpp loads no file, by architecture.
+"""Writes crates/arch/src/needs.json: tensors without which llama.cpp loads no file, and those that it takes.
 
 Usage (needs llama-cpp-python and gguf): needed_tensors.py GGUF_CONVERT CORPUS OUTPUT
+       (needs llama.cpp's source only):  needed_tensors.py --taken LLAMA_CPP OUTPUT
 Converts every checkpoint of CORPUS/arch, hides one kind of tensor after the other by another name and has llama.cpp load
 the file: it says that the tensor is missing, or that there is one more than it knows.
 
@@ -9,6 +10,9 @@ the file: it says that the tensor is missing, or that there is one more than it 
 `attn_q`. An empty name beside it: in every block; for a tensor outside of blocks: in every file. Where the checkpoints of
 an architecture show no tensor that comes with it, there is no row; nor where a file of fixtures/cards, which is whole, has
 the one without the other.
+
+`--taken` adds to each row, beside "?", the architectures whose loader (`load_arch_tensors`) takes the tensor without a row
+above; "*" stands for all that take the weight of the same name.
 """
 import collections
 import ctypes
@@ -63,6 +67,8 @@ LOADER = [
 ]
 # Rows that a configuration decides in a way that no file shows.
 LEFT_OUT = {"rope_freqs.weight"}
+# A name that llama.cpp's converter writes for a checkpoint that its convert_pt_to_hf.py has not prepared.
+UNPREPARED = ("convnext.N.gamma", "wavtokenizer-dec")
 CARDS = Path(__file__).parents[2] / "fixtures" / "cards"
 
 
@@ -183,6 +189,66 @@ def partner(kind, files):
     return own if own != kind and all((own in names) == (kind in names) for names in files) else None
 
 
+def pairs_of(body):
+    """The tensors that a loader's source names, with their suffixes."""
+    pairs = set(re.findall(r'tn\(\s*(LLM_TENSOR_\w+)\s*(?:,\s*"(\w+)")?', body))
+    # A loader with a function of its own for one kind of tensor.
+    for suffix in re.findall(r'tn\(tid, "(\w+)"', body):
+        pairs |= {(tensor, suffix) for tensor in set(re.findall(r"LLM_TENSOR_\w+", body)) - {tensor for tensor, _ in pairs}}
+    if "create_tensor_qkv(" in body:
+        pairs |= {(f"LLM_TENSOR_ATTN_{part}", end) for part in ("QKV", "Q", "K", "V") for end in ("weight", "bias")}
+    if "create_tensor_gate_up_exps(" in body:
+        pairs |= {(f"LLM_TENSOR_FFN_{part}_EXPS", "weight") for part in ("GATE_UP", "GATE", "UP")}
+    return pairs
+
+
+def taken(source):
+    """The kinds of tensors that each loader takes by architecture, and those of all."""
+    arch, model = (Path(source, name).read_text() for name in ("llama-arch.cpp", "llama-model.cpp"))
+    archs = dict(re.findall(r'\{ *(LLM_ARCH_\w+), *"([^"]+)"', arch))
+    table = arch.split("LLM_TENSOR_NAMES = {")[1].split("\n};")[0]
+    names = {key: name.replace("%d", "N") for key, name in re.findall(r'\{ *(LLM_TENSOR_\w+), *"([^"]+)"', table)}
+    bases = dict(re.findall(r"struct (llama_model_\w+) : public (llama_model_\w+)", Path(source, "models/models.h").read_text()))
+    bodies = {}
+    for path in Path(source, "models").glob("*.cpp"):
+        for own, body in re.findall(r"void (llama_model_\w+)::load_arch_tensors\(.*?\) \{(.*?)\n\}", path.read_text(), re.S):
+            bodies[own] = pairs_of(re.sub(r"//[^\n]*", "", body))
+    loaders, waiting = {}, []
+    for line in model.split("llama_model_mapping(llm_arch arch")[1].split("\n}\n")[0].splitlines():
+        waiting += [archs[case] for case in re.findall(r"case (LLM_ARCH_\w+):", line)]
+        for own in re.findall(r"new (llama_model_\w+)", line):
+            while own not in bodies:
+                own = bases[own]
+            kinds = {names[tensor] + (end and f".{end}") for tensor, end in bodies[own]}
+            loaders.update({name: kinds for name in waiting if name != "clip"})
+            waiting = []
+    every = model.split("// generic pass")[1].split("done_getting_tensors")[0]
+    return loaders, {f"{names[tensor]}.{end}" for tensor, end in re.findall(r'tn\((LLM_TENSOR_\w+), *"(\w+)"', every)}
+
+
+def add_taken(source, output):
+    loaders, of_all = taken(source)
+    rows = collections.defaultdict(lambda: collections.defaultdict(list))
+    for kind, row in json.loads(Path(output).read_text()).items():
+        rows[kind].update({beside: names.split() for beside, names in row.items() if beside != "?"})
+    for arch, kinds in sorted(loaders.items()):
+        for kind in kinds:
+            if not any(arch in names for names in rows[kind].values()):
+                rows[kind]["?"].append(arch)
+    rows[UNPREPARED[0]]["?"] = [UNPREPARED[1]]
+    for kind in of_all:
+        rows[kind]["?"] = ["*"]
+    write(rows, output)
+
+
+def write(rows, output):
+    lines = [
+        f" {json.dumps(kind)}: {json.dumps({beside: ' '.join(archs) for beside, archs in sorted(row.items()) if archs})}"
+        for kind, row in sorted(rows.items())
+    ]
+    Path(output).write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def main():
     program, corpus, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     loader, by_arch = Loader(), collections.defaultdict(list)
@@ -216,12 +282,13 @@ def main():
             if "&" in condition and arch in rows[kind].get(EXPERTS, []):
                 rows[kind][EXPERTS].remove(arch)
             rows[kind][condition].append(arch)
-    lines = [
-        f" {json.dumps(kind)}: {json.dumps({beside: ' '.join(archs) for beside, archs in sorted(row.items()) if archs})}"
-        for kind, row in sorted(rows.items())
-    ]
-    output.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    write(rows, output)
 
 
 if __name__ == "__main__":
-    llama_cpp() if sys.argv[1:] == ["--load"] else main()
+    if sys.argv[1] == "--load":
+        llama_cpp()
+    elif sys.argv[1] == "--taken":
+        add_taken(*sys.argv[2:])
+    else:
+        main()

@@ -120,7 +120,7 @@ pub use mapping::{
 pub use metadata_rows::derived_keys;
 pub use missing_input::MissingInput;
 pub use names::{Pattern, PatternError, Stars};
-pub use needs::{MissingTensors, missing_tensors};
+pub use needs::{ForeignTensors, MissingTensors, foreign_names, foreign_tensors, missing_tensors};
 pub use ops::{MathOp, Op, OpError, WholeOp};
 pub use options::{Rerank, ResolveOptions};
 pub use origins::{Origin, Origins};

@@ -1,5 +1,5 @@
-//! Tensors without which llama.cpp refuses a file of an architecture. The converter checks its plan against them, the
-//! verifier an existing file.
+//! Tensors without which llama.cpp refuses a file of an architecture, and those that it takes: it refuses a file with any
+//! other. The converter checks its plan against them, the verifier an existing file.
 //!
 //! The table is `needs.json`, which `lab/peers/needed_tensors.py` derives from llama.cpp's loader. Architectures
 //! that it does not list are not judged.
@@ -22,6 +22,11 @@ const BLOCK: &str = "blk.";
 /// Text between a tensor and a key that are both conditions of a row.
 const AND_KEY: &str = " & ";
 
+/// Column of the architectures whose loader takes a tensor without requiring it by another column.
+const OPTIONAL: &str = "?";
+/// Stands in that column for all architectures whose loader takes the weight of the same name.
+const LIKE_ITS_WEIGHT: &str = "*";
+
 /// Required tensor.
 struct Need {
     /// Name of the tensor; for a tensor in blocks, the part after the block number.
@@ -34,16 +39,19 @@ struct Need {
     key: Option<&'static str>,
 }
 
+type Rows = BTreeMap<&'static str, BTreeMap<&'static str, &'static str>>;
+
+// A test covers that the table parses.
+static ROWS: LazyLock<Rows> = LazyLock::new(|| serde_json::from_str(TABLE).unwrap_or_default());
+
 static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
-    // A test covers that the table parses.
-    let table: BTreeMap<&str, BTreeMap<&str, &str>> = serde_json::from_str(TABLE).unwrap_or_default();
     let mut needs: BTreeMap<&str, Vec<Need>> = BTreeMap::new();
-    for (kind, rows) in table {
+    for (&kind, rows) in &*ROWS {
         let (start, name) = match kind.split_once(EACH_BLOCK) {
             Some((start, name)) => (Some(start), name),
             None => (None, kind),
         };
-        for (with, archs) in rows {
+        for (&with, archs) in rows.iter().filter(|(with, _)| **with != OPTIONAL) {
             let (with, key) = match with.split_once(AND_KEY) {
                 Some((with, key)) => (with, Some(key)),
                 None => (with, None),
@@ -55,6 +63,10 @@ static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
     }
     needs
 });
+
+/// Architectures of the table.
+static KNOWN: LazyLock<BTreeSet<&'static str>> =
+    LazyLock::new(|| ROWS.values().flat_map(BTreeMap::values).flat_map(|archs| archs.split(' ')).collect());
 
 /// Maximum number of names in a message.
 const MAX_EXAMPLES: usize = 3;
@@ -70,14 +82,85 @@ pub struct MissingTensors {
 
 impl fmt::Display for MissingTensors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let named = self.names.iter().take(MAX_EXAMPLES).map(|name| format!("`{}`", escape(name)));
-        let named = named.collect::<Vec<_>>().join(", ");
+        let (named, more) = examples(&self.names);
         write!(f, "llama.cpp loads no file of `{}` without {named}", escape(&self.arch))?;
-        match self.names.len().saturating_sub(MAX_EXAMPLES) {
-            0 => Ok(()),
-            more => write!(f, " and {more} more that are missing"),
-        }
+        if more > 0 { write!(f, " and {more} more that are missing") } else { Ok(()) }
     }
+}
+
+/// Tensors of a file that llama.cpp's loader does not take.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForeignTensors {
+    /// The architecture.
+    pub arch: String,
+    /// Names of the tensors, in the order of the file. At least one.
+    pub names: Vec<String>,
+}
+
+impl fmt::Display for ForeignTensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (named, more) = examples(&self.names);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        write!(f, "llama.cpp loads no file of `{}` with {named}{more}", escape(&self.arch))?;
+        f.write_str(": its loader has no such tensor (`wrong number of tensors`)")
+    }
+}
+
+/// Returns the first names in backticks, and the number of the others.
+fn examples(names: &[String]) -> (String, usize) {
+    let named = names.iter().take(MAX_EXAMPLES).map(|name| format!("`{}`", escape(name)));
+    (named.collect::<Vec<_>>().join(", "), names.len().saturating_sub(MAX_EXAMPLES))
+}
+
+/// Returns the tensors of a model's file that llama.cpp's loader does not take: another kind, or a block that the file does
+/// not count. Adapters are not judged.
+#[must_use]
+pub fn foreign_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<ForeignTensors> {
+    let word = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
+    let arch = word("general.architecture");
+    if !KNOWN.contains(arch) || word("general.type") == "adapter" {
+        return None;
+    }
+    let n_blocks = metadata.get(&format!("{arch}.block_count")).and_then(Value::as_u64);
+    let is_beyond = |name: &str| {
+        let block = name.strip_prefix(BLOCK).and_then(|rest| rest.split_once('.')?.0.parse::<u64>().ok());
+        block.zip(n_blocks).is_some_and(|(block, n)| block >= n)
+    };
+    let names = tensors.iter().map(|tensor| tensor.name.as_str());
+    foreign(arch, names, is_beyond)
+}
+
+/// Returns the tensors of a plan that llama.cpp's loader does not take under an architecture.
+#[must_use]
+pub fn foreign_names<'n>(arch: &str, names: impl Iterator<Item = &'n str>) -> Option<ForeignTensors> {
+    if KNOWN.contains(arch) { foreign(arch, names, |_| false) } else { None }
+}
+
+fn foreign<'n>(
+    arch: &str,
+    names: impl Iterator<Item = &'n str>,
+    is_other: impl Fn(&str) -> bool,
+) -> Option<ForeignTensors> {
+    let names = names.filter(|name| is_other(name) || !takes(arch, &kind_of(name)));
+    let names: Vec<String> = names.map(str::to_owned).collect();
+    (!names.is_empty()).then(|| ForeignTensors { arch: arch.to_owned(), names })
+}
+
+/// Returns true if llama.cpp's loader takes tensors of a kind under an architecture.
+fn takes(arch: &str, kind: &str) -> bool {
+    let Some(row) = ROWS.get(kind) else { return false };
+    let mut archs = row.values().flat_map(|archs| archs.split(' '));
+    archs.any(|own| match own {
+        LIKE_ITS_WEIGHT => kind.rsplit_once('.').is_some_and(|(base, _)| takes(arch, &format!("{base}.weight"))),
+        own => own == arch,
+    })
+}
+
+/// Returns the name of a tensor with `N` in place of the number of its block.
+fn kind_of(name: &str) -> String {
+    let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+    let parts = name.split('.').map(|part| if is_number(part) { "N" } else { part });
+    parts.collect::<Vec<_>>().join(".")
 }
 
 /// Returns the required tensors that a model's file lacks. Two kinds of files are not judged: adapters lack the tensors
@@ -166,11 +249,42 @@ mod tests {
     #[test]
     fn the_whole_table_is_read() {
         let table: BTreeMap<String, BTreeMap<String, String>> = serde_json::from_str(TABLE).unwrap();
-        let rows: usize =
-            table.values().flat_map(BTreeMap::values).map(|archs| archs.split(' ').count()).sum();
+        let needs = table.values().flatten().filter(|(with, _)| *with != OPTIONAL);
+        let rows: usize = needs.map(|(_, archs)| archs.split(' ').count()).sum();
         assert_eq!(NEEDS.values().map(Vec::len).sum::<usize>(), rows);
         for arch in NEEDS.keys() {
             assert!(load::is_embedded(arch), "{arch}");
+        }
+        let cards: Vec<_> = load::Registry::embedded().unwrap().cards().iter().filter(|card| !card.is_abstract).collect();
+        let n_known = cards.iter().filter(|card| KNOWN.contains(card.gguf.as_str())).count();
+        assert!(n_known * 20 > cards.len() * 19, "{n_known} of {}", cards.len());
+    }
+
+    #[test]
+    fn what_a_loader_takes() {
+        for (arch, name) in [
+            ("llama", "blk.3.attn_q.bias"),
+            ("llama", "blk.3.attn_q.scale"),
+            ("llama", "output.input_scale"),
+            ("llama", "rope_freqs.weight"),
+            ("qwen3", "blk.3.attn_q_norm.weight"),
+            ("lfm2", "dense_2.bias"),
+            ("gpt-oss", "blk.0.attn_sinks.weight"),
+            ("t5", "dec.blk.1.cross_attn_q.weight"),
+        ] {
+            assert!(takes(arch, &kind_of(name)), "{arch} {name}");
+        }
+        for (arch, name) in [
+            ("llama", "blk.3.attn_q_norm.weight"),
+            ("llama", "blk.3.attn_q_norm.scale"),
+            ("llama", "blk.3.attn_norm.bias"),
+            ("llama", "output.bias"),
+            ("llama", "blk.0.attn_sinks.weight"),
+            ("qwen3", "blk.0.post_attention_norm.weight"),
+            ("gemma3", "blk.0.attn_sinks.weight"),
+            ("t5", "blk.1.cross_attn_q.weight"),
+        ] {
+            assert!(!takes(arch, &kind_of(name)), "{arch} {name}");
         }
     }
 

@@ -13,12 +13,13 @@ use crate::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_me
 use crate::mlx::SavedByMlx;
 use crate::naming::ParameterCounts;
 use crate::target::OpenTarget;
-use crate::unread_biases::UnreadBiases;
 use crate::{
     ConvertError, ConvertOptions, ModelSource, SizesError, model_vocabulary, plain_names, sentence,
     short_tower, token_rows,
 };
-use gguf_arch::{CardKind, DraftHeads, DropReason, Dropped, KeyFate, Mapping, OutType, exports_heads};
+use gguf_arch::{
+    CardKind, DraftHeads, DropReason, Dropped, KeyFate, Mapping, OutType, exports_heads, foreign_names,
+};
 use gguf_checkpoint::CheckpointError;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
@@ -164,8 +165,8 @@ impl Conversion {
         warnings.extend(others.map(|parts| parts.to_string()));
 
         if options.kind == CardKind::Text {
-            let unread = UnreadBiases::of(&mapping.card.gguf, &mapping.outputs);
-            warnings.extend(unread.map(|biases| biases.to_string()));
+            let names = mapping.outputs.iter().map(|output| output.name.as_str());
+            warnings.extend(foreign_names(&mapping.card.gguf, names).map(|foreign| foreign.to_string()));
             warnings.extend(sentence::warnings(&source, &mapping)?);
         }
         warnings.extend(mapping.tie.as_ref().map(ToString::to_string));

@@ -51,7 +51,6 @@ mod target;
 mod to_hf;
 mod token_counts;
 mod token_rows;
-mod unread_biases;
 
 pub use account::{Fate, Piece, PieceKind};
 pub use codes::{Codes, FloatReason, FloatRole, KeptRole};

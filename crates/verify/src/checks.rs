@@ -6,6 +6,7 @@ pub(super) mod adapter;
 pub(super) mod baseline_keys;
 mod blocks;
 mod chat_template;
+mod foreign;
 pub(super) mod graph;
 mod header;
 pub(super) mod images;
@@ -148,6 +149,13 @@ checks! {
         part: FilePart::Tokenizer,
         is_measured: false,
         run: Run::File(|file| Ok(vocabulary::check(file.metadata))),
+    }
+    /// Tensors that the architecture's loader takes.
+    Tensors {
+        name: "tensors",
+        part: FilePart::Structure,
+        is_measured: false,
+        run: Run::File(|file| Ok(foreign::check(file).into_iter().collect())),
     }
     /// Shapes of tensors that follow from the keys.
     Shapes {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use gguf_arch::{OutType, missing_tensors};
-use gguf_core::{TensorMeta, TensorSource};
+use gguf_arch::{OutType, foreign_tensors, missing_tensors};
+use gguf_core::{GgmlType, Shape, TensorMeta, TensorSource};
 
 use super::fixture;
 use gguf_testkit::tiers::{Tier, two_tiers};
@@ -50,6 +50,71 @@ fn a_kind_that_is_left_out_is_missed(tier: Tier) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(n_refused > tier.of(150, 4000), "{n_refused} refused, {n_left} not");
     println!("{n_refused} kinds are missed, {n_left} are not needed or not known");
+}
+
+/// Names that loaders of some architectures take: each is foreign to nearly all others.
+const FOREIGN: [&str; 30] = [
+    "blk.0.attn_q_norm.bias",
+    "blk.0.attn_k_norm.bias",
+    "blk.0.attn_norm.bias",
+    "blk.0.attn_norm_2.weight",
+    "blk.0.attn_sinks.weight",
+    "blk.0.attn_sub_norm.weight",
+    "blk.0.attn_q_a.weight",
+    "blk.0.attn_kv_b.weight",
+    "blk.0.attn_gate.weight",
+    "blk.0.attn_rel_b.weight",
+    "blk.0.cross_attn_q.weight",
+    "blk.0.ffn_norm.bias",
+    "blk.0.ffn_sub_norm.weight",
+    "blk.0.ffn_act.scales",
+    "blk.0.ffn_gate_inp_shexp.weight",
+    "blk.0.ffn_down_chexps.weight",
+    "blk.0.post_attention_norm.weight",
+    "blk.0.post_ffw_norm.weight",
+    "blk.0.layer_output_norm.bias",
+    "blk.0.ssm_in.weight",
+    "blk.0.ssm_dt.bias",
+    "blk.0.shortconv.conv.weight",
+    "blk.0.time_mix_key.weight",
+    "blk.0.nextn.eh_proj.weight",
+    "blk.0.attn_q.lora_a",
+    "output.bias",
+    "token_types.weight",
+    "position_embd.weight",
+    "cls.output.weight",
+    "dense_3.weight",
+];
+
+/// Cases that llama.cpp does not know, or does not load for their biases.
+const NOT_LOADED: [&str; 2] = ["chatglm1/", "modern-bert/classifier.json"];
+
+two_tiers!(a_tensor_that_the_loader_does_not_take_is_found);
+/// What a conversion writes is taken; a tensor of another architecture is named.
+fn a_tensor_that_the_loader_does_not_take_is_found(tier: Tier) {
+    let mut wrong = Vec::new();
+    let is_loaded = |at: &str| !NOT_LOADED.iter().any(|start| at.starts_with(start));
+    for case in fixture::some(tier, 12).iter().filter(|case| !case.is_mmproj() && is_loaded(&case.at)) {
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let Ok(healthy) = case.plan(dir.path(), OutType::F32) else { continue };
+        let (metadata, tensors) = (healthy.metadata(), healthy.tensors());
+        if let Some(foreign) = foreign_tensors(metadata, tensors) {
+            wrong.push(format!("{}: {foreign}", case.at));
+        }
+        let (shape, ty) = (Shape::new(vec![4]).unwrap(), GgmlType::F32);
+        let with = |name: &str| {
+            let one = TensorMeta { name: name.to_owned(), shape: shape.clone(), ty };
+            foreign_tensors(metadata, &[tensors, &[one]].concat())
+        };
+        let found = FOREIGN.iter().filter(|name| with(name).is_some_and(|found| found.names == [**name]));
+        let n_found = found.count();
+        let beyond = ["blk.900.attn_norm.weight", "blk.0.of_somebody.weight"];
+        if n_found < 17 || beyond.iter().any(|name| with(name).is_none()) {
+            wrong.push(format!("{}: {n_found} of {} foreign names are found", case.at, FOREIGN.len()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 #[test]
