@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::PathBuf;
 
 use crate::core::{GgmlType, TensorSource};
-use crate::gguf::{Imatrix, WriteOptions};
+use crate::gguf::{Imatrix, WriteOptions, plan_files};
 use crate::job::input::OpenedInput;
 use crate::job::plan::{IntegerCodes, JobPlan, QuantizationPlan};
 use crate::job::report::{QuantizationReport, SmallTensorRows};
@@ -111,6 +111,11 @@ impl<'a> CheckedQuantization<'a> {
     pub(super) fn remark(&self, plan: &QuantizePlan<'_>) {
         for remark in remark::of_plan(plan, self.run.job.types.asked(), self.options.coverage) {
             self.run.events.remark(&remark);
+        }
+        let (layout, split) = (&self.write.layout, self.write.split.as_ref());
+        if let Ok(files) = plan_files(&self.target, plan.metadata(), plan.tensors(), layout, split) {
+            let paths: Vec<PathBuf> = files.into_iter().map(|file| file.path).collect();
+            self.run.remark_files(&paths, self.opened, plan.tensors());
         }
     }
 

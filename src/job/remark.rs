@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::PathBuf;
 
 use crate::core::text::{escape, plural};
 use crate::core::{TensorMeta, TensorSource};
+use crate::gguf::{Metadata, Value};
 use crate::quant::SmallRows;
 use crate::quantize::{CoveragePolicy, FileType, QuantizePlan, Reason, StandIn};
 
@@ -96,6 +98,37 @@ pub(super) fn of_choices(plan: &QuantizePlan<'_>, policy: CoveragePolicy) -> Vec
         remarks.extend(of_coverage(plan));
     }
     remarks
+}
+
+/// Parts of file names that llama.cpp's `-hf` does not take for a model (`gguf_filename_is_model` of its download.cpp).
+const NOT_OF_MODELS: [&str; 6] = ["mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-"];
+/// Architectures and kinds of files that such names are made for.
+const BESIDE_MODELS: [&str; 3] = ["clip", "eagle3", "dflash"];
+
+/// Returns the warnings about the names and the number of files of one output. `is_image` is true for an image or video
+/// model.
+pub(super) fn of_files(paths: &[PathBuf], metadata: &Metadata, tensors: &[TensorMeta], is_image: bool) -> Vec<String> {
+    let Some(name) = paths.first().and_then(|path| path.file_name()) else { return Vec::new() };
+    let (name, mut found) = (name.to_string_lossy(), Vec::new());
+    let word = |key: &str| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
+    let is_model = !is_image
+        && !BESIDE_MODELS.contains(&word("general.architecture"))
+        && word("general.type") != "adapter"
+        && tensors.iter().any(|tensor| tensor.name.contains("blk.0."));
+    if let Some(part) = NOT_OF_MODELS.iter().find(|part| is_model && name.contains(**part)) {
+        found.push(format!(
+            "{}: `-hf` of llama.cpp takes no file with `{part}` in its name for a model: rename it, or its source before",
+            escape(&name)
+        ));
+    }
+    if is_image && paths.len() > 1 {
+        found.push(format!(
+            "{} and {}: the runtimes of image and video models read one file: `gguf-inspect merge` joins them",
+            escape(&name),
+            plural(paths.len() as u64 - 1, "other part"),
+        ));
+    }
+    found
 }
 
 /// Tensors whose type was replaced.

@@ -1,8 +1,9 @@
 //! Common steps of planning and running a job: opening the input, checking the output.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use crate::core::TensorMeta;
 use crate::core::output::{Destination, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
@@ -92,6 +93,14 @@ impl<'a> JobRun<'a> {
             guard.write("--write-types", path, OutputKind::TypeRules)?;
         }
         Ok(guard)
+    }
+
+    /// Warns of files that their runtimes do not find or read.
+    pub(super) fn remark_files(&self, paths: &[PathBuf], opened: &OpenedInput, tensors: &[TensorMeta]) {
+        let is_image = opened.image_rules().is_some();
+        for text in remark::of_files(paths, opened.metadata(), tensors, is_image) {
+            self.progress().warn(&text);
+        }
     }
 
     /// Returns the free bytes where a planned output goes. If nothing can be written there, this warns: the plan is

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::foreign::foreign_type;
+use crate::foreign::{OLLAMA, foreign_type};
 use crate::split_keys::SPLIT_ID;
 use crate::{OtherFile, TensorLimits, ValueType};
 use gguf_core::bytes::Truncated;
@@ -283,10 +283,15 @@ impl Hint for GgufError {
             }
             Self::Header { error: HeaderError::ForeignType { found, .. }, .. } => {
                 let program = foreign_type(*found).map_or("its program", |row| row.1);
+                if program == OLLAMA {
+                    "only Ollama reads these blocks; fetch the model's GGUF file from the hub (`ggml-org`), or convert the \
+                     checkpoint with `gguf-convert hf2gguf`"
+                } else {
                 return vec![format!(
                     "only {program} reads these blocks; `gguf-inspect` shows and edits the metadata. To have another type, \
                      quantize the original checkpoint"
                 )];
+                }
             }
             Self::PartLimits { .. }
             | Self::Header {

@@ -42,9 +42,12 @@ impl DeclaredTensor {
 
 const IK: &str = "ik_llama.cpp";
 const BITNET: &str = "BitNet";
+/// Writes the blocks of gpt-oss under a number that llama.cpp gave up before there was GGUF.
+pub(crate) const OLLAMA: &str = "Ollama";
 
 /// Number, name and program of block types that current llama.cpp does not have.
 static TYPES: &[(u32, &str, &str)] = &[
+    (4, "MXFP4", OLLAMA),
     // llama.cpp once used 36 to 38 for repacked IQ4_NL; files in circulation are BitNet's.
     (36, "I2_S", BITNET),
     (37, "I8_S", BITNET),
@@ -125,6 +128,7 @@ mod tests {
         let of = |type_id| DeclaredTensor { dims: vec![8, 256], type_id };
         assert_eq!((of(139).type_name(), of(139).program()), ("IQ4_K (139)".to_owned(), Some(IK)));
         assert_eq!((of(36).type_name(), of(36).program()), ("I2_S (36)".to_owned(), Some(BITNET)));
+        assert_eq!((of(4).type_name(), of(4).program()), ("MXFP4 (4)".to_owned(), Some(OLLAMA)));
         assert_eq!((of(0).type_name(), of(0).program()), ("F32".to_owned(), None));
         assert_eq!((of(9999).type_name(), of(9999).program()), ("type 9999".to_owned(), None));
         assert_eq!((of(224).type_name(), of(224).program()), ("type 224".to_owned(), Some(IK)));

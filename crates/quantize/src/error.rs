@@ -100,6 +100,17 @@ impl Hint for QuantizeError {
             Self::Columns { .. } => {
                 vec!["`--tensor-type REGEX=TYPE` falls back to a type that fits".to_owned()]
             }
+            Self::Requantize { tensor, from: from @ (GgmlType::Mxfp4 | GgmlType::Nvfp4), .. } => {
+                let part = if tensor.contains("_exps") { "_exps" } else { tensor };
+                let ty = from.name().to_lowercase();
+                vec![
+                    format!(
+                        "the checkpoint itself may have these blocks: `--tensor-type {}={ty}` keeps them",
+                        escape(part)
+                    ),
+                    "accept the loss with --allow-requantize".to_owned(),
+                ]
+            }
             Self::Requantize { .. } => vec![
                 "quantize from the unquantized model".to_owned(),
                 "accept the loss with --allow-requantize".to_owned(),

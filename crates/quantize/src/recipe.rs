@@ -52,7 +52,7 @@ impl MixtureDeviations {
                 continue;
             }
             n_all += n_elems;
-            if tensor.ty != choice.ty && !is_native_among_floats(base, tensor.ty) {
+            if tensor.ty != choice.ty && !is_native(base, tensor) {
                 n_other += n_elems;
                 *deviations.entry((choice.class, tensor.ty.name().to_owned())).or_default() += 1;
             }
@@ -99,9 +99,14 @@ impl MixtureDeviations {
     }
 }
 
-/// Returns true for blocks of the original checkpoint next to float weights: such a file is named after the floats.
-fn is_native_among_floats(base: GgmlType, ty: GgmlType) -> bool {
-    !base.is_quantized() && matches!(ty, GgmlType::Mxfp4 | GgmlType::Nvfp4)
+/// Returns true for blocks of the original checkpoint, which a file of another type keeps: experts in any file, other
+/// weights among floats. Such a file is named after its other tensors.
+fn is_native(base: GgmlType, tensor: &TensorMeta) -> bool {
+    tensor.ty != base && is_of_checkpoints(tensor.ty) && (!base.is_quantized() || tensor.name.contains("_exps"))
+}
+
+fn is_of_checkpoints(ty: GgmlType) -> bool {
+    matches!(ty, GgmlType::Mxfp4 | GgmlType::Nvfp4)
 }
 
 /// Recipe that the types of a file's tensors match.
@@ -111,6 +116,9 @@ pub struct Recipe {
     n_matrices: usize,
     /// Types of the matrices.
     types: Vec<GgmlType>,
+    /// Types of blocks of the original checkpoint that experts or most matrices have: a file may be named after them,
+    /// whatever the others are.
+    native: Vec<GgmlType>,
     /// True if no matrix was quantized, except for blocks of the original checkpoint.
     is_of_floats: bool,
     /// Type of most values of the matrices, without embeddings and output.
@@ -135,6 +143,7 @@ impl Recipe {
         let candidates = candidates.filter_map(|(file_type, way)| candidate(file_type, way)).collect();
         let matrices =
             || tensors.iter().zip(&roles).filter(|(_, role)| role.is_matrix).map(|(tensor, _)| tensor);
+        let most = most_common(matrices());
         let (mut n_bits, mut n_elems) = (0.0, 0.0);
         for tensor in tensors {
             n_elems += tensor.shape.n_elems() as f64;
@@ -144,9 +153,14 @@ impl Recipe {
             candidates,
             n_matrices: matrices().count(),
             types: matrices().map(|tensor| tensor.ty).collect(),
+            native: matrices()
+                .filter(|tensor| is_native(GgmlType::Q8_0, tensor))
+                .map(|tensor| tensor.ty)
+                .chain(most.filter(|ty| is_of_checkpoints(*ty)))
+                .collect(),
             is_of_floats: matrices()
-                .all(|tensor| !tensor.ty.is_quantized() || is_native_among_floats(GgmlType::F16, tensor.ty)),
-            most: most_common(matrices()),
+                .all(|tensor| !tensor.ty.is_quantized() || is_of_checkpoints(tensor.ty)),
+            most,
             bits_per_weight: n_bits / f64::max(n_elems, 1.0),
         }
     }
@@ -192,7 +206,8 @@ impl Recipe {
         let is_it = |candidate: &MixtureDeviations| {
             candidate.is_exact() || (!candidate.is_pure && candidate.is_variant())
         };
-        if self.n_matrices == 0 || self.as_type(file_type).any(is_it) {
+        let is_native = file_type.base().is_some_and(|base| self.native.contains(&base));
+        if self.n_matrices == 0 || is_native || self.as_type(file_type).any(is_it) {
             return true;
         }
         if self.candidates.iter().any(MixtureDeviations::is_exact) {
@@ -339,5 +354,26 @@ mod tests {
     fn blocks_of_the_checkpoint_may_stand_between_floats() {
         let native = recipe(FileType::Bf16, |name| name.contains("ffn").then_some(GgmlType::Mxfp4));
         assert!(native.may_be_called(FileType::Bf16) && !native.may_be_called(FileType::Q8_0));
+        assert!(native.may_be_called(FileType::Mxfp4Moe) && !native.may_be_called(FileType::Q2K));
+    }
+
+    #[test]
+    fn experts_of_the_checkpoint_may_stand_in_any_file() {
+        for file_type in [FileType::Q8_0, FileType::F16, FileType::Q4KM] {
+            let (metadata, mut tensors) = tensors(file_type, |_| None);
+            for tensor in &mut tensors {
+                if tensor.name.contains("ffn") {
+                    tensor.name = tensor.name.replace(".weight", "_exps.weight");
+                    tensor.ty = GgmlType::Mxfp4;
+                    tensor.shape = Shape::new(vec![64, 512, 512]).unwrap();
+                }
+            }
+            let found = Recipe::of(&metadata, &tensors);
+            for (other, may_be) in
+                [(file_type, true), (FileType::Mxfp4Moe, true), (FileType::Q2K, false), (FileType::Q4_0, false)]
+            {
+                assert_eq!(found.may_be_called(other), may_be, "{file_type} as {other}");
+            }
+        }
     }
 }
