@@ -10,6 +10,7 @@ use crate::core::written::as_text;
 use crate::core::{GgmlType, Hint, TensorMeta, TensorSource};
 use crate::engine::{GraphPlan, KeptBySequence, KeptRows, Reach, STEP_TOKENS};
 use crate::gguf::{GgufFile, Metadata, Value};
+use crate::verify::has_only_draft_heads;
 
 /// Lengths of context that are shown if none is asked for.
 const CONTEXTS: [u64; 2] = [8192, 32768];
@@ -79,6 +80,12 @@ pub(crate) enum MemoryError {
         /// Value of `general.architecture`.
         arch: String,
     },
+    /// Draft heads alone: their layers run with the model's.
+    #[error("the file has only draft heads of a model of `{}`, which run together with the model", escape(arch))]
+    Drafts {
+        /// Value of `general.architecture`.
+        arch: String,
+    },
     /// The model cannot be run.
     #[error("how much memory a context takes is not known: {reason}")]
     NoGraph {
@@ -111,6 +118,9 @@ impl Hint for MemoryError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::Blocks { .. } => vec!["`--kv f16` fits every model".to_owned()],
+            Self::Drafts { .. } => {
+                vec!["`gguf-inspect memory` of the model's own file; the draft's layers keep as much again each".to_owned()]
+            }
             Self::Unknown { .. } | Self::NoGraph { .. } | Self::TooLong { .. } => Vec::new(),
         }
     }
@@ -124,6 +134,9 @@ impl ModelMemory {
     pub(crate) fn of(metadata: &Metadata, tensors: &[TensorMeta]) -> Result<Self, MemoryError> {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let unknown = || MemoryError::Unknown { arch: arch.to_owned() };
+        if has_only_draft_heads(metadata, tensors) {
+            return Err(MemoryError::Drafts { arch: arch.to_owned() });
+        }
         let features = GraphFeatures::of(arch).ok_or_else(unknown)?;
         let plan = GraphPlan::new(&features, metadata, tensors)
             .map_err(|error| MemoryError::NoGraph { reason: error.to_string() })?;

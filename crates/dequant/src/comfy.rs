@@ -3,7 +3,7 @@
 //! A scaled weight `x.weight` has a factor `x.scale_weight` in older files, next to an empty tensor `scaled_fp8`, and
 //! `x.weight_scale` with the description `x.comfy_quant` (JSON in bytes) in newer ones. The value is `code · factor` in
 //! F32, rounded to BF16: the type that the weights had before. A weight without a factor becomes F16, which holds
-//! every FP8 value exactly.
+//! every FP8 value exactly. `x.pre_quant_scale` has factors of the columns, by which runtimes multiply the input.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,6 +24,13 @@ const WEIGHT: &str = ".weight";
 const FACTORS: [&str; 2] = [".scale_weight", ".weight_scale"];
 /// Factors of inputs, which runtimes do not apply to blocks.
 const INPUTS: [&str; 2] = [".scale_input", ".input_scale"];
+/// Factors of the columns of a weight: runtimes multiply its input with them.
+const COLUMNS: &str = ".pre_quant_scale";
+/// Parameters of a layer that keep their own values beside a factor.
+const PARAMETERS: [&str; 2] = ["weight", "bias"];
+/// Parts of a layer that change its values, in ways that are not computed here.
+const CHANGES: [&str; 6] =
+    [COLUMNS, ".smooth_scale", ".smooth_factor", ".svd_up", ".svd_down", ".weight_zero_point"];
 /// Description of a weight's storage.
 const DESCRIPTION: &str = ".comfy_quant";
 /// Marker of a file with factors.
@@ -55,8 +62,24 @@ enum Origin {
     Plain(usize),
     /// FP8 codes without a factor: their values in F16, by code.
     Wide(usize, Box<[u16; 256]>),
-    /// Tensor with one factor, or one for each row.
-    Scaled(usize, Vec<f32>),
+    /// Tensor with factors.
+    Scaled(usize, Factors),
+}
+
+/// Factors of a weight.
+struct Factors {
+    /// One, or one for each row.
+    rows: Vec<f32>,
+    /// None, one, or one for each column.
+    columns: Vec<f32>,
+}
+
+impl Factors {
+    fn apply(&self, value: f32, row: usize, column: usize) -> f32 {
+        let of = |factors: &[f32], at: usize| if factors.len() == 1 { factors[0] } else { factors[at] };
+        let value = value * of(&self.rows, row);
+        if self.columns.is_empty() { value } else { value * of(&self.columns, column) }
+    }
 }
 
 impl Origin {
@@ -83,7 +106,7 @@ impl ImageWeights {
         let mut members: HashSet<usize> = HashSet::new();
         members.extend(at.get(MARKER).filter(|&&at| metas[at].shape.n_elems() <= 2));
         let is_marked = !members.is_empty();
-        let mut factors: HashMap<usize, Vec<f32>> = HashMap::new();
+        let mut factors: HashMap<usize, Factors> = HashMap::new();
         for (index, meta) in metas.iter().enumerate() {
             let Some(module) = meta.name.strip_suffix(WEIGHT) else { continue };
             let member = |suffix: &str| at.get(format!("{module}{suffix}").as_str()).copied();
@@ -102,8 +125,14 @@ impl ImageWeights {
             }
             match FACTORS.iter().find_map(|suffix| member(suffix)) {
                 Some(factor) => {
-                    factors.insert(index, read_factors(&*source, level, meta, &metas[factor], factor)?);
-                    members.insert(factor);
+                    let columns = member(COLUMNS).filter(|_| meta.shape.rank() == 2);
+                    let read = |factor: usize, of: (u64, &str)| {
+                        read_factors(&*source, level, meta, &metas[factor], factor, of)
+                    };
+                    let rows = read(factor, (meta.shape.n_rows(), "row"))?;
+                    let of_columns = columns.map(|at| read(at, (meta.shape.n_cols(), "column"))).transpose()?;
+                    factors.insert(index, Factors { rows, columns: of_columns.unwrap_or_default() });
+                    members.extend(columns.into_iter().chain([factor]));
                     members.extend(INPUTS.iter().filter_map(|suffix| member(suffix)));
                 }
                 None if member(DESCRIPTION).is_some() => {
@@ -112,6 +141,11 @@ impl ImageWeights {
                 }
                 None => {}
             }
+        }
+        let is_scaled = |module: &str| at.get(format!("{module}{WEIGHT}").as_str()).is_some_and(|at| factors.contains_key(at));
+        let rest = metas.iter().enumerate().filter(|(index, _)| !members.contains(index));
+        for (_, meta) in rest {
+            check_unknown(&meta.name, is_scaled)?;
         }
         let mut this = Self {
             source,
@@ -193,7 +227,7 @@ impl ImageWeights {
         &self,
         weight: usize,
         index: usize,
-        factors: &[f32],
+        factors: &Factors,
         first: u64,
         out: &mut [u8],
     ) -> Result<(), SourceError> {
@@ -211,9 +245,9 @@ impl ImageWeights {
             });
             decoded?;
             for (i, (value, out)) in floats.iter().zip(out.as_chunks_mut::<2>().0).enumerate() {
-                let row = usize::try_from((at + i as u64) / n_cols).unwrap_or(usize::MAX);
-                let factor = if factors.len() == 1 { factors[0] } else { factors[row] };
-                *out = f32_to_bf16(value * factor).to_le_bytes();
+                let at = at + i as u64;
+                let [row, column] = [at / n_cols, at % n_cols].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+                *out = f32_to_bf16(factors.apply(*value, row, column)).to_le_bytes();
             }
             at += floats.len() as u64;
         }
@@ -225,6 +259,24 @@ impl ImageWeights {
 fn is_orphan(name: &str, at: &HashMap<&str, usize>) -> bool {
     let module = FACTORS.iter().chain([&DESCRIPTION]).find_map(|suffix| name.strip_suffix(suffix));
     module.is_some_and(|module| !at.contains_key(format!("{module}{WEIGHT}").as_str()))
+}
+
+/// Refuses a tensor that changes the values of a layer in an unknown way: one of a kind that does, or any beside a weight
+/// with a factor.
+fn check_unknown(name: &str, is_scaled: impl Fn(&str) -> bool) -> Result<(), DequantError> {
+    let change = CHANGES.iter().any(|suffix| name.ends_with(suffix));
+    let of_scaled = || {
+        let mut dots = name.match_indices('.');
+        dots.any(|(at, _)| !PARAMETERS.contains(&&name[at + 1..]) && is_scaled(&name[..at]))
+    };
+    if !change && !of_scaled() {
+        return Ok(());
+    }
+    Err(DequantError::UnsupportedVariant {
+        place: format!("tensor `{name}`"),
+        found: name.rsplit('.').next().unwrap_or(name).to_owned(),
+        reason: "it may change the values of its layer, and how is not known".to_owned(),
+    })
 }
 
 /// Position of an element type among those of the safetensors library.
@@ -289,13 +341,14 @@ fn check_type(meta: &WeightMeta, ty: ElementType) -> Result<(), DequantError> {
     Err(wrong_type(meta))
 }
 
-/// Reads the factors of a weight: one, or one for each row.
+/// Reads the factors of a weight: one, or one for each of its rows or columns.
 fn read_factors(
     source: &dyn WeightSource,
     level: SimdLevel,
     weight: &WeightMeta,
     factor: &WeightMeta,
     index: usize,
+    (n_most, each): (u64, &str),
 ) -> Result<Vec<f32>, DequantError> {
     if !(is_fp8(weight.ty) || weight.ty.is_plain_float()) {
         let expected = "F8_E4M3, F8_E5M2 or floats, next to factors".to_owned();
@@ -305,12 +358,12 @@ fn read_factors(
         let expected = "floats".to_owned();
         return Err(DequantError::DtypeMismatch { tensor: factor.name.clone(), found: factor.ty, expected });
     }
-    let (n, n_rows) = (factor.shape.n_elems(), weight.shape.n_rows());
-    if n != 1 && n != n_rows {
+    let n = factor.shape.n_elems();
+    if n != 1 && n != n_most {
         return Err(DequantError::ShapeMismatch {
             tensor: factor.name.clone(),
             found: factor.shape.clone(),
-            expected: format!("1 element, or {n_rows}, one for each row"),
+            expected: format!("1 element, or {n_most}, one for each {each}"),
         });
     }
     let n = usize::try_from(n).unwrap_or(0);
@@ -438,6 +491,47 @@ mod tests {
         let mut part = [0; 4];
         weights.read_elems(1, 1, &mut part).unwrap();
         assert_eq!(part[..2], f32_to_bf16(0.6).to_le_bytes());
+    }
+
+    /// A weight of two rows with a factor, and further tensors.
+    fn with_others(others: &[(&str, &[f32])]) -> Result<ImageWeights, String> {
+        let mut weights = MemoryWeights::default();
+        weights.add("a.weight", &[2, 2], ElementType::F8E4M3, vec![0x38, 0x40, 0xb8, 0x38]);
+        weights.add("a.weight_scale", &[], ElementType::F32, f32_bytes(&[0.5]));
+        weights.add("a.bias", &[2], ElementType::F32, f32_bytes(&[1.0, 1.0]));
+        for (name, values) in others {
+            weights.add(name, &[values.len() as u64], ElementType::F32, f32_bytes(values));
+        }
+        opened(weights)
+    }
+
+    #[test]
+    fn factors_of_columns_are_applied() {
+        let weights = with_others(&[("a.pre_quant_scale", &[3.0, 5.0])]).unwrap();
+        assert_eq!(names(&weights).len(), 2);
+        let at = names(&weights).iter().position(|(name, _)| *name == "a.weight").unwrap();
+        assert_eq!(halves(&weights, at), [1.5, 5.0, -1.5, 2.5].map(f32_to_bf16));
+        let error = with_others(&[("a.pre_quant_scale", &[3.0, 5.0, 1.0])]).err().unwrap();
+        assert!(error.contains("a.pre_quant_scale") && error.contains("one for each column"), "{error}");
+    }
+
+    #[test]
+    fn what_changes_a_layer_in_an_unknown_way_is_refused() {
+        for name in [
+            "a.smooth_scale",
+            "a.svd_up",
+            "a.weight_offset",
+            "a.lora.down.weight",
+            "b.pre_quant_scale",
+            "b.smooth_factor",
+        ] {
+            let error = with_others(&[(name, &[1.0])]).err().unwrap();
+            assert!(error.contains(name) && error.contains("may change the values"), "{error}");
+        }
+        // Beside weights without a factor, and not of a layer's own names, parameters keep their names.
+        for name in ["b.alpha", "ab.x", "c"] {
+            assert!(with_others(&[(name, &[1.0])]).is_ok(), "{name}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use gguf_core::TensorMeta;
 
 /// Maximum length of a tensor name in bytes: llama.cpp stores 64 with a terminating zero.
 pub const MAX_NAME_BYTES: u64 = 63;
+const ARCH: &str = "general.architecture";
 /// Maximum number of dimensions of a tensor.
 pub const MAX_DIMS: u32 = 4;
 
@@ -24,12 +25,21 @@ impl TensorLimits {
     /// Limits of the runtimes of image and video models, which do not use llama.cpp's reader: ComfyUI-GGUF's converter
     /// refuses longer names, and convolutions over time have five dimensions.
     pub const IMAGE: Self = Self { name_bytes: 127, dims: 5 };
+    /// Limits of stable-diffusion.cpp, which is built for longer names; its files of whole checkpoints have hardly a key.
+    pub const WITHOUT_KEYS: Self = Self { name_bytes: 159, dims: 5 };
 
     /// Limits of a file with these keys. A later part of a split model, whose keys are in the first, has the wider ones;
     /// [`crate::GgufFile`] applies those of the first part when it opens them together.
     #[must_use]
     pub fn of(metadata: &Metadata) -> Self {
-        if has_no_model_keys(metadata) || is_later_part(metadata) { Self::IMAGE } else { Self::LLAMA_CPP }
+        let is_general = |key: &str| key != ARCH && key.starts_with("general.");
+        if metadata.iter().all(|(key, _)| is_general(key)) {
+            Self::WITHOUT_KEYS
+        } else if has_no_model_keys(metadata) || is_later_part(metadata) {
+            Self::IMAGE
+        } else {
+            Self::LLAMA_CPP
+        }
     }
 
     /// Returns true if the name and the dimensions of a tensor are within the limits.
@@ -41,7 +51,7 @@ impl TensorLimits {
 
 /// Returns true for the keys of a part after the first, which do not declare the model.
 fn is_later_part(metadata: &Metadata) -> bool {
-    !metadata.contains("general.architecture")
+    !metadata.contains(ARCH)
         && metadata.get(SPLIT_NO).and_then(crate::Value::as_u64).is_some_and(|no| no > 0)
 }
 
@@ -49,7 +59,7 @@ fn is_later_part(metadata: &Metadata) -> bool {
 /// architecture and no vocabulary. llama.cpp loads no such file; those of image and video models are like this.
 #[must_use]
 pub fn has_no_model_keys(metadata: &Metadata) -> bool {
-    let Some(arch) = metadata.get("general.architecture").and_then(crate::Value::as_str) else {
+    let Some(arch) = metadata.get(ARCH).and_then(crate::Value::as_str) else {
         return false;
     };
     let of_blocks = ["general.quantization_version", "general.file_type"];
@@ -67,13 +77,22 @@ mod tests {
     #[test]
     fn files_without_keys_of_their_architecture_have_wider_limits() {
         let mut metadata = Metadata::new();
-        assert_eq!(TensorLimits::of(&metadata), TensorLimits::LLAMA_CPP);
-        metadata.set("general.architecture", "wan");
+        metadata.set(ARCH, "wan");
         assert_eq!(TensorLimits::of(&metadata), TensorLimits::LLAMA_CPP);
         metadata.set("general.file_type", 1u32);
         metadata.set("wander.x", 1u32);
         assert_eq!(TensorLimits::of(&metadata), TensorLimits::IMAGE);
         metadata.set("wan.block_count", 1u32);
+        assert_eq!(TensorLimits::of(&metadata), TensorLimits::LLAMA_CPP);
+    }
+
+    #[test]
+    fn files_with_hardly_a_key_have_the_widest() {
+        let mut metadata = Metadata::new();
+        assert_eq!(TensorLimits::of(&metadata), TensorLimits::WITHOUT_KEYS);
+        metadata.set("general.file_type", 1u32);
+        assert_eq!(TensorLimits::of(&metadata), TensorLimits::WITHOUT_KEYS);
+        metadata.set("tokenizer.ggml.model", "gpt2");
         assert_eq!(TensorLimits::of(&metadata), TensorLimits::LLAMA_CPP);
     }
 

@@ -70,6 +70,7 @@ pub use checks::source_tokenizer::OriginTokenizer;
 pub use cost::Cost;
 pub use coverage::{Aspect, Coverage, JudgedAspect, UnjudgedAspect};
 pub use divergence::{Divergence, WorstToken};
+pub use drafts::are_alone as has_only_draft_heads;
 pub use embeddings::{EmbeddingDifference, EmbeddingReport, HealthyVectors};
 pub use encoder::TextEncoder;
 pub use error::{PromptError, VerifyError};

@@ -21,6 +21,8 @@ const F32_DIMS: usize = 5;
 pub struct DiffusionRules {
     common: Arc<CommonRules>,
     card: Option<Arc<DiffusionCard>>,
+    /// Prefix of the diffusion model's names in a file of several models, of which only it is quantized.
+    prefix: Option<String>,
 }
 
 /// Rules are the same if their cards have the same architecture.
@@ -36,7 +38,7 @@ impl DiffusionRules {
     /// Rules of a card.
     #[must_use]
     pub fn new(cards: &DiffusionCards, card: &Arc<DiffusionCard>) -> Self {
-        Self { common: Arc::clone(cards.common()), card: Some(Arc::clone(card)) }
+        Self { common: Arc::clone(cards.common()), card: Some(Arc::clone(card)), prefix: None }
     }
 
     /// Returns the rules for the tensors of a GGUF file; `None` for a language model.
@@ -62,12 +64,15 @@ impl DiffusionRules {
             return Ok(None);
         }
         let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-        if let Recognition::Card(card) = cards.recognize(&names) {
-            return Ok(Some(Self::new(cards, card)));
-        }
         let common = cards.common();
+        // stable-diffusion.cpp writes whole checkpoints, with their prefixes.
+        let prefix = common.prefix(&names);
+        let own: Vec<String> = names.iter().filter_map(|name| prefix.strip(name)).collect();
+        if let Recognition::Card(card) = cards.recognize(&own.iter().map(String::as_str).collect::<Vec<_>>()) {
+            return Ok(Some(Self { prefix: prefix.text().map(ToOwned::to_owned), ..Self::new(cards, card) }));
+        }
         let is_image = names.iter().any(|name| common.is_in_block(name));
-        Ok(is_image.then(|| Self { common: Arc::clone(common), card: None }))
+        Ok(is_image.then(|| Self { common: Arc::clone(common), card: None, prefix: None }))
     }
 
     /// Card of the architecture; `None` for a model that no card knows.
@@ -131,7 +136,8 @@ impl DiffusionRules {
     pub fn is_quantized(&self, tensor: &TensorMeta) -> bool {
         let dims = tensor.shape.dims();
         let n_dims = dims.len() - dims.iter().take_while(|&&dim| dim == 1).count();
-        let name = tensor.name.as_str();
+        let (name, prefix) = (tensor.name.as_str(), self.prefix.as_deref().unwrap_or_default());
+        let Some(name) = name.strip_prefix(prefix) else { return false };
         let is_kept = || match &self.card {
             Some(card) => card.keeps(name),
             None => self.common.keeps_of_unknown(name),
@@ -261,6 +267,18 @@ mod tests {
         assert_eq!(mixture.choose("transformer_blocks.59.img_mod.1.weight"), GgmlType::Q5K);
         assert!(qwen.mixture(FileType::Iq2Xs).is_none());
         assert_eq!(qwen.mixture(FileType::F16).unwrap().choose("a"), GgmlType::F16);
+    }
+
+    #[test]
+    fn of_a_whole_checkpoint_the_diffusion_model_is_quantized() {
+        const PREFIX: &str = "model.diffusion_model.";
+        let block = format!("{PREFIX}double_blocks.0.img_attn.proj.weight");
+        let encoder = "text_encoders.t5xxl.transformer.encoder.block.0.layer.0.SelfAttention.q.weight";
+        let tensors = [tensor(&block, &[8, 256]), tensor(encoder, &[8, 256])];
+        let rules = DiffusionRules::of_file(&Metadata::new(), &tensors).unwrap().unwrap();
+        assert_eq!(rules.card().unwrap().gguf, "flux");
+        assert_eq!(tensors.map(|tensor| rules.is_quantized(&tensor)), [true, false]);
+        assert!(!rules.is_quantized(&tensor(&format!("{PREFIX}img_in.weight"), &[8, 256])));
     }
 
     #[test]
