@@ -22,4 +22,4 @@ mod rules;
 pub use card::{DiffusionCard, ImageTask, RefusedLayout};
 pub use common::{Class, ClassTypes, CommonRules, NamePrefix};
 pub use registry::{DiffusionCards, Recognition};
-pub use rules::{DiffusionMixture, DiffusionRules};
+pub use rules::{DiffusionMixture, DiffusionRules, first_names};

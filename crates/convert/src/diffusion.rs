@@ -16,6 +16,7 @@ use crate::{ConvertError, ConvertOptions};
 use gguf_arch::OutType;
 use gguf_arch::diffusion::{
     CommonRules, DiffusionCard, DiffusionCards, DiffusionRules, NamePrefix, Recognition,
+    first_names,
 };
 use gguf_checkpoint::{BarePath, BareWeights, SelectedWeights};
 use gguf_core::sync::Unpoisoned;
@@ -33,8 +34,6 @@ pub use error::DiffusionError;
 
 /// Prefix of the keys that hold the shape of a tensor that is written in other rows.
 const ORIGINAL_SHAPE: &str = "comfy.gguf.orig_shape.";
-/// Ends of the names of a layer's parameters.
-const OF_LAYERS: [&str; 2] = [".weight", ".bias"];
 
 /// Plan of the GGUF file of an image or video model. No weight has been read; as a [`TensorSource`] it produces rows on
 /// demand.
@@ -100,19 +99,25 @@ impl DiffusionConversion {
 
     /// Plans the conversion of open weights.
     fn plan(bare: BareWeights, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let bare = Arc::new(bare);
         let path = bare.path().to_owned();
         let mut warnings = bare.warnings().to_vec();
         let cards = Cards::of(options, &mut warnings)?;
         let cards = cards.get();
         let (name, paths, entries) = (bare.name()?, bare.paths(), bare.entries().collect::<Vec<_>>());
         let names: Vec<&str> = bare.weights().iter().map(|meta| meta.name.as_str()).collect();
-        let prefix = cards.common().prefix(&names);
+        let prefix = cards.prefix(&names);
         check_prefix(&names, prefix, cards.common(), &path)?;
         let notes = left_out(&names, prefix).into_iter().collect();
         let card = recognized(cards, &names, prefix, &path)?;
         let rules = DiffusionRules::new(cards, card);
+        let own: HashSet<String> = names.iter().filter_map(|name| prefix.strip(name)).collect();
+        if let Some(names) = first_names(rules.missing(|name| own.contains(name)).into_iter()) {
+            return Err(DiffusionError::Missing { path, arch: card.gguf.clone(), names }.into());
+        }
+        warnings.extend(lost_entries(card, &own, &entries));
 
-        let source = SelectedWeights::mapped(Arc::new(bare), |name| prefix.strip(name));
+        let source = SelectedWeights::mapped(bare.clone(), |name| prefix.strip(name));
         let weights = ImageWeights::open(Arc::new(source), options.level)?;
         let wide = if options.then_quantized { None } else { options.file_type.and_then(wide_type) };
         let file_type = wide.unwrap_or_else(|| most_frequent(&weights));
@@ -135,7 +140,7 @@ impl DiffusionConversion {
                 .push(format!("{n} in FP8 with a factor: code times factor, rounded to BF16, is converted"));
         }
         warnings.extend(without_factors(&weights));
-        warnings.extend(bare_bf16(&planned));
+        warnings.extend(unloadable(&rules, &planned));
         warnings.extend(without_effect(options));
         order::convolutions_behind_their_biases(&mut planned);
         let metadata = metadata(card, file_type, &planned, &entries, options);
@@ -336,23 +341,24 @@ fn check_storage(stored: ElementType, meta: &WeightMeta, path: &Path) -> Result<
     Err(DiffusionError::Codes { path: path.to_owned(), tensor: meta.name.clone(), ty: stored })
 }
 
-/// Returns the first names of a list, for a message.
-fn first_names<'n>(names: impl ExactSizeIterator<Item = &'n str>) -> String {
-    const SHOWN: usize = 4;
-    let more = if names.len() > SHOWN { ", ..." } else { "" };
-    let shown: Vec<String> = names.take(SHOWN).map(|name| format!("`{}`", escape(name))).collect();
-    format!("{}{more}", shown.join(", "))
+/// Returns the warning about entries of the header that the runtime reads and the file lacks.
+fn lost_entries(card: &DiffusionCard, own: &HashSet<String>, entries: &[(String, String)]) -> Option<String> {
+    let is_read = card.copied_for.iter().any(|name| own.contains(name));
+    let is_lost = |key: &&String| is_read && !entries.iter().any(|(name, _)| name == *key);
+    let lost = first_names(card.copied.iter().filter(is_lost).map(String::as_str))?;
+    Some(format!(
+        "{lost} is missing in the header of the checkpoint: the runtime reads the model's numbers from it; copy it from \
+         the header of the original release, or add it with `--set KEY=str:TEXT`"
+    ))
 }
-
 /// Returns the warning about FP8 weights that have no factor, next to others that have one.
 fn without_factors(weights: &ImageWeights) -> Option<String> {
     let names = weights.without_factors();
-    (!names.is_empty()).then(|| {
+    first_names(names.iter().map(String::as_str)).map(|first| {
         format!(
             "{} in FP8 without a factor, in a checkpoint that has factors: as in ComfyUI, it is taken as 1; if the file is \
-             incomplete, fetch it again: {}",
+             incomplete, fetch it again: {first}",
             plural(names.len() as u64, "weight"),
-            first_names(names.iter().map(String::as_str)),
         )
     })
 }
@@ -482,21 +488,13 @@ fn metadata(
     metadata
 }
 
-/// Returns the warning about bare parameters in BF16. ComfyUI-GGUF decodes weights of layers only, and loads other tensors
-/// of two and more dimensions from F32 and F16.
-fn bare_bf16(tensors: &[PlannedTensor]) -> Option<String> {
-    let is_bare = |meta: &&TensorMeta| {
-        meta.ty == GgmlType::Bf16
-            && meta.shape.rank() > 1
-            && !OF_LAYERS.iter().any(|end| meta.name.ends_with(end))
-    };
-    let names: Vec<&str> =
-        tensors.iter().map(|tensor| &tensor.meta).filter(is_bare).map(|meta| meta.name.as_str()).collect();
-    (!names.is_empty()).then(|| {
+/// Returns the warning about tensors that ComfyUI-GGUF does not load in their type.
+fn unloadable(rules: &DiffusionRules, tensors: &[PlannedTensor]) -> Option<String> {
+    let metas = tensors.iter().map(|tensor| &tensor.meta).filter(|meta| rules.is_unloadable(meta));
+    first_names(metas.map(|meta| meta.name.as_str())).map(|names| {
         format!(
-            "{}: a parameter in BF16 that belongs to no layer, which ComfyUI-GGUF does not load (nor from the \
-             file of its own converter): convert with `--type f16`, and quantize that file",
-            first_names(names.iter().copied())
+            "{names}: a parameter in BF16 that belongs to no layer, which ComfyUI-GGUF does not load (nor from the \
+             file of its own converter): convert with `--type f16`, and quantize that file"
         )
     })
 }

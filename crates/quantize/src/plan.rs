@@ -230,6 +230,9 @@ impl<'a> QuantizePlan<'a> {
         };
         if let Some(rules) = &facts.diffusion {
             warnings.extend(of_diffusion(rules, &facts.architecture, &which));
+            if input.diffusion.is_none() {
+                warnings.extend(rules.unloadable(&tensors));
+            }
         } else if !is_known(&facts.architecture) {
             warnings.push(format!(
                 "{which}: its first and last layers are quantized like all others; `--tensor-type REGEX=f16` keeps \

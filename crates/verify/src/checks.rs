@@ -155,7 +155,7 @@ checks! {
         name: "tensors",
         part: FilePart::Structure,
         is_measured: false,
-        run: Run::File(|file| Ok(foreign::check(file).into_iter().collect())),
+        run: Run::File(|file| Ok(foreign::check(file).into_iter().chain(images::check_tensors(file)).collect())),
     }
     /// Shapes of tensors that follow from the keys.
     Shapes {

@@ -27,6 +27,9 @@ pub struct DiffusionCard {
     pub task: ImageTask,
     /// Sets of names: a checkpoint with all names of one set has this architecture.
     pub recognize: Vec<Vec<String>>,
+    /// Sets of names of first and last layers: every model has all names of one set.
+    #[serde(default)]
+    pub needs: Vec<Vec<String>>,
     /// Layouts of the architecture that runtimes do not read.
     #[serde(default)]
     pub refused: Vec<RefusedLayout>,
@@ -36,6 +39,12 @@ pub struct DiffusionCard {
     /// Parts of names of tensors that stay F32.
     #[serde(default)]
     pub f32: Vec<String>,
+    /// Parts of names of layers whose weights ComfyUI-GGUF does not decode, in BF16 as in blocks.
+    #[serde(default)]
+    pub undecoded: Vec<String>,
+    /// Parts of names of parameters, with their number of dimensions, some of which are 1.
+    #[serde(default)]
+    pub dims: BTreeMap<String, usize>,
     /// Parts of names of weights that are not quantized.
     #[serde(default)]
     pub keep: Vec<String>,
@@ -48,6 +57,9 @@ pub struct DiffusionCard {
     /// Entries of the checkpoint's header that become keys.
     #[serde(default)]
     pub copied: Vec<String>,
+    /// Names, each of which shows a model whose runtime reads its numbers from the copied entries.
+    #[serde(default)]
+    pub copied_for: Vec<String>,
     /// Types of the first and last blocks.
     ends: Option<EndBlocks>,
 }

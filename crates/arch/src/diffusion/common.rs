@@ -20,6 +20,8 @@ pub struct CommonRules {
     kind: String,
     prefixes: Vec<String>,
     prefixes_of_all: Vec<String>,
+    /// Names, and starts of names, that runtimes read beside the prefixed ones: they belong to the diffusion model.
+    markers: Vec<String>,
     /// Most values of a tensor that stays F32 because it is small.
     pub small_elems: u64,
     /// Parts of names of weights that are never quantized.
@@ -137,23 +139,33 @@ impl<'de> Deserialize<'de> for TypeName {
 
 /// Prefix of the diffusion model's tensors in a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NamePrefix<'a>(Option<&'a str>);
+pub struct NamePrefix<'a> {
+    text: Option<&'a str>,
+    markers: &'a [String],
+}
 
 impl<'a> NamePrefix<'a> {
     /// Text of the prefix, if there is one.
     #[must_use]
     pub fn text(&self) -> Option<&'a str> {
-        self.0
+        self.text
     }
 
     /// Returns the name without the prefix; `None` if the tensor belongs to another model of the checkpoint.
     #[must_use]
     pub fn strip(&self, name: &str) -> Option<String> {
-        match self.0 {
-            None => Some(name.to_owned()),
+        match self.text {
             // ref: removed wherever it occurs
-            Some(prefix) => name.contains(prefix).then(|| name.replace(prefix, "")),
+            Some(prefix) if name.contains(prefix) => Some(name.replace(prefix, "")),
+            Some(_) if !self.is_marker(name) => None,
+            _ => Some(name.to_owned()),
         }
+    }
+
+    fn is_marker(&self, name: &str) -> bool {
+        self.markers.iter().any(|marker| {
+            name == marker || marker.ends_with('.') && name.starts_with(marker.as_str())
+        })
     }
 }
 
@@ -199,7 +211,12 @@ impl CommonRules {
             };
             self.prefixes_of_all.iter().find(is_prefix)
         };
-        NamePrefix(any.or_else(all).map(String::as_str))
+        self.with_prefix(any.or_else(all).map(String::as_str))
+    }
+
+    /// Returns a prefix of names.
+    pub(super) fn with_prefix<'a>(&'a self, text: Option<&'a str>) -> NamePrefix<'a> {
+        NamePrefix { text, markers: &self.markers }
     }
 
     /// Class of a weight.

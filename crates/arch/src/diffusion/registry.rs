@@ -3,13 +3,16 @@
 use std::sync::{Arc, OnceLock};
 
 use super::card::DiffusionCard;
-use super::common::CommonRules;
+use super::common::{CommonRules, NamePrefix};
 use crate::error::ArchError;
 
 /// Name and text of each embedded card: files of `converters/diffusion/`.
 const TEXTS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/diffusion.rs"));
 /// File with the rules that all share.
 const BASE: &str = "base";
+
+/// Most parts of a prefix that no rule lists.
+const MAX_PREFIX_PARTS: usize = 3;
 
 static EMBEDDED: OnceLock<DiffusionCards> = OnceLock::new();
 
@@ -87,6 +90,24 @@ impl DiffusionCards {
     #[must_use]
     pub fn by_gguf(&self, gguf: &str) -> Option<&Arc<DiffusionCard>> {
         self.cards.iter().find(|card| card.gguf == gguf)
+    }
+
+    /// Returns the prefix of the diffusion model's tensors: one that the rules list, or else one of all names without which
+    /// they are those of a model.
+    #[must_use]
+    pub fn prefix<'a>(&'a self, names: &[&'a str]) -> NamePrefix<'a> {
+        let listed = self.common.prefix(names);
+        if listed.text().is_some() || !matches!(self.recognize(names), Recognition::Unknown) {
+            return listed;
+        }
+        let first = names.first().copied().unwrap_or_default();
+        let ends = first.match_indices('.').map(|(at, _)| &first[..=at]).take(MAX_PREFIX_PARTS);
+        let of_all = ends.filter(|prefix| names.iter().all(|name| name.starts_with(prefix)));
+        let mut found = of_all.filter(|prefix| {
+            let own: Vec<&str> = names.iter().map(|name| &name[prefix.len()..]).collect();
+            matches!(self.recognize(&own), Recognition::Card(_))
+        });
+        found.next().map_or(listed, |prefix| self.common.with_prefix(Some(prefix)))
     }
 
     /// Recognizes a checkpoint by its tensor names, without their prefix.

@@ -1,11 +1,13 @@
 //! Types of the tensors of image and video models.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::card::DiffusionCard;
 use super::common::{ClassTypes, CommonRules};
 use super::registry::{DiffusionCards, Recognition};
 use crate::error::ArchError;
+use gguf_core::text::escape;
 use gguf_core::{ElementType, GgmlType, Shape, TensorMeta};
 use gguf_format::{FileType, Metadata, Value};
 
@@ -15,6 +17,10 @@ const ROW: u64 = 256;
 const RESHAPED: u64 = 512;
 /// Fewest dimensions of tensors that stay F32 because runtimes have no blocks for them.
 const F32_DIMS: usize = 5;
+/// Dimensions of the weights of convolutions over time.
+const OVER_TIME: usize = 3;
+/// Ends of the names of a layer's parameters.
+const OF_LAYERS: [&str; 2] = [".weight", ".bias"];
 
 /// Rules for the tensors of one architecture, or of a model that no card knows.
 #[derive(Clone, Debug)]
@@ -66,7 +72,7 @@ impl DiffusionRules {
         let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let common = cards.common();
         // stable-diffusion.cpp writes whole checkpoints, with their prefixes.
-        let prefix = common.prefix(&names);
+        let prefix = cards.prefix(&names);
         let own: Vec<String> = names.iter().filter_map(|name| prefix.strip(name)).collect();
         if let Recognition::Card(card) = cards.recognize(&own.iter().map(String::as_str).collect::<Vec<_>>()) {
             return Ok(Some(Self { prefix: prefix.text().map(ToOwned::to_owned), ..Self::new(cards, card) }));
@@ -109,7 +115,56 @@ impl DiffusionRules {
         let is_listed =
             || self.card.iter().flat_map(|card| &card.f32).any(|part| tensor.contains(part.as_str()));
         let is_kept = shape.rank() == 1 || shape.n_elems() <= self.common.small_elems || is_listed();
-        if is_exact && is_kept { GgmlType::F32 } else { weights }
+        // Runtimes do not decode such layers; the reference writes a file that they do not load.
+        let is_undecoded = || weights == GgmlType::Bf16 && self.is_undecoded(tensor, shape);
+        if is_exact && (is_kept || is_undecoded()) { GgmlType::F32 } else { weights }
+    }
+
+    /// Returns true for weights that ComfyUI-GGUF does not decode: it does matrices, convolutions over images and
+    /// embeddings, not those over time and the layers on the card's list.
+    fn is_undecoded(&self, name: &str, shape: &Shape) -> bool {
+        let is_listed = |card: &Arc<DiffusionCard>| card.undecoded.iter().any(|part| name.contains(part.as_str()));
+        shape.rank() == OVER_TIME && name.ends_with(".weight") || self.card.as_ref().is_some_and(is_listed)
+    }
+
+    /// Returns true for a tensor that ComfyUI-GGUF does not load in its type. It loads parameters of two and more
+    /// dimensions that belong to no layer from F32 and F16.
+    #[must_use]
+    pub fn is_unloadable(&self, tensor: &TensorMeta) -> bool {
+        let (name, shape) = (tensor.name.as_str(), &tensor.shape);
+        let is_bare = shape.rank() > 1 && !OF_LAYERS.iter().any(|end| name.ends_with(end));
+        (tensor.ty == GgmlType::Bf16 || tensor.ty.is_quantized()) && (is_bare || self.is_undecoded(name, shape))
+    }
+
+    /// Describes the tensors of a file that ComfyUI does not load.
+    #[must_use]
+    pub fn unloadable(&self, tensors: &[TensorMeta]) -> Vec<String> {
+        const AGAIN: &str = "`gguf-convert hf2gguf` of the checkpoint writes what it does";
+        let of = |what: &str, is_one: &dyn Fn(&TensorMeta) -> bool| {
+            let names = tensors.iter().filter(|tensor| is_one(tensor)).map(|tensor| tensor.name.as_str());
+            first_names(names).map(|names| format!("{names}: {what}, which ComfyUI does not load; {AGAIN}"))
+        };
+        let lacks_dims = |tensor: &TensorMeta| {
+            let mut rows = self.card.iter().flat_map(|card| &card.dims);
+            rows.any(|(part, n)| tensor.name.contains(part.as_str()) && tensor.shape.rank() < *n)
+        };
+        let types = of("BF16 or blocks outside of the layers that are decoded", &|tensor| self.is_unloadable(tensor));
+        types.into_iter().chain(of("a lost dimension of 1", &lacks_dims)).collect()
+    }
+
+    /// Returns the first and last layers that a model lacks; `has` is true for names, without their prefix, that exist.
+    pub fn missing(&self, has: impl Fn(&str) -> bool) -> Vec<&str> {
+        let sets = self.card.iter().flat_map(|card| &card.needs);
+        let missing = sets.map(|set| set.iter().map(String::as_str).filter(|name| !has(name)).collect());
+        missing.min_by_key(Vec::len).unwrap_or_default()
+    }
+
+    /// Returns the first and last layers that a file lacks, by the names that they would have in it.
+    #[must_use]
+    pub fn missing_in(&self, tensors: &[TensorMeta]) -> Vec<String> {
+        let names: HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        let whole = |name: &str| format!("{}{name}", self.prefix.as_deref().unwrap_or_default());
+        self.missing(|name| names.contains(whole(name).as_str())).into_iter().map(whole).collect()
     }
 
     /// Returns the shape that a tensor is written in, if it differs.
@@ -144,6 +199,7 @@ impl DiffusionRules {
         };
         n_dims == 2
             && dims.len() < F32_DIMS
+            && !self.is_undecoded(name, &tensor.shape)
             && name.ends_with("weight")
             && tensor.shape.n_elems() > 0
             && !self.common.never.iter().any(|part| name.contains(part.as_str()))
@@ -157,6 +213,16 @@ impl DiffusionRules {
         let row = if base.is_quantized() { Some(self.common.types(file_type)?) } else { None };
         Some(DiffusionMixture { rules: self, file_type, base, row, n_values: 0 })
     }
+}
+
+/// Returns the first of several names in backticks; `None` if there are none.
+#[must_use]
+pub fn first_names<'n>(names: impl Iterator<Item = &'n str>) -> Option<String> {
+    const SHOWN: usize = 4;
+    let names: Vec<&str> = names.collect();
+    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{}`", escape(name))).collect();
+    let more = if names.len() > SHOWN { ", ..." } else { "" };
+    (!names.is_empty()).then(|| format!("{}{more}", shown.join(", ")))
 }
 
 /// Returns true for keys of an architecture.

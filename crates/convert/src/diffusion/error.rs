@@ -25,6 +25,9 @@ pub enum DiffusionError {
     /// Models of two architectures in one file.
     #[error("{}: models of two architectures, `{first}` and `{second}`", shown(path))]
     TwoArchitectures { path: PathBuf, first: String, second: String },
+    /// Model without first or last layers.
+    #[error("{}: the model of `{arch}` lacks {names}, which every such model has", shown(path))]
+    Missing { path: PathBuf, arch: String, names: String },
     /// Names of one module with and without the prefix.
     #[error(
         "{}: tensor `{}`: it lacks the prefix `{}`, which other tensors of its module have",
@@ -80,6 +83,9 @@ impl Hint for DiffusionError {
             Self::Unknown { .. } => vec![
                 "a language model is converted from its folder, with config.json and tokenizer".to_owned(),
                 "`gguf-convert archs` lists the architectures; `--card FILE` adds one".to_owned(),
+            ],
+            Self::Missing { .. } => vec![
+                "convert the whole model: this file is a part of one, or a merge or a download has left layers out".to_owned(),
             ],
             Self::Several { .. } => vec!["name one of the files".to_owned()],
             Self::TwoArchitectures { .. } => {

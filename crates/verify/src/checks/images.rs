@@ -2,7 +2,7 @@
 
 use crate::checks::input::{CheckedFile, FileContent};
 use crate::{Aspect, Check, Finding, Report};
-use gguf_arch::diffusion::DiffusionRules;
+use gguf_arch::diffusion::{DiffusionRules, first_names};
 use gguf_core::TensorMeta;
 use gguf_format::Metadata;
 
@@ -18,6 +18,18 @@ pub(super) fn check_keys(file: &CheckedFile<'_>) -> Vec<Finding> {
     let is_lacking = file.content == FileContent::Image && !file.metadata.contains(KEY);
     let text = format!("key `{KEY}` is missing: ComfyUI-GGUF guesses the model by its tensors");
     is_lacking.then(|| Finding::warning(Check::RequiredKeys, text)).into_iter().collect()
+}
+
+/// Reports first and last layers that are missing, and tensors that a runtime does not load.
+pub(super) fn check_tensors(file: &CheckedFile<'_>) -> Vec<Finding> {
+    let rules = DiffusionRules::of_file(file.metadata, file.tensors()).ok().flatten();
+    let Some(rules) = rules.filter(|_| file.content == FileContent::Image) else { return Vec::new() };
+    let missing = first_names(rules.missing_in(file.tensors()).iter().map(String::as_str));
+    let missing = missing.map(|names| {
+        Finding::error(Check::Tensors, format!("{names}: missing, which every model of this kind has"))
+    });
+    let unloadable = rules.unloadable(file.tensors());
+    missing.into_iter().chain(unloadable.iter().map(|text| Finding::warning(Check::Tensors, text))).collect()
 }
 
 /// Records why no text is run, and what judges the model instead.
