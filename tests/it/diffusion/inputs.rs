@@ -163,10 +163,10 @@ fn folders_are_read_by_their_index_or_file() {
     let mut parts = [Safetensors::default(), Safetensors::default()];
     let mut map = serde_json::Map::new();
     for (at, (name, entry)) in whole.header().iter().enumerate() {
-        let file = format!("m-0000{}-of-00002.safetensors", at / 4 + 1);
+        let file = format!("m-0000{}-of-00002.safetensors", at / 5 + 1);
         map.insert(name.clone(), file.into());
         let dims: Vec<u64> = serde_json::from_value(entry["shape"].clone()).unwrap();
-        add(&mut parts[at / 4], name, &dims);
+        add(&mut parts[at / 5], name, &dims);
     }
     for (n, part) in parts.iter().enumerate() {
         part.write(&at(&format!("set/m-0000{}-of-00002.safetensors", n + 1)));

@@ -91,6 +91,9 @@ fn the_page_is_that_of_an_image_model() {
     let mut sdxl = Safetensors::default();
     add(&mut sdxl, "label_emb.0.0.weight", &[8, 256]);
     add(&mut sdxl, "input_blocks.4.1.transformer_blocks.0.attn1.to_v.weight", &[8, 256]);
+    for name in ["input_blocks.0.0.weight", "out.2.weight"] {
+        add(&mut sdxl, name, &[8, 4, 3, 3]);
+    }
     sdxl.write(&dir.join("sdxl.safetensors"));
     for (name, task, reads) in [
         ("flux", "text-to-image", "ComfyUI-GGUF and stable-diffusion.cpp"),

@@ -87,13 +87,14 @@ pub fn flux(prefix: &str) -> Safetensors {
 /// Small Wan model, with a convolution over time.
 pub fn wan() -> Safetensors {
     let mut file = Safetensors::default();
-    let all: [(&str, &[u64]); 8] = [
+    let all: [(&str, &[u64]); 9] = [
         ("patch_embedding.weight", &[6, 4, 1, 2, 2]),
         ("blocks.0.modulation", &[1, 6, 256]),
         ("blocks.0.self_attn.norm_q.weight", &[256]),
         ("blocks.0.self_attn.v.weight", &[8, 256]),
         ("blocks.0.ffn.2.weight", &[8, 512]),
         ("head.modulation", &[1, 2, 256]),
+        ("head.head.weight", &[4, 256]),
         ("patch_embedding.bias", &[6]),
         ("text_embedding.2.weight", &[8, 256]),
     ];

@@ -56,6 +56,8 @@ fn a_bare_parameter_in_bf16_is_warned_of() {
     let mut file = Safetensors::default();
     add(&mut file, "joint_blocks.0.x_block.attn.qkv.weight", &[12, 256]);
     add(&mut file, "pos_embed", &[1, 9, 256]);
+    add(&mut file, "x_embedder.proj.weight", &[8, 4, 2, 2]);
+    add(&mut file, "final_layer.linear.weight", &[8, 256]);
     file.write(&dir.path().join("in.safetensors"));
     for ty in ["auto", "q8_0"] {
         let said = convert(dir.path(), "in.safetensors", "out.gguf", ty).ok().err;
@@ -111,6 +113,9 @@ fn short_rows_are_written_in_rows_of_256() {
         add(&mut file, name, &[64, 4, 3, 3]);
     }
     add(&mut file, "mid_block.attentions.0.proj_in.weight", &[8, 256]);
+    for name in ["conv_in.weight", "conv_out.weight"] {
+        add(&mut file, name, &[8, 4, 3, 3]);
+    }
     file.write(&dir.path().join("in.safetensors"));
     convert(dir.path(), "in.safetensors", "out.gguf", "auto").ok();
     let path = dir.path().join("out.gguf");
@@ -132,6 +137,9 @@ fn an_entry_of_the_header_becomes_a_key() {
     for name in ["adaln_single.emb.timestep_embedder.linear_2.weight", "audio_adaln_single.linear.weight"] {
         add(&mut file, name, &[8, 256]);
     }
+    for name in ["patchify_proj.weight", "proj_out.weight"] {
+        add(&mut file, name, &[8, 256]);
+    }
     add(&mut file, "transformer_blocks.27.scale_shift_table", &[6, 256]);
     file.write(&dir.path().join("in.safetensors"));
     convert(dir.path(), "in.safetensors", "out.gguf", "q4_0").ok();
@@ -139,6 +147,13 @@ fn an_entry_of_the_header_becomes_a_key() {
     assert_eq!(file.metadata().get("config"), Some(&Value::from("{\"a\": 1}")));
     assert_eq!(file.metadata().len(), 4);
     assert_eq!(type_of(&dir.path().join("out.gguf"), "transformer_blocks.27.scale_shift_table"), F32);
+    // Without the entry, which merges and trainers lose.
+    let mut bare = Safetensors::default();
+    let all = tensors(&dir.path().join("out.gguf"));
+    all.iter().for_each(|(name, dims, _)| add(&mut bare, name, dims));
+    bare.write(&dir.path().join("bare.safetensors"));
+    let said = convert(dir.path(), "bare.safetensors", "bare.gguf", "q4_0").ok().err;
+    assert!(said.contains("warning: `config` is missing in the header"), "{said}");
 }
 
 #[test]
@@ -199,4 +214,69 @@ fn the_family_is_listed() {
     run("gguf-convert", dir.path(), &["archs", "hyvid"]).prints(0, "byt5_in.");
     let json = run("gguf-convert", dir.path(), &["archs", "wan", "--json"]).ok().json();
     assert_eq!(json["diffusion"]["architecture"], "wan");
+}
+
+#[test]
+fn parts_of_models_are_refused_by_what_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let refused = |file: &Safetensors, words: &[&str]| {
+        file.write(&dir.path().join("in.safetensors"));
+        let said = convert(dir.path(), "in.safetensors", "out.gguf", "q8_0").exits_with(1).err;
+        assert!(words.iter().all(|word| said.contains(word)), "{words:?}: {said}");
+        assert!(!dir.path().join("out.gguf").exists());
+    };
+    for name in ["controlnet_blocks.0.weight", "input_hint_block.0.weight", "zero_convs.0.0.weight"] {
+        let mut file = flux("");
+        add(&mut file, name, &[8, 256]);
+        refused(&file, &["a ControlNet", "stays a safetensors file"]);
+    }
+    let mut quanto = flux("");
+    add(&mut quanto, "img_in.weight._scale", &[8, 1]);
+    refused(&quanto, &["Quanto", "original checkpoint"]);
+    let mut connectors = Safetensors::default();
+    add(&mut connectors, "video_embeddings_connector.learnable_registers", &[8, 256]);
+    refused(&connectors, &["LTX-2", "stay a safetensors file"]);
+    for (name, _) in super::FLUX.into_iter().filter(|(name, _)| name.contains("in.weight") || name.contains("final")) {
+        let mut file = Safetensors::default();
+        super::FLUX.iter().filter(|(own, _)| *own != name).for_each(|(own, dims)| add(&mut file, own, dims));
+        refused(&file, &["`flux` lacks", name]);
+    }
+    // A file of other tools without its last layer.
+    flux("").write(&dir.path().join("in.safetensors"));
+    convert(dir.path(), "in.safetensors", "whole.gguf", "f16").ok();
+    run("gguf-inspect", dir.path(), &["drop", "whole.gguf", "^final_layer", "-o", "short.gguf"]).ok();
+    let judged = run("gguf-verify", dir.path(), &["short.gguf", "--structure-only"]).exits_with(3).out;
+    assert!(judged.contains("`final_layer.linear.weight`: missing"), "{judged}");
+}
+
+#[test]
+fn what_a_runtime_reads_beside_a_whole_model_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = flux("model.diffusion_model.");
+    file.add_f32("v_pred", &[0], &[]);
+    file.add_f32("edm_vpred.sigma_max", &[1], &[80.0]);
+    file.add_f32("first_stage_model.x", &[1], &[1.0]);
+    file.write(&dir.path().join("in.safetensors"));
+    convert(dir.path(), "in.safetensors", "out.gguf", "q8_0").ok();
+    let names: Vec<String> = tensors(&dir.path().join("out.gguf")).into_iter().map(|row| row.0).collect();
+    assert!(names.iter().any(|name| name == "v_pred") && names.iter().any(|name| name == "edm_vpred.sigma_max"));
+    assert!(!names.iter().any(|name| name == "first_stage_model.x"), "{names:?}");
+}
+
+#[test]
+fn layers_that_are_not_decoded_stay_floats() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut file = wan();
+    let whole = ["motion_encoder.enc.fc.0.weight", "face_encoder.conv2.conv.weight", "face_encoder.padding_tokens"];
+    for (name, dims) in whole.iter().zip([&[16, 256][..], &[32, 32, 3], &[1, 1, 1, 1280]]) {
+        add(&mut file, name, dims);
+    }
+    file.write(&dir.path().join("in.safetensors"));
+    for ty in ["auto", "bf16", "q8_0", "q4_k_s"] {
+        convert(dir.path(), "in.safetensors", "out.gguf", ty).ok();
+        let types = whole.map(|name| type_of(&dir.path().join("out.gguf"), name));
+        assert_eq!(types, [F32; 3], "{ty}");
+        let judged = run("gguf-verify", dir.path(), &["out.gguf", "--structure-only"]).exits_with(4).out;
+        assert!(!judged.contains("does not load"), "{judged}");
+    }
 }
