@@ -81,7 +81,10 @@ pub(crate) enum MemoryError {
         arch: String,
     },
     /// Draft heads alone: their layers run with the model's.
-    #[error("the file has only draft heads of a model of `{}`, which run together with the model", escape(arch))]
+    #[error(
+        "the file has only draft heads of a model of `{}`, which run together with the model",
+        escape(arch)
+    )]
     Drafts {
         /// Value of `general.architecture`.
         arch: String,

@@ -107,7 +107,12 @@ const BESIDE_MODELS: [&str; 3] = ["clip", "eagle3", "dflash"];
 
 /// Returns the warnings about the names and the number of files of one output. `is_image` is true for an image or video
 /// model.
-pub(super) fn of_files(paths: &[PathBuf], metadata: &Metadata, tensors: &[TensorMeta], is_image: bool) -> Vec<String> {
+pub(super) fn of_files(
+    paths: &[PathBuf],
+    metadata: &Metadata,
+    tensors: &[TensorMeta],
+    is_image: bool,
+) -> Vec<String> {
     let Some(name) = paths.first().and_then(|path| path.file_name()) else { return Vec::new() };
     let (name, mut found) = (name.to_string_lossy(), Vec::new());
     let word = |key: &str| metadata.get(key).and_then(Value::as_str).unwrap_or_default();

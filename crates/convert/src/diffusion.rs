@@ -15,8 +15,7 @@ use crate::conversion::QUANTIZATION_VERSION;
 use crate::{ConvertError, ConvertOptions};
 use gguf_arch::OutType;
 use gguf_arch::diffusion::{
-    CommonRules, DiffusionCard, DiffusionCards, DiffusionRules, NamePrefix, Recognition,
-    first_names,
+    CommonRules, DiffusionCard, DiffusionCards, DiffusionRules, NamePrefix, Recognition, first_names,
 };
 use gguf_checkpoint::{BarePath, BareWeights, SelectedWeights};
 use gguf_core::sync::Unpoisoned;

@@ -130,7 +130,8 @@ impl ImageWeights {
                         read_factors(&*source, level, meta, &metas[factor], factor, of)
                     };
                     let rows = read(factor, (meta.shape.n_rows(), "row"))?;
-                    let of_columns = columns.map(|at| read(at, (meta.shape.n_cols(), "column"))).transpose()?;
+                    let of_columns =
+                        columns.map(|at| read(at, (meta.shape.n_cols(), "column"))).transpose()?;
                     factors.insert(index, Factors { rows, columns: of_columns.unwrap_or_default() });
                     members.extend(columns.into_iter().chain([factor]));
                     members.extend(INPUTS.iter().filter_map(|suffix| member(suffix)));
@@ -142,7 +143,9 @@ impl ImageWeights {
                 None => {}
             }
         }
-        let is_scaled = |module: &str| at.get(format!("{module}{WEIGHT}").as_str()).is_some_and(|at| factors.contains_key(at));
+        let is_scaled = |module: &str| {
+            at.get(format!("{module}{WEIGHT}").as_str()).is_some_and(|at| factors.contains_key(at))
+        };
         let rest = metas.iter().enumerate().filter(|(index, _)| !members.contains(index));
         for (_, meta) in rest {
             check_unknown(&meta.name, is_scaled)?;
@@ -246,7 +249,8 @@ impl ImageWeights {
             decoded?;
             for (i, (value, out)) in floats.iter().zip(out.as_chunks_mut::<2>().0).enumerate() {
                 let at = at + i as u64;
-                let [row, column] = [at / n_cols, at % n_cols].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+                let [row, column] =
+                    [at / n_cols, at % n_cols].map(|n| usize::try_from(n).unwrap_or(usize::MAX));
                 *out = f32_to_bf16(factors.apply(*value, row, column)).to_le_bytes();
             }
             at += floats.len() as u64;

@@ -287,10 +287,10 @@ impl Hint for GgufError {
                     "only Ollama reads these blocks; fetch the model's GGUF file from the hub (`ggml-org`), or convert the \
                      checkpoint with `gguf-convert hf2gguf`"
                 } else {
-                return vec![format!(
-                    "only {program} reads these blocks; `gguf-inspect` shows and edits the metadata. To have another type, \
+                    return vec![format!(
+                        "only {program} reads these blocks; `gguf-inspect` shows and edits the metadata. To have another type, \
                      quantize the original checkpoint"
-                )];
+                    )];
                 }
             }
             Self::PartLimits { .. }

@@ -51,8 +51,7 @@ impl TensorLimits {
 
 /// Returns true for the keys of a part after the first, which do not declare the model.
 fn is_later_part(metadata: &Metadata) -> bool {
-    !metadata.contains(ARCH)
-        && metadata.get(SPLIT_NO).and_then(crate::Value::as_u64).is_some_and(|no| no > 0)
+    !metadata.contains(ARCH) && metadata.get(SPLIT_NO).and_then(crate::Value::as_u64).is_some_and(|no| no > 0)
 }
 
 /// Returns true if a file declares an architecture and the version or type of its blocks, but has no key of the

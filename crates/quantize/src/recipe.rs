@@ -102,7 +102,9 @@ impl MixtureDeviations {
 /// Returns true for blocks of the original checkpoint, which a file of another type keeps: experts in any file, other
 /// weights among floats. Such a file is named after its other tensors.
 fn is_native(base: GgmlType, tensor: &TensorMeta) -> bool {
-    tensor.ty != base && is_of_checkpoints(tensor.ty) && (!base.is_quantized() || tensor.name.contains("_exps"))
+    tensor.ty != base
+        && is_of_checkpoints(tensor.ty)
+        && (!base.is_quantized() || tensor.name.contains("_exps"))
 }
 
 fn is_of_checkpoints(ty: GgmlType) -> bool {
@@ -158,8 +160,7 @@ impl Recipe {
                 .map(|tensor| tensor.ty)
                 .chain(most.filter(|ty| is_of_checkpoints(*ty)))
                 .collect(),
-            is_of_floats: matrices()
-                .all(|tensor| !tensor.ty.is_quantized() || is_of_checkpoints(tensor.ty)),
+            is_of_floats: matrices().all(|tensor| !tensor.ty.is_quantized() || is_of_checkpoints(tensor.ty)),
             most,
             bits_per_weight: n_bits / f64::max(n_elems, 1.0),
         }
@@ -369,9 +370,12 @@ mod tests {
                 }
             }
             let found = Recipe::of(&metadata, &tensors);
-            for (other, may_be) in
-                [(file_type, true), (FileType::Mxfp4Moe, true), (FileType::Q2K, false), (FileType::Q4_0, false)]
-            {
+            for (other, may_be) in [
+                (file_type, true),
+                (FileType::Mxfp4Moe, true),
+                (FileType::Q2K, false),
+                (FileType::Q4_0, false),
+            ] {
                 assert_eq!(found.may_be_called(other), may_be, "{file_type} as {other}");
             }
         }

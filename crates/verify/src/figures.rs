@@ -240,7 +240,7 @@ figures! {
         needs_baseline: true,
         is_likelihood: false,
         show: percent,
-        measured: |m| m.divergence.map(|d| (d.top1_agreement, None)),
+        measured: |m| m.divergence.map(|d| (d.top1_agreement, Some(d.statistics.same_top.stderr))),
     }
     /// Mean cosine of a text's vector with the baseline's; of no use for models that score texts, which often have one
     /// score per text.
@@ -347,7 +347,8 @@ figures! {
         is_likelihood: false,
         show: percent,
         measured: |m| {
-            m.masked.and_then(|found| found.divergence.as_ref()).map(|d| (d.top1_agreement, None))
+            let divergence = m.masked.and_then(|found| found.divergence.as_ref());
+            divergence.map(|d| (d.top1_agreement, Some(d.statistics.same_top.stderr)))
         },
     }
 }
@@ -404,6 +405,9 @@ fn significant(value: f64) -> String {
     format!("{value:.*}", usize::try_from(2 - magnitude).unwrap_or(0))
 }
 
+/// Number of standard errors within which a figure is too close to its limit to tell.
+const CLOSE: f64 = 2.0;
+
 /// Figure with its limit.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LimitLine {
@@ -421,7 +425,7 @@ pub struct LimitLine {
     /// True if an option set the limit.
     #[serde(rename = "own")]
     pub is_own: bool,
-    /// True if the limit is missed. A NaN value misses every limit.
+    /// True if the limit is missed by two standard errors or more. A NaN value misses every limit.
     #[serde(rename = "missed")]
     pub is_missed: bool,
 }
@@ -430,13 +434,20 @@ impl LimitLine {
     /// Compares a value, whose standard error may be unknown, with its limit.
     #[must_use]
     pub fn new(figure: Figure, value: f64, stderr: Option<f64>, limit: f64, is_own: bool) -> Self {
-        Self { figure, value, stderr, limit, is_own, is_missed: !figure.keeps(value, limit) }
+        let line = Self { figure, value, stderr, limit, is_own, is_missed: false };
+        Self { is_missed: !line.is_kept_by(-CLOSE) && !line.is_kept(), ..line }
     }
 
-    /// Returns true if the limit is kept, but by less than two standard errors: more text may change the result.
+    /// Returns true if the value keeps the limit, whatever its error.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        self.figure.keeps(self.value, self.limit)
+    }
+
+    /// Returns true if the limit is kept or missed by less than two standard errors: more text may change the result.
     #[must_use]
     pub fn is_close(&self) -> bool {
-        !self.is_missed && !self.is_kept_by(2.0)
+        !self.is_missed && !self.is_kept_by(CLOSE)
     }
 
     /// Returns true if the limit is kept even if the figure is off by this many standard errors.
@@ -453,7 +464,7 @@ impl LimitLine {
     /// Formats the comparison: `KLD 0.133 > 0.0300`.
     #[must_use]
     pub fn relation(&self) -> String {
-        let sign = match (self.figure.row().better, self.is_missed) {
+        let sign = match (self.figure.row().better, !self.is_kept()) {
             (Better::Less, true) => ">",
             (Better::Less, false) => "≤",
             (Better::More, true) => "<",

@@ -136,21 +136,27 @@ fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLin
     } else {
         None
     };
-    let close = |figure: Figure| {
-        let line = limits.iter().find(|line| line.figure == figure && line.is_close())?;
-        let stderr = line.figure.show(line.stderr.unwrap_or(0.0));
-        Some(format!("{} is too close to tell: ± {stderr}", line.relation()))
+    let is_of_text = |line: &LimitLine| line.figure == Figure::Ppl;
+    let is_paired = |line: &LimitLine| {
+        !is_of_text(line) && (line.figure == Figure::Kld || line.is_own || !line.is_kept())
     };
-    match too_little.clone().or_else(|| close(Figure::Ppl)) {
+    match too_little.clone().or_else(|| too_close(limits, is_of_text)) {
         Some(why) => report.not_judged(Aspect::Perplexity, why, MORE),
         None => report.judged(Aspect::Perplexity, format!("{n} tokens")),
     }
     if report.divergence.is_some() {
-        match too_little.or_else(|| close(Figure::Kld)) {
+        match too_little.or_else(|| too_close(limits, is_paired)) {
             Some(why) => report.not_judged(Aspect::Divergence, why, MORE),
             None => report.judged(Aspect::Divergence, format!("{n} tokens")),
         }
     }
+}
+
+/// Describes the first of some limits that is too close to its figure to tell.
+pub(super) fn too_close(limits: &[LimitLine], is_meant: impl Fn(&LimitLine) -> bool) -> Option<String> {
+    let line = limits.iter().find(|line| line.is_close() && is_meant(line))?;
+    let stderr = line.figure.show(line.stderr.unwrap_or(0.0));
+    Some(format!("{} is too close to tell: ± {stderr}", line.relation()))
 }
 
 /// Returns true if more text would not change the verdict. Either every tensor is reproduced byte for byte, or the

@@ -6,6 +6,7 @@
 pub(super) mod document;
 
 use crate::cost::Cost;
+use crate::judgement::too_close;
 use crate::model::LoadedModel;
 use crate::reference_twin::{ReferenceTwin, TITLE};
 use crate::texts::EncoderTexts;
@@ -310,6 +311,7 @@ fn settle(report: &mut Report, found: MaskedReport, model: &Model<'_>, n_vocab: 
         let of = if line.is_own { "the limit that was set" } else { &whom };
         report.add(Finding::error(Check::Limit(line.figure), format!("{}, {of}", line.relation())));
     }
+    let close = too_close(&limits, |line| line.is_own || !line.is_kept());
     let n = p.tokens;
     match (&found.divergence, has_baseline) {
         (_, false) => {
@@ -323,6 +325,9 @@ fn settle(report: &mut Report, found: MaskedReport, model: &Model<'_>, n_vocab: 
         (Some(_), true) if n < *TOKENS.start() => {
             let reason = format!("only {n} tokens can be masked, figures need {}", TOKENS.start());
             report.not_judged(Aspect::Masked, reason, MORE);
+        }
+        (Some(_), true) if close.is_some() => {
+            report.not_judged(Aspect::Masked, close.unwrap_or_default(), MORE);
         }
         (Some(_), true) => report.judged(Aspect::Masked, format!("{n} masked tokens")),
     }

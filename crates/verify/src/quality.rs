@@ -13,6 +13,8 @@ use serde::Serialize;
 use crate::{Check, Divergence, Finding, Report};
 
 const CHECK: Check = Check::MinQuality;
+/// Number of standard errors within which a figure is too close to its limit to tell.
+const ERRORS: f64 = 2.0;
 
 /// Closeness of a file's predictions to its baseline's, from good to bad.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -128,15 +130,18 @@ fn check(least: Quality, divergence: &Divergence) -> Option<Finding> {
     let found = Quality::of_divergence(divergence);
     let (most, share) = least.limits();
     let (kld, stderr) = (divergence.mean.value, divergence.mean.stderr);
+    let (same, same_stderr) = (divergence.top1_agreement, divergence.statistics.same_top.stderr);
     let measured = format!(
-        "mean KLD {kld:.4} ± {stderr:.4}, same first choice {:.1} %",
-        100.0 * divergence.top1_agreement
+        "mean KLD {kld:.4} ± {stderr:.4}, same first choice {:.1} % ± {:.1}",
+        100.0 * same,
+        100.0 * same_stderr
     );
     let asked = format!("{least} needs {most} or less and {:.0} % or more", 100.0 * share);
-    if found > least {
+    let best = Quality::of(kld - ERRORS * stderr, same + ERRORS * same_stderr);
+    if found > least && best > least {
         return Some(Finding::error(CHECK, format!("the quality is {found} ({measured}); {asked}")));
     }
-    let is_close = kld + 2.0 * stderr > most;
+    let is_close = found > least || kld + ERRORS * stderr > most || same - ERRORS * same_stderr < share;
     is_close.then(|| {
         let message =
             format!("the quality is too close to a limit to tell over so little text ({measured}); {asked}");

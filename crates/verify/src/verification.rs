@@ -24,13 +24,17 @@ use crate::routing::watch::RouteTally;
 use crate::tasks;
 use crate::windows::{Cut, Scoring, Window, cut};
 use crate::{
-    Aspect, Check, Divergence, Extras, Finding, LogitWriter, Model, Perplexity, Position, Prompt, PromptFile,
-    PromptReport, PromptSource, Report, SaveLogits, Severity, TaskReport, TaskSet, VerifyError,
+    Aspect, Check, Divergence, Extras, Figure, Finding, LogitWriter, Model, Perplexity, Position, Prompt,
+    PromptFile, PromptReport, PromptSource, Report, SaveLogits, Severity, TaskReport, TaskSet, VerifyError,
     WeightOptions, WorstToken, compare_weights,
 };
 use gguf_core::progress::Progress;
 use gguf_core::text::escape_bytes;
 use gguf_engine::{Engine, EngineOptions, GraphPlan, ModelKind, Observer};
+
+/// A logit file holds no weights, so what the file's types cost this model cannot be measured.
+const GENERAL_LIMITS: &str = "the baseline is a logit file: the default limits are general ones, of a small model, and looser than \
+     those that are measured with the baseline itself; `--baseline MODEL` measures them, `--max-kld` sets one";
 
 /// Result of a verification.
 #[derive(Clone, Debug)]
@@ -172,6 +176,9 @@ fn run_checks(
             None => TwinRun::None,
         };
         report.healthy = Some(healthy_cost(Cost::typical(model.source.tensors()), twin, &mut report));
+    }
+    if known.is_some() && options.thresholds.of(Figure::Kld).is_none() {
+        report.add(Finding::warning(Check::Limits, GENERAL_LIMITS));
     }
     judge_figures(&mut report, &JudgedModel::of(model, engine.plan(), prompts));
     if engine.plan().kind == ModelKind::Diffusion {

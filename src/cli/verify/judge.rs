@@ -84,7 +84,7 @@ pub(super) struct VerifyArgs {
     #[arg(long, value_name = "TEXT", requires = "report")]
     title: Option<String>,
     /// Stop before any arithmetic
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["baseline", "prompts", "limits", "other-limits"])]
     structure_only: bool,
     /// Exit with 0 instead of 4 if not everything could be judged
     #[arg(long)]
@@ -119,6 +119,12 @@ pub(super) struct VerifyArgs {
     tasks: TaskArgs,
     #[command(flatten)]
     arithmetic: ArithmeticArg,
+}
+
+/// Number of layers that a file declares.
+fn n_layers(metadata: &Metadata) -> Option<u64> {
+    let arch = metadata.get("general.architecture")?.as_str()?;
+    metadata.get(&format!("{arch}.block_count"))?.as_u64()
 }
 
 /// Opens the baseline. Any failure fails the run: a baseline that cannot be opened is no finding about the model.
@@ -429,6 +435,13 @@ impl VerifyArgs {
         let baseline = alike.as_ref().or(baseline);
         let options = self.options(prompts, session);
         let trace = self.trace.map(|layer| Trace::new(layer, session));
+        if let (Some(layer), Some(n_layers)) = (self.trace, n_layers(opened.metadata()))
+            && layer as u64 >= n_layers
+        {
+            let name = escape(&path.display().to_string()).into_owned();
+            let last = n_layers.saturating_sub(1);
+            return Err(UsageError(format!("`--trace {layer}`: {name} has layers 0 to {last}")).into());
+        }
         let observer = trace.as_ref().map(|trace| trace as &dyn Observer);
         let announce = |size: &LogitFileSize| outputs.announce(size, session);
         let save =

@@ -236,7 +236,9 @@ fn parts_of_models_are_refused_by_what_they_are() {
     let mut connectors = Safetensors::default();
     add(&mut connectors, "video_embeddings_connector.learnable_registers", &[8, 256]);
     refused(&connectors, &["LTX-2", "stay a safetensors file"]);
-    for (name, _) in super::FLUX.into_iter().filter(|(name, _)| name.contains("in.weight") || name.contains("final")) {
+    for (name, _) in
+        super::FLUX.into_iter().filter(|(name, _)| name.contains("in.weight") || name.contains("final"))
+    {
         let mut file = Safetensors::default();
         super::FLUX.iter().filter(|(own, _)| *own != name).for_each(|(own, dims)| add(&mut file, own, dims));
         refused(&file, &["`flux` lacks", name]);
@@ -259,7 +261,9 @@ fn what_a_runtime_reads_beside_a_whole_model_stays() {
     file.write(&dir.path().join("in.safetensors"));
     convert(dir.path(), "in.safetensors", "out.gguf", "q8_0").ok();
     let names: Vec<String> = tensors(&dir.path().join("out.gguf")).into_iter().map(|row| row.0).collect();
-    assert!(names.iter().any(|name| name == "v_pred") && names.iter().any(|name| name == "edm_vpred.sigma_max"));
+    assert!(
+        names.iter().any(|name| name == "v_pred") && names.iter().any(|name| name == "edm_vpred.sigma_max")
+    );
     assert!(!names.iter().any(|name| name == "first_stage_model.x"), "{names:?}");
 }
 
@@ -267,7 +271,8 @@ fn what_a_runtime_reads_beside_a_whole_model_stays() {
 fn layers_that_are_not_decoded_stay_floats() {
     let dir = tempfile::tempdir().unwrap();
     let mut file = wan();
-    let whole = ["motion_encoder.enc.fc.0.weight", "face_encoder.conv2.conv.weight", "face_encoder.padding_tokens"];
+    let whole =
+        ["motion_encoder.enc.fc.0.weight", "face_encoder.conv2.conv.weight", "face_encoder.padding_tokens"];
     for (name, dims) in whole.iter().zip([&[16, 256][..], &[32, 32, 3], &[1, 1, 1, 1280]]) {
         add(&mut file, name, dims);
     }

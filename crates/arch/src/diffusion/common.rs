@@ -163,9 +163,9 @@ impl<'a> NamePrefix<'a> {
     }
 
     fn is_marker(&self, name: &str) -> bool {
-        self.markers.iter().any(|marker| {
-            name == marker || marker.ends_with('.') && name.starts_with(marker.as_str())
-        })
+        self.markers
+            .iter()
+            .any(|marker| name == marker || marker.ends_with('.') && name.starts_with(marker.as_str()))
     }
 }
 

@@ -74,7 +74,8 @@ impl DiffusionRules {
         // stable-diffusion.cpp writes whole checkpoints, with their prefixes.
         let prefix = cards.prefix(&names);
         let own: Vec<String> = names.iter().filter_map(|name| prefix.strip(name)).collect();
-        if let Recognition::Card(card) = cards.recognize(&own.iter().map(String::as_str).collect::<Vec<_>>()) {
+        if let Recognition::Card(card) = cards.recognize(&own.iter().map(String::as_str).collect::<Vec<_>>())
+        {
             return Ok(Some(Self { prefix: prefix.text().map(ToOwned::to_owned), ..Self::new(cards, card) }));
         }
         let is_image = names.iter().any(|name| common.is_in_block(name));
@@ -123,7 +124,8 @@ impl DiffusionRules {
     /// Returns true for weights that ComfyUI-GGUF does not decode: it does matrices, convolutions over images and
     /// embeddings, not those over time and the layers on the card's list.
     fn is_undecoded(&self, name: &str, shape: &Shape) -> bool {
-        let is_listed = |card: &Arc<DiffusionCard>| card.undecoded.iter().any(|part| name.contains(part.as_str()));
+        let is_listed =
+            |card: &Arc<DiffusionCard>| card.undecoded.iter().any(|part| name.contains(part.as_str()));
         shape.rank() == OVER_TIME && name.ends_with(".weight") || self.card.as_ref().is_some_and(is_listed)
     }
 
@@ -133,7 +135,8 @@ impl DiffusionRules {
     pub fn is_unloadable(&self, tensor: &TensorMeta) -> bool {
         let (name, shape) = (tensor.name.as_str(), &tensor.shape);
         let is_bare = shape.rank() > 1 && !OF_LAYERS.iter().any(|end| name.ends_with(end));
-        (tensor.ty == GgmlType::Bf16 || tensor.ty.is_quantized()) && (is_bare || self.is_undecoded(name, shape))
+        (tensor.ty == GgmlType::Bf16 || tensor.ty.is_quantized())
+            && (is_bare || self.is_undecoded(name, shape))
     }
 
     /// Describes the tensors of a file that ComfyUI does not load.
@@ -148,7 +151,8 @@ impl DiffusionRules {
             let mut rows = self.card.iter().flat_map(|card| &card.dims);
             rows.any(|(part, n)| tensor.name.contains(part.as_str()) && tensor.shape.rank() < *n)
         };
-        let types = of("BF16 or blocks outside of the layers that are decoded", &|tensor| self.is_unloadable(tensor));
+        let types =
+            of("BF16 or blocks outside of the layers that are decoded", &|tensor| self.is_unloadable(tensor));
         types.into_iter().chain(of("a lost dimension of 1", &lacks_dims)).collect()
     }
 

@@ -249,9 +249,7 @@ fn biases_that_the_runtime_has_no_place_for_are_named() {
     });
     assert_eq!(
         warnings(&biased.unwrap()),
-        [
-            "llama.cpp loads no file of `granitehybrid` with `blk.0.ssm_in.bias`, `blk.1.ssm_in.bias`, \
-             `blk.3.ssm_in.bias`: its loader has no such tensor (`wrong number of tensors`)"
-        ]
+        ["llama.cpp loads no file of `granitehybrid` with `blk.0.ssm_in.bias`, `blk.1.ssm_in.bias`, \
+             `blk.3.ssm_in.bias`: its loader has no such tensor (`wrong number of tensors`)"]
     );
 }

@@ -11,5 +11,5 @@ pub(super) fn check(file: &CheckedFile<'_>) -> Option<Finding> {
     }
     let foreign = foreign_tensors(file.metadata, file.tensors())?;
     let message = format!("{foreign}; `gguf-convert hf2gguf` of the checkpoint writes those that it has");
-    Some(Finding::error(Check::Tensors, message).of(foreign.names.first()?))
+    Some(Finding::error(Check::Tensors, message))
 }
