@@ -549,7 +549,7 @@ mod tests {
         assert!(lines(8.0)[0].is_own && !lines(8.0)[0].is_missed && !lines(8.0)[0].is_close());
         assert!(lines(9.5)[0].is_close());
         assert!(lines(9.5)[0].is_kept_by(1.0) && !lines(9.5)[0].is_kept_by(1.1));
-        assert!(lines(11.0)[0].is_missed && lines(f64::NAN)[0].is_missed);
+        assert!(lines(11.5)[0].is_missed && lines(10.5)[0].is_close() && lines(f64::NAN)[0].is_missed);
         assert_eq!(lines(11.0)[0].relation(), "perplexity 11.0000 > 10.0000");
     }
 
