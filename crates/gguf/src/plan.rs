@@ -378,7 +378,9 @@ mod tests {
     #[test]
     fn what_the_format_cannot_hold_is_refused() {
         let error = |tensors: &[TensorMeta]| {
-            FilePlan::new(&Metadata::new(), tensors, &LayoutOptions::default()).unwrap_err().to_string()
+            let mut metadata = Metadata::new();
+            metadata.set("general.architecture", "llama");
+            FilePlan::new(&metadata, tensors, &LayoutOptions::default()).unwrap_err().to_string()
         };
         assert_eq!(
             error(&[tensor("w", vec![2, 33], GgmlType::Q8_0)]),

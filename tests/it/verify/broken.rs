@@ -90,7 +90,7 @@ fn wrong_tensors_are_caught(tier: Tier) {
 
     let mut broken = base.clone();
     broken.tensors.add_copy("blk.0.attn_norm.weight", "blk.0.attn_q_norm.scale");
-    caught(tier, "a tensor that nothing uses", &broken, &["graph"], &["graph"]);
+    caught(tier, "a tensor that nothing uses", &broken, &["tensors"], &["tensors"]);
 
     let mut broken = base.clone();
     broken.tensors.remove("blk.1.ffn_norm.weight");

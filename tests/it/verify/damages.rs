@@ -199,7 +199,7 @@ const KEYS: &[Damage] = damages! {
     "another architecture", "hparams", |t| t.metadata.set("general.architecture", "qwen2");
     "no architecture", "required-keys", |t| drop(t.metadata.remove("general.architecture"));
     "a tensor missing", "graph", |t| t.tensors.remove("blk.3.ffn_norm.weight");
-    "a tensor too many", "graph", |t| t.tensors.add_copy("blk.0.attn_norm.weight", "blk.0.attn_q_norm.scale");
+    "a tensor too many", "tensors", |t| t.tensors.add_copy("blk.0.attn_norm.weight", "blk.0.attn_q_norm.scale");
     "a layer missing", "graph", |t| t.tensors.retain(|meta| !meta.name.starts_with("blk.3."));
     "pre-tokenizer", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.pre", "llama-bpe");
     "pre-tokenizer of a close relative", "tokenizer-parity", |t| t.metadata.set("tokenizer.ggml.pre", "qwen2");

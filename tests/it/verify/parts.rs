@@ -359,7 +359,7 @@ fn what_has_no_parts_is_refused_with_a_way_out() {
         (vec!["--max-ppl", "9"], "`--max-ppl` is a limit of the whole: give it to `gguf-verify combine`"),
         (vec!["--min-cosine", "0.5", "--baseline", "base.gguf"], "`--min-cosine` is a limit of models"),
         (vec!["--accept-partial"], "give it to `gguf-verify combine`"),
-        (vec!["--structure-only"], "`--structure-only` runs nothing that could be shared"),
+        (vec!["--structure-only"], "cannot be used with '--structure-only'"),
         (vec!["--trace", "0"], "`--trace` shows one machine's run"),
         (vec!["base.gguf"], "a second model has parts of its own"),
     ] {

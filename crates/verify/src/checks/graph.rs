@@ -1,5 +1,6 @@
 //! Check that the model has a graph that can be run.
 
+use crate::checks::foreign::named;
 use crate::{Check, Finding, Model, Report, VerifyError};
 use gguf_arch::{foreign_tensors, missing_tensors};
 use gguf_engine::{EngineError, GraphPlan};
@@ -9,6 +10,8 @@ pub(crate) fn check(model: &Model<'_>, report: &mut Report) -> Result<Option<Gra
     let missing = missing_tensors(model.metadata, model.source.tensors());
     report.extend(missing.iter().map(|missing| Finding::error(Check::Graph, missing.to_string())));
     let foreign = foreign_tensors(model.metadata, model.source.tensors());
+    let has_foreign = foreign.is_some();
+    let foreign = foreign.and_then(named);
     let is_told = |name: &String| foreign.as_ref().is_some_and(|foreign| foreign.names.contains(name));
     match model.plan() {
         Ok(plan) => {
@@ -29,7 +32,7 @@ pub(crate) fn check(model: &Model<'_>, report: &mut Report) -> Result<Option<Gra
         // blocks they are what this program does not compute.
         Err(EngineError::LeftOver { tensors }) if tensors.iter().all(is_told) => Ok(None),
         Err(EngineError::LeftOver { tensors })
-            if foreign.is_none() && !tensors.iter().any(|name| name.contains("blk.")) =>
+            if !has_foreign && !tensors.iter().any(|name| name.contains("blk.")) =>
         {
             report.add(Finding::unchecked(Check::Graph, EngineError::LeftOver { tensors }.to_string()));
             Ok(None)
