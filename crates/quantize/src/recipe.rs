@@ -355,7 +355,8 @@ mod tests {
     fn blocks_of_the_checkpoint_may_stand_between_floats() {
         let native = recipe(FileType::Bf16, |name| name.contains("ffn").then_some(GgmlType::Mxfp4));
         assert!(native.may_be_called(FileType::Bf16) && !native.may_be_called(FileType::Q8_0));
-        assert!(native.may_be_called(FileType::Mxfp4Moe));
+        let mostly = recipe(FileType::Bf16, |name| (!name.contains("attn_q")).then_some(GgmlType::Mxfp4));
+        assert!(mostly.may_be_called(FileType::Mxfp4Moe) && !mostly.may_be_called(FileType::Q8_0));
     }
 
     #[test]
