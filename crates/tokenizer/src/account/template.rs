@@ -9,6 +9,9 @@ use crate::special::{class_adds_bos, token_text};
 /// Maximum nesting depth of sequences.
 const MAX_DEPTH: usize = 8;
 
+/// Maximum number of ids around a text that are compared; a template may repeat a long list without end.
+const MOST_IDS: usize = 64;
+
 /// Keys of the tokens around a text.
 const BY_HAND: [&str; 6] = [
     "tokenizer.ggml.add_bos_token",
@@ -49,10 +52,12 @@ impl Around {
                     pieces.iter().position(|piece| piece.get("Sequence").is_some()).unwrap_or(pieces.len());
                 let (before, after) = pieces.split_at(at);
                 let ids = |pieces: &[Json]| -> Vec<u32> {
-                    pieces.iter().flat_map(|piece| ids_of(piece, post).1).collect()
+                    pieces.iter().flat_map(|piece| ids_of(piece, post).1).take(MOST_IDS).collect()
                 };
                 self.before.splice(0..0, ids(before));
+                self.before.truncate(MOST_IDS);
                 self.after.extend(ids(after));
+                self.after.truncate(MOST_IDS);
                 self.named.extend(pieces.iter().filter_map(|piece| match ids_of(piece, post) {
                     (Some(text), ids) if ids.len() == 1 => Some((text, ids[0])),
                     _ => None,
@@ -81,7 +86,7 @@ fn text_of(value: &Json) -> Option<String> {
 fn ids_of(piece: &Json, post: &Json) -> (Option<String>, Vec<u32>) {
     let name = piece.get("SpecialToken").and_then(|token| text_of(token.get("id")?));
     let ids = || post.get("special_tokens")?.get(name.as_deref()?)?.get("ids")?.as_array();
-    let ids = ids().into_iter().flatten().filter_map(id_of).collect();
+    let ids = ids().into_iter().flatten().filter_map(id_of).take(MOST_IDS).collect();
     (name, ids)
 }
 
