@@ -63,8 +63,11 @@ impl Piece {
     }
 }
 
+/// What a file becomes, or its fate with the reason.
+type FileFate = Result<&'static str, (Fate, &'static str)>;
+
 /// Files by their names or endings, and what becomes of them. The first row that fits counts.
-const FILES: &[(&[&str], Result<&str, (Fate, &str)>)] = &[
+const FILES: &[(&[&str], FileFate)] = &[
     (&["config.json", "params.json"], Ok("keys, listed below")),
     (
         &[

@@ -150,7 +150,9 @@ fn an_entry_of_the_header_becomes_a_key() {
     // Without the entry, which merges and trainers lose.
     let mut bare = Safetensors::default();
     let all = tensors(&dir.path().join("out.gguf"));
-    all.iter().for_each(|(name, dims, _)| add(&mut bare, name, dims));
+    for (name, dims, _) in &all {
+        add(&mut bare, name, dims);
+    }
     bare.write(&dir.path().join("bare.safetensors"));
     let said = convert(dir.path(), "bare.safetensors", "bare.gguf", "q4_0").ok().err;
     assert!(said.contains("warning: `config` is missing in the header"), "{said}");
@@ -255,9 +257,9 @@ fn parts_of_models_are_refused_by_what_they_are() {
 fn what_a_runtime_reads_beside_a_whole_model_stays() {
     let dir = tempfile::tempdir().unwrap();
     let mut file = flux("model.diffusion_model.");
-    file.add_f32("v_pred", &[0], &[]);
-    file.add_f32("edm_vpred.sigma_max", &[1], &[80.0]);
-    file.add_f32("first_stage_model.x", &[1], &[1.0]);
+    file.add_f32("v_pred", [0], &[]);
+    file.add_f32("edm_vpred.sigma_max", [1], &[80.0]);
+    file.add_f32("first_stage_model.x", [1], &[1.0]);
     file.write(&dir.path().join("in.safetensors"));
     convert(dir.path(), "in.safetensors", "out.gguf", "q8_0").ok();
     let names: Vec<String> = tensors(&dir.path().join("out.gguf")).into_iter().map(|row| row.0).collect();

@@ -245,10 +245,9 @@ impl CarriedCheck<'_, '_> {
         let own = STANDS_FOR.get(&format!("{}.{key}", self.card.gguf)).or_else(|| STANDS_FOR.get(key));
         if let Some(values) = own.and_then(toml::Value::as_array) {
             let is_listed = |own: &toml::Value| serde_json::to_value(own).is_ok_and(|own| same(&own, value));
-            return match values.is_empty() || values.iter().any(is_listed) {
-                true => KeyFate::WithoutEffect("it says what runtimes compute in any case"),
-                false => KeyFate::Unknown,
-            };
+            let is_right = values.is_empty() || values.iter().any(is_listed);
+            let why = KeyFate::WithoutEffect("it says what runtimes compute in any case");
+            return if is_right { why } else { KeyFate::Unknown };
         }
         // A class of transformers reads the keys that it knows, unless code beside the model takes its place.
         if self.attributes.is_some() && !self.config.contains_key("auto_map") {
