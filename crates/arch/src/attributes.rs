@@ -55,6 +55,11 @@ impl Attributes {
         TYPES.get(&inner?)
     }
 
+    /// Returns true for a `model_type` of transformers.
+    pub(super) fn are_of(model_type: &str) -> bool {
+        TYPES.contains_key(model_type)
+    }
+
     /// Returns the names of the attributes, sorted.
     pub(super) fn names(&self) -> impl Iterator<Item = &str> {
         self.defaults.keys().map(String::as_str)

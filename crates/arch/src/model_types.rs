@@ -7,6 +7,7 @@ use std::sync::LazyLock;
 
 use serde_json::{Map, Value as Json};
 
+use crate::attributes::Attributes;
 use crate::error::ArchError;
 use crate::load::Registry;
 use crate::read::base;
@@ -103,7 +104,7 @@ fn same_model(
 /// transformers: it may be of the model's own code.
 pub(super) fn type_of<'t>(class: &str, found: &'t str) -> &'t str {
     let of_class = || CLASSES.iter().find(|row| row.1 == class).map(|row| row.0.as_str());
-    if CLASSES.contains_key(found) { found } else { of_class().unwrap_or(found) }
+    if CLASSES.contains_key(found) || Attributes::are_of(found) { found } else { of_class().unwrap_or(found) }
 }
 
 /// Returns a class without a wrapper's prefix or suffix, and without its module.

@@ -362,7 +362,7 @@ pub(super) fn counts_as<'f>(
 ) -> Option<GgmlType> {
     match codes {
         Codes::Float | Codes::Keep(_) => None,
-        Codes::Native { .. } => Some(most_common(tensors)),
+        Codes::Native { .. } => Some(largest(tensors)),
         Codes::Card => {
             let is_float = matches!(asked, OutType::F32 | OutType::F16 | OutType::Bf16);
             fits.next().filter(|_| is_float).map(|fit| fit.ty)
@@ -370,14 +370,12 @@ pub(super) fn counts_as<'f>(
     }
 }
 
-/// Returns the type of most values of the matrices, without embedding and head as far as there are others.
-fn most_common(tensors: &[TensorMeta]) -> GgmlType {
-    let mut counts: BTreeMap<(bool, GgmlType), u64> = BTreeMap::new();
-    for tensor in tensors.iter().filter(|tensor| tensor.shape.rank() > 1) {
-        let is_inner = !matches!(tensor.name.as_str(), "token_embd.weight" | "output.weight");
-        let count = counts.entry((is_inner, tensor.ty)).or_default();
-        *count = count.saturating_add(tensor.shape.n_elems());
+/// Returns the type with the most bytes.
+fn largest(tensors: &[TensorMeta]) -> GgmlType {
+    let mut sizes: BTreeMap<GgmlType, u64> = BTreeMap::new();
+    for tensor in tensors {
+        let size = sizes.entry(tensor.ty).or_default();
+        *size = size.saturating_add(tensor.n_bytes().unwrap_or(0));
     }
-    let most = counts.into_iter().max_by_key(|&((is_inner, _), n)| (is_inner, n));
-    most.map_or(GgmlType::F32, |((_, ty), _)| ty)
+    sizes.into_iter().max_by_key(|&(_, n_bytes)| n_bytes).map_or(GgmlType::F32, |(ty, _)| ty)
 }

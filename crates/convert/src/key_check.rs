@@ -42,8 +42,9 @@ impl KeysError {
         // A dense model of a family with experts: transformers states the number of experts used in any case.
         let experts = metadata.get(&format!("{}.expert_count", mapping.card.gguf)).and_then(Value::as_u64);
         let is_dense = key.ends_with(".expert_used_count") && experts.unwrap_or(0) == 0;
-        let is_absent =
-            is_dense || !origins.is_empty() && origins.iter().all(|origin| origin.stated.is_none());
+        let is_absent = is_dense
+            || !origins.is_empty()
+                && origins.iter().all(|origin| origin.stated.as_ref().is_none_or(serde_json::Value::is_null));
         let origins = origins.iter().map(|origin| (origin.key.clone(), origin.to_string())).collect();
         let error = Self { file, origins, fault };
         if is_absent { Ok(Some(error.to_string())) } else { Err(Box::new(error)) }

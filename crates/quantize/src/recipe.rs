@@ -125,6 +125,8 @@ pub struct Recipe {
     is_of_floats: bool,
     /// Type of most values of the matrices, without embeddings and output.
     most: Option<GgmlType>,
+    /// Type with the most bytes: the label of a file that keeps the blocks of its checkpoint.
+    largest: Option<GgmlType>,
     bits_per_weight: f64,
 }
 
@@ -162,6 +164,7 @@ impl Recipe {
                 .collect(),
             is_of_floats: matrices().all(|tensor| !tensor.ty.is_quantized() || is_of_checkpoints(tensor.ty)),
             most,
+            largest: largest(tensors),
             bits_per_weight: n_bits / f64::max(n_elems, 1.0),
         }
     }
@@ -214,6 +217,9 @@ impl Recipe {
         if self.candidates.iter().any(MixtureDeviations::is_exact) {
             return false;
         }
+        if self.largest.is_some() && self.largest == file_type.base() {
+            return true;
+        }
         // In files named after one float type, some tensors stay in finer ones.
         let is_float = file_type.base().is_some_and(|base| !base.is_quantized());
         if is_float && self.is_of_floats && file_type.base().is_some_and(|base| self.types.contains(&base)) {
@@ -249,6 +255,16 @@ impl Recipe {
             a.0.total_cmp(&b.0).then_with(|| (a.1, a.2, a.3).cmp(&(b.1, b.2, b.3)))
         })
     }
+}
+
+/// Returns the type with the most bytes.
+fn largest(tensors: &[TensorMeta]) -> Option<GgmlType> {
+    let mut sizes: BTreeMap<GgmlType, u64> = BTreeMap::new();
+    for tensor in tensors {
+        let size = sizes.entry(tensor.ty).or_default();
+        *size = size.saturating_add(tensor.n_bytes().unwrap_or(0));
+    }
+    sizes.into_iter().max_by_key(|&(_, n_bytes)| n_bytes).map(|(ty, _)| ty)
 }
 
 /// Type of most values of the matrices other than embeddings and output; of all matrices if there are no others.

@@ -84,7 +84,7 @@ pub(super) struct VerifyArgs {
     #[arg(long, value_name = "TEXT", requires = "report")]
     title: Option<String>,
     /// Stop before any arithmetic
-    #[arg(long, conflicts_with_all = ["baseline", "prompts", "limits", "other-limits"])]
+    #[arg(long, conflicts_with_all = ["prompts", "plain_text", "limits", "other-limits"])]
     structure_only: bool,
     /// Exit with 0 instead of 4 if not everything could be judged
     #[arg(long)]

@@ -68,7 +68,8 @@ fn other_storage_is_refused_by_name() {
     let mut file = flux("");
     file.add("img_in.weight.absmax", "F32", [1], &[0; 4]);
     file.write(&dir.path().join("in.safetensors"));
-    convert(dir.path(), "in.safetensors", "out.gguf", "auto").says(1, "weights quantized by bitsandbytes");
+    convert(dir.path(), "in.safetensors", "out.gguf", "auto")
+        .says(1, "a checkpoint quantized by bitsandbytes");
     assert!(!dir.path().join("out.gguf").exists());
 }
 

@@ -193,7 +193,7 @@ const KEYS: &[Damage] = damages! {
     "a window", "hparams", |t| t.metadata.set("llama.attention.sliding_window", 16u32);
     "heads", "hparams", |t| t.metadata.set("llama.attention.head_count", 2u32);
     "heads of keys", "hparams", |t| t.metadata.set("llama.attention.head_count_kv", 4u32);
-    "fewer layers", "graph", |t| t.metadata.set("llama.block_count", 3u32);
+    "fewer layers", "tensors", |t| t.metadata.set("llama.block_count", 3u32);
     "more layers", "graph", |t| t.metadata.set("llama.block_count", 5u32);
     "width", "graph", |t| t.metadata.set("llama.embedding_length", 128u32);
     "another architecture", "hparams", |t| t.metadata.set("general.architecture", "qwen2");

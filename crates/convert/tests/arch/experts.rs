@@ -168,19 +168,20 @@ fn every_card_takes_experts_in_every_layout(tier: Tier) {
         case.has_name(|name| name.contains(".experts.1."))
             && !case.is_mmproj()
             && !case.is_mistral()
+            // An older spelling of the feed-forward part, which no trainer writes in another layout.
+            && !case.has_name(|name| name.contains(".moe.experts."))
             && case.content()["tensors"].as_array().unwrap().iter().all(is_plain)
     };
     let cases: Vec<CardFixture> = fixture::all().into_iter().filter(has_experts).collect();
     assert!(cases.len() > 30, "{}", cases.len());
-    let layouts: [(Layout, bool); 4] =
-        [(fused, true), (fused_and_turned, true), (switched, false), (listed, false)];
+    let layouts: [Layout; 4] = [fused, fused_and_turned, switched, listed];
     for case in tier.some(7, cases) {
         let dir = tempfile::tempdir().unwrap();
         case.write(dir.path());
         let all = read(dir.path());
         write(dir.path(), &all);
         let mut expected = converted(&case, dir.path()).unwrap();
-        for (n, (layout, keeps_order)) in layouts.iter().enumerate() {
+        for (n, layout) in layouts.iter().enumerate() {
             let mut weights = all.clone();
             for (module, layer) in taken(&mut weights) {
                 // A square matrix does not tell its direction.
@@ -192,11 +193,9 @@ fn every_card_takes_experts_in_every_layout(tier: Tier) {
             let mut found = converted(&case, dir.path()).unwrap_or_else(|error| {
                 panic!("{}, layout {n}: {error} {:?}", case.at, error.hints());
             });
-            if !keeps_order || case.has_name(|name| name.contains(".moe_statics.") || name.contains("laguna"))
-            {
-                found.sort_by_key(Json::to_string);
-                expected.sort_by_key(Json::to_string);
-            }
+            // The order of tensors follows the names of the checkpoint.
+            found.sort_by_key(Json::to_string);
+            expected.sort_by_key(Json::to_string);
             assert_eq!(found, expected, "{}, layout {n}", case.at);
         }
     }

@@ -34,7 +34,11 @@ fn every_class_is_known_by_its_model_inside(tier: Tier) {
 }
 
 fn complaint(case: &CardFixture) -> Option<String> {
-    if case.is_mmproj() || case.is_mistral() {
+    // The model inside has another class there, or is stored without its draft heads.
+    let is_other = ["deepseek2-ocr/language_config.json", "exaone4/text_mtp.json"]
+        .iter()
+        .any(|own| case.at.ends_with(own));
+    if case.is_mmproj() || case.is_mistral() || is_other {
         return None;
     }
     let class = case.content()["config"]["architectures"][0].as_str()?.to_owned();
