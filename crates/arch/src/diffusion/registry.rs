@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(what(&["a.lora_down.weight"]), "a LoRA, which is no model of its own");
         assert_eq!(
             what(&["double_blocks.0.img_attn.proj.weight", "double_blocks.0.img_attn.proj.weight.absmax"]),
-            "weights quantized by bitsandbytes"
+            "a checkpoint quantized by bitsandbytes"
         );
         assert_eq!(
             what(&["single_transformer_blocks.0.attn.norm_k.weight"]),

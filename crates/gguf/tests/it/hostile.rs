@@ -18,6 +18,15 @@ fn refused(raw: &Raw, message: &str) {
     assert_eq!(parse(raw, Strictness::LlamaCpp).unwrap_err(), strict);
 }
 
+/// Expects a message with the limit of the format, and one with that of stable-diffusion.cpp, of a file without keys.
+#[track_caller]
+fn refused_by_limits(raw: &Raw, message: &str, limits: [u32; 2]) {
+    for (strictness, limit) in [Strictness::Format, Strictness::LlamaCpp].into_iter().zip(limits) {
+        let error = parse(raw, strictness).unwrap_err().to_string();
+        assert_eq!(error, format!("{message} {limit} allowed"));
+    }
+}
+
 /// Expects a message for a file that the format forbids but llama.cpp opens.
 #[track_caller]
 fn tolerated(raw: &Raw, message: &str) {
@@ -92,9 +101,9 @@ fn data_beyond_the_end() {
 #[test]
 fn too_many_dimensions() {
     // A file without an architecture may be one of stable-diffusion.cpp, which has longer names and five dimensions.
-    refused(&one_tensor(&[1; 6], F32), "offset 33: tensor `w`: 6 dimensions, at most 5 allowed");
+    refused_by_limits(&one_tensor(&[1; 6], F32), "offset 33: tensor `w`: 6 dimensions, at most", [4, 5]);
     let raw = Raw::header(1, 0).str(b"w").u32(u32::MAX).data(32, 64);
-    refused(&raw, "offset 33: tensor `w`: 4294967295 dimensions, at most 5 allowed");
+    refused_by_limits(&raw, "offset 33: tensor `w`: 4294967295 dimensions, at most", [4, 5]);
 }
 
 #[test]
@@ -206,13 +215,11 @@ fn names_twice_empty_or_long() {
     let twice = Raw::header(2, 0).tensor(b"w", &[4], F32, 0).tensor(b"w", &[4], F32, 32).data(32, 64);
     refused(&twice, "offset 57: tensor `w` appears twice");
     let long = [b'n'; 160];
-    refused(
-        &Raw::header(1, 0).tensor(&long, &[4], F32, 0).data(32, 64),
-        "offset 24: name of tensor 0 has 160 bytes, at most 159 allowed",
-    );
-    assert!(
-        parse(&Raw::header(1, 0).tensor(&long[1..], &[4], F32, 0).data(32, 64), Strictness::Format).is_ok()
-    );
+    let named = |name: &[u8]| Raw::header(1, 0).tensor(name, &[4], F32, 0).data(32, 64);
+    refused_by_limits(&named(&long), "offset 24: name of tensor 0 has 160 bytes, at most", [63, 159]);
+    assert!(parse(&named(&long[..63]), Strictness::Format).is_ok());
+    assert!(parse(&named(&long[..64]), Strictness::Format).is_err());
+    assert!(parse(&named(&long[1..]), Strictness::LlamaCpp).is_ok());
     let empty = Raw::header(1, 0).tensor(b"", &[4], F32, 0).data(32, 64);
     tolerated(&empty, "offset 24: name of tensor 0 is empty");
 }
