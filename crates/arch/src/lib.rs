@@ -44,6 +44,7 @@ mod datum;
 mod detect;
 mod draft;
 mod error;
+mod error_hints;
 mod eval;
 mod expr;
 mod facts;

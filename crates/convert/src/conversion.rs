@@ -398,11 +398,11 @@ impl Conversion {
 fn unknown_keys(mapping: &Mapping) -> Option<String> {
     let unknown = mapping.config_keys.iter().filter(|key| key.fate == KeyFate::Unknown);
     let names: Vec<&str> = unknown.map(|key| key.key.as_str()).collect();
-    let what = if names.len() == 1 { "a key that no rule knows" } else { "keys that no rule knows" };
+    let (what, them) = if names.len() == 1 { ("a key", "it") } else { ("keys", "them") };
     (!names.is_empty()).then(|| {
         format!(
-            "config.json: {what}: {}; if the model's own code computes with them, the file computes something else \
-             (`gguf-inspect checkpoint DIR --account` lists all keys)",
+            "config.json: {what} that no rule knows: {}; if the model's own code computes with {them}, the file computes \
+             something else (`gguf-inspect checkpoint DIR --account` lists all keys)",
             first_names(&names)
         )
     })

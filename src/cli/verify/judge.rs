@@ -593,9 +593,6 @@ impl<'a> Outputs<'a> {
             let name = path.display().to_string();
             session.progress.warn(&format!("{} is not written: nothing was run", escape(&name)));
         }
-        match self.per_token {
-            Some(file) => Ok(file.commit(!session.common.no_sync)?),
-            None => Ok(()),
-        }
+        self.per_token.map_or(Ok(()), |file| Ok(file.commit(!session.common.no_sync)?))
     }
 }
