@@ -35,7 +35,7 @@ for page in "$dist"/man/*.1; do
     gzip -9nc "$page" > "$share/man/man1/$(basename "$page").gz"
 done
 gzip -9nc CHANGELOG.md > "$share/doc/gguf-foundry/changelog.gz"
-install -m 644 README.md "$share/doc/gguf-foundry/README.md"
+install -m 644 README.md "$dist/json.md" "$share/doc/gguf-foundry/"
 {
     printf 'Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n'
     printf 'Upstream-Name: gguf-foundry\n\nFiles: *\nCopyright: the gguf-foundry contributors\nLicense: MIT or Apache-2.0\n\n'

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the four static programs with their completions, manual pages, a Debian package where dpkg-deb is there, and checksums.
+# Builds the four static programs with their completions, manual pages, reference of JSON, a Debian package where dpkg-deb is there, and checksums.
 #
 #   scripts/release.sh [TARGET] [DIR]
 #
@@ -34,13 +34,15 @@ for program in "${programs[@]}"; do
         exit 1
     fi
 done
-rm -rf "${dir:?}"/completions "$dir"/man "$dir"/*.deb "$dir"/SHA256SUMS
+rm -rf "${dir:?}"/completions "$dir"/man "$dir"/json.md "$dir"/*.deb "$dir"/SHA256SUMS
 mkdir -p "$dir"
 for program in "${programs[@]}"; do
     install -m 755 "$built/$program" "$dir/$program"
 done
 # Made of the same parsers by a program for this machine, of which nothing is shipped: built quickly.
 cargo run --locked --features packaging --example packaging -- "$dir" > /dev/null
+# The reference of --json.
+cargo run --locked -p gguf-foundry-json-page -- "$dir/json.md"
 if command -v dpkg-deb > /dev/null; then
     scripts/debian.sh "$dir" "$target"
 fi

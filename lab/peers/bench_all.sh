@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that docs/performance.md has a table of, ours beside the peer's, in one go.
+# Everything that the table of speed in docs/guarantees.md is made of, ours beside the peer's, in one go.
 #
 #   lab/peers/bench_all.sh DIR_OF_PEER [--dir WORK] [--only NAME,...] [--llama-cpp SOURCE] [--python PYTHON]
 #                              [--vocab CHECKPOINT] [--types Q4_K_M,...] [--rounds 3]
@@ -9,11 +9,10 @@
 # times the vocabulary of a CHECKPOINT if one is named, `quantize` makes files of --types (all; the peer takes half an hour for
 # the smallest). Models are made here, in WORK (default: bench-work; 10 GB). The machine should have nothing else to do.
 #
-# Each table goes to WORK/NAME.md and takes the place of the one between `<!-- NAME -->` and `<!-- /NAME -->` in
-# docs/performance.md, with the processor, the day and the commit; what is not run keeps its old one.
+# Each table goes to WORK/NAME.md, with the processor, the day and the commit.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-[ $# -ge 1 ] || { sed -n '2,17s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,13s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 peer=$(realpath "$1"); shift
 work=bench-work only=start,blocks,quantize,copy,convert,verify,scaling source="" python=python3 vocab="" rounds=3
 types=Q8_0,Q4_0,Q2_K,Q3_K_M,Q4_K_M,Q5_K_M,Q6_K,IQ4_XS,IQ3_S,IQ3_XXS,IQ2_S,IQ2_XS,IQ2_XXS,IQ1_M,IQ1_S
@@ -39,18 +38,8 @@ table() { # NAME COMMAND...
   local name=$1; shift
   case ",$only," in *",$name,"*) ;; *) return 0 ;; esac
   echo "== $name" >&2
-  "$@" > "$work/$name.md"
+  { printf '%s, %s; ' "$(date -u +%F)" "$(git rev-parse --short HEAD)"; "$@"; } > "$work/$name.md"
   cat "$work/$name.md"
-  "$python" - "$name" "$work/$name.md" "$(date -u +%F), $(git rev-parse --short HEAD)" <<'PYTHON'
-import pathlib, re, sys
-name, table, when = sys.argv[1], pathlib.Path(sys.argv[2]).read_text().strip(), sys.argv[3]
-page = pathlib.Path("docs/performance.md")
-text, begin, end = page.read_text(), f"<!-- {name} -->", f"<!-- /{name} -->"
-if begin not in text or end not in text:
-    sys.exit(f"docs/performance.md: no place for the table `{name}`: expected {begin} and {end}")
-head, rest = text.split(begin, 1)
-page.write_text(f"{head}{begin}\n{when}; {table}\n{end}{rest.split(end, 1)[1]}")
-PYTHON
 }
 
 start() {

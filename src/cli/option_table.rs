@@ -1,4 +1,6 @@
-//! Test that `docs/from-llama-cpp.md` names only commands and options that exist.
+//! Tests that the pages in `docs` name every option, and `docs/from-llama-cpp.md` only commands and options that exist.
+
+use std::collections::BTreeSet;
 
 use clap::Command;
 
@@ -55,6 +57,33 @@ fn is_named(arg: &clap::Arg, word: &str) -> bool {
         return arg.get_long() == Some(long) || aliases.contains(&long);
     }
     word.strip_prefix('-').is_some_and(|short| arg.get_short().is_some_and(|own| short == own.to_string()))
+}
+
+/// Collects the long names of the options of a command and of its commands.
+fn options(command: &Command, found: &mut BTreeSet<String>) {
+    let own = command.get_arguments().filter(|arg| !arg.is_positional() && !arg.is_hide_set());
+    found.extend(own.filter_map(|arg| arg.get_long()).map(|long| format!("--{long}")));
+    command.get_subcommands().for_each(|child| options(child, found));
+}
+
+#[test]
+fn the_pages_name_every_option() {
+    let mut text = String::new();
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/docs");
+    for entry in fs_err::read_dir(folder).unwrap() {
+        text += &fs_err::read_to_string(entry.unwrap().path()).unwrap();
+    }
+    let named: BTreeSet<&str> = text
+        .split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'))
+        .filter(|w| w.starts_with("--"))
+        .collect();
+    let mut found = BTreeSet::new();
+    for program in [convert::command(), quantize::command(), verify::command(), inspect::command()] {
+        options(&program, &mut found);
+    }
+    assert!(found.len() > 120, "{}", found.len());
+    let missing: Vec<_> = found.iter().filter(|option| !named.contains(option.as_str())).collect();
+    assert!(missing.is_empty(), "no page in docs names: {missing:?}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! The tables of `docs/json.md` are those of the report types: every key is a field, its meaning the field's
-//! documentation.
+//! Writes the reference of `--json`: every key is a field of a report type, its meaning the field's documentation.
+//!
+//! `cargo run -p gguf-foundry-json-page -- FILE` fills the tables of `page.md`; a release contains the result.
 
-#![cfg(test)]
-#![allow(clippy::unwrap_used, reason = "a test stops by panicking")]
+#![allow(clippy::unwrap_used, reason = "a program for developers stops by panicking")]
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -18,10 +18,9 @@ fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-const PAGE: &str = "docs/json.md";
-/// Set to write the tables instead of comparing them.
-const REWRITE: &str = "GGUF_FOUNDRY_REWRITE";
-/// Start of the line before a table, with the type whose keys it lists.
+/// Headings and texts, with a marker for each table.
+const PAGE: &str = include_str!("page.md");
+/// Start of a marker, with the type whose keys the table lists.
 const MARKER: &str = "<!-- keys of ";
 /// After the type: the keys of its flattened fields are in another table.
 const OWN: &str = ", without those of flattened fields";
@@ -370,38 +369,24 @@ fn root_of(line: &str) -> Option<&str> {
     line.strip_prefix(MARKER)?.strip_suffix(" -->")
 }
 
-/// Returns the page with every table written anew.
-fn page(old: &str, types: &Types) -> String {
-    let mut text = String::new();
-    let mut is_in_table = false;
-    let mut n_tables = 0;
-    for line in old.lines() {
-        is_in_table &= line.starts_with('|');
-        if !is_in_table {
-            text.push_str(line);
-            text.push('\n');
-        }
-        if let Some(name) = root_of(line) {
-            text.push_str(&types.table(name));
-            is_in_table = true;
-            n_tables += 1;
-        }
-    }
-    assert!(n_tables > 0, "{PAGE} has no line `{MARKER}… -->`");
-    text
+/// Returns the page with its tables.
+fn page() -> String {
+    let types = Types::read(PAGE);
+    PAGE.lines()
+        .map(|line| root_of(line).map_or_else(|| format!("{line}\n"), |name| types.table(name)))
+        .collect()
+}
+
+fn main() {
+    let path = std::env::args_os().nth(1).expect("a file to write");
+    fs_err::write(path, page()).unwrap();
 }
 
 #[test]
-fn the_page_of_json_lists_the_fields_of_the_reports() {
-    let path = root().join(PAGE);
-    let found = fs_err::read_to_string(&path).unwrap();
-    let wanted = page(&found, &Types::read(&found));
-    if std::env::var_os(REWRITE).is_some() {
-        return fs_err::write(&path, wanted).unwrap();
-    }
-    let stale: Vec<&str> = found.lines().filter(|line| !wanted.lines().any(|other| other == *line)).collect();
-    assert!(
-        found == wanted,
-        "write {PAGE} anew: {REWRITE}=1 cargo test -p gguf-foundry-json-page\nto go: {stale:#?}"
-    );
+fn every_table_has_rows() {
+    let text = page();
+    let n_tables = PAGE.lines().filter(|line| root_of(line).is_some()).count();
+    assert!(n_tables > 30 && text.matches(HEAD).count() == n_tables, "{n_tables}");
+    assert!(!text.contains(MARKER) && !text.contains(&format!("{HEAD}\n")));
+    assert!(text.contains("| `error.exit_code` | integer |"), "{text}");
 }

@@ -93,7 +93,7 @@ mod visit;
 mod warning;
 
 pub mod diffusion;
-#[expect(missing_docs, reason = "fields and variants are words of cards; docs/cards.md describes each")]
+#[expect(missing_docs, reason = "fields and variants are words of cards; docs/extending.md describes each")]
 pub mod graph;
 
 pub use carried::{ConfigKey, KeyFate};

@@ -51,7 +51,7 @@ pub struct ChosenTypes {
 }
 
 /// Divergence that a solver leaves, as a share of that of the importance matrix alone, for types that it supports: the
-/// means of `docs/fidelity.md`. It matters in comparison with types and tensors without a solver.
+/// means of the measurements in `docs/choosing-types.md`. It matters in comparison with types and tensors without a solver.
 fn gain(solver: Solver) -> f64 {
     match solver {
         Solver::Reference => 1.0,

@@ -1,4 +1,9 @@
 //! AWQ: 4-bit codes, packed along the outputs in AWQ's own order (`gemm`) or along the inputs (`gemv`).
+//!
+//! # Layout
+//! `gemm`: `qweight` I32 `[in, out/8]`, `qzeros` I32 `[G, out/8]`, `scales` `[G, out]`; column `8w + c` is nibble
+//! `[0, 4, 1, 5, 2, 6, 3, 7][c]` of word `w`. `gemv`: `qweight` `[out, in/8]` with nibbles in order, `scales` `[out, 8Z]`
+//! padded to whole words. Zeros are stored unchanged: `W[o,i] = scales · (code - zero)`.
 
 use crate::bits::{CodeStream, WordLayout};
 use crate::gptq::group_size;

@@ -1,4 +1,8 @@
 //! BitNet: ternary weights, four rows per byte, one scale for the tensor.
+//!
+//! # Layout
+//! `weight` U8 `[out/4, in]`: bits 2k of row r are row `k·out/4 + r`, value - 1. `bitlinear`: `W = value /
+//! weight_scale`; `autobitlinear`: `value · weight_scale`.
 
 use crate::rectangle::Rectangle;
 use crate::values::{NumberTensor, SCALE_TYPES};

@@ -1,5 +1,10 @@
 //! bitsandbytes: 4 bits with a code book and a scale for each block of the flattened matrix, or 8 bits with a scale
 //! for each row.
+//!
+//! # Layout
+//! 4 bits: packed bytes in any storage type; element 2k is the *high* nibble of byte k. Blocks run over the flattened
+//! matrix and cross rows. `W = quant_map[code] · absmax[block]`; nested: `absmax = nested_map[code] · nested_absmax +
+//! offset`, each step rounded. 8 bits: `W = (code · SCB[o]) · 0.0078740157`, in this order.
 
 use std::ops::Range;
 

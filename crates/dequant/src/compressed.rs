@@ -1,4 +1,12 @@
 //! compressed-tensors: groups of modules with one quantization scheme each; several formats share tensor names.
+//!
+//! # Layout
+//! `pack-quantized`: `weight_packed` I32 `[out, P]`, `weight_scale` `[out, G]`, `weight_shape` = `[out, in]`,
+//! `weight_zero_point` packed along `out` if asymmetric, `weight_g_idx`. Codes and zero points have `2^(n-1)` added. P
+//! tells a dense bit stream (`⌈in·n/32⌉`) from `⌊32/n⌋` values per word. `int-quantized`, `float-quantized` and
+//! `naive-quantized` have codes in `weight`. `nvfp4-pack-quantized`: even columns in the low nibble, `weight_scale` E4M3
+//! for 16 columns, `weight_global_scale` *divides*. `mxfp4-pack-quantized`: an exponent byte for 32 columns. Sparse
+//! masks have one bit per element, lowest first: elements whose bit is set take the next stored value, the others are 0.
 
 use serde_json::{Map, Value};
 

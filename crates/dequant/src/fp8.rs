@@ -1,7 +1,17 @@
 //! FP8: one byte per weight, E4M3 or E5M2, with scales per block, row, or tensor.
 //!
-//! The value is `code · scale` in F32, rounded once. `docs/formats.md` lists the writers of each form. Despite its
-//! name, `weight_scale_inv` is a multiplier.
+//! The value is `code · scale` in F32, rounded once. Despite its name, `weight_scale_inv` is a multiplier.
+//!
+//! # Layout
+//! E4M3 is "fn": no infinity, `0x7f` and `0xff` are NaN, the largest value is 448. Scales by writer:
+//!
+//! | writer | scale |
+//! |---|---|
+//! | `fp8` with `weight_block_size` R × C | `weight_scale_inv` `[⌈out/R⌉, ⌈in/C⌉]`, edge blocks partial; transformers drops a dimension of 1 |
+//! | `fp8` without a block size (AutoFP8, Mistral) | `weight_scale`, `weight_scale_inv` or `qscale_weight`: one number, or one a row |
+//! | `fbgemm_fp8` | `weight_scale` `[out, 1]`; stacks `[E, in, out]` with `*_scale` `[E, 1, out]` or `[E, out, 1]` |
+//! | ModelOpt | `weight_scale`, one number or one a row; stacks also `[E]` and `[E, 1, out]` (`fp8` too) |
+//! | compressed-tensors | `weight_scale`: tensor, channel, group, or block; MXFP8: a byte `e` for 32 columns, `2^(e - 127)` |
 
 #![expect(clippy::inline_always, reason = "the loops must be compiled inside the level's function")]
 

@@ -2,6 +2,12 @@
 //!
 //! `qweight` is `[in · bits / 32, out]`, a stream of inputs down each column. `qzeros` is `[n_groups, out · bits /
 //! 32]`, a stream of outputs along each row. Version 1 stores zero points minus one; see [`ZeroShift`].
+//!
+//! # Layout
+//! Dense bit streams, lowest bit first: element k has the bits `k·n` to `(k+1)·n` of the words in order, so values of
+//! three bits cross words. `W[o,i] = scales[g,o] · (code[i,o] - zero[g,o])` with `g = g_idx[i]`, or column / group size.
+//! The writers of version 1 subtract `0x55555555`, `0x11111111` or `0x01010101` from whole words, so a zero of 0 borrows
+//! from the next field; the exact inverse adds the word first. Three bits are stored field by field: plus 1 modulo 8.
 
 use serde_json::{Map, Value};
 

@@ -1,6 +1,10 @@
 //! HQQ: groups along rows or columns of a reshaped matrix, packed by blocks of rows, with float zero points.
 //!
 //! The value is `(code - zero) · scale`, each step rounded to F32.
+//!
+//! # Layout
+//! `W_q`, `scale`, `zero`, `shape`, `packing`, `axis`. With v fields in a word and r packed rows, field k *from the top*
+//! holds rows `k·r` to `(k+1)·r`; `3bit_32` has ten fields in 30 bits.
 
 use std::ops::Range;
 

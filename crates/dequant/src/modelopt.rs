@@ -3,6 +3,13 @@
 //!
 //! The experts of Llama 4 and gpt-oss are stacks that are not modules: `experts.down_proj`,
 //! `experts.down_proj_weight_scale`, `experts.down_proj_weight_scale_2`, `experts.down_proj_input_scale`.
+//!
+//! # Layout
+//! NVFP4: `weight` U8, `weight_scale` E4M3 for 16 columns, `weight_scale_2` *multiplies*: `W = e2m1 · (weight_scale ·
+//! weight_scale_2)`. A GGUF file stores the bytes of `weight_scale` and the factor separately, so `(e2m1 · scale) ·
+//! factor`, which differs by one rounding at most. Stacks: `X` U8 `[E, rows, in/2]` with `X_weight_scale` `[E, rows,
+//! in/16]`, or transposed, `[E, in/2, out]` with `[E, in/16, out]` (the low nibble is the even input);
+//! `X_weight_scale_2` is one number or `[E]`.
 
 use serde_json::Value;
 

@@ -1,4 +1,7 @@
 //! gpt-oss: stacks of experts in MXFP4, `<name>_blocks` of `[.., columns / 32, 16]` bytes and `<name>_scales`.
+//!
+//! # Layout
+//! Element 2j is the low nibble of byte j; rows of `gate_up` alternate. `W = e2m1 · 2^(e - 127)`, subnormals kept.
 
 use crate::fp4::Fp4;
 use crate::{DequantError, Settings, Tensors};

@@ -1,4 +1,8 @@
 //! quanto: one byte per weight with a scale for each row, or 2 and 4 bits in groups with a float shift.
+//!
+//! # Layout
+//! int8 and float8 by rows: `W = scale · code`. int4 and int2: field k *from the low end* holds rows `k·r` to
+//! `(k+1)·r`; `W = scale · code - shift`, two roundings. Files with an integer shift: `scale · (code - shift)`.
 
 use std::ops::Range;
 

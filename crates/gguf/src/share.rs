@@ -242,7 +242,7 @@ impl WorkCost {
     }
 }
 
-/// Picoseconds to encode an element on one thread with AVX-512, from the tables of `docs/performance.md`.
+/// Picoseconds to encode an element on one thread with AVX-512, from `lab/peers/bench_blocks.py`.
 fn encoding_picoseconds(ty: GgmlType) -> u64 {
     match ty {
         GgmlType::Q4_0 | GgmlType::Q5_0 | GgmlType::Q6K | GgmlType::Q3K => 2_500,

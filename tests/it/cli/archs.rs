@@ -16,22 +16,22 @@ const REWRITE: &str = "GGUF_FOUNDRY_REWRITE";
 const HEAD: &str = "\
 # Supported architectures
 
-Generated from the cards in `converters/`; a test compares it with them.
-`GGUF_FOUNDRY_REWRITE=1 cargo test --test it archs::the_table` regenerates it. `gguf-convert archs NAME` prints more.
+Made from the cards in `converters/` by `GGUF_FOUNDRY_REWRITE=1 cargo test --test it archs::the_table`; without the
+variable the test compares them. `gguf-convert archs NAME` prints more. Unless the last column limits it, `gguf-verify` runs
+an architecture, and `gguf2hf` converts its files back:
 
-- *family*: the oldest parent of the card that converts anything, or the card itself.
-- *back*: `yes` if `gguf2hf` converts its GGUF files to checkpoints; `no` if an operation has no inverse.
-- *engine*: `runs` if `gguf-verify` runs it; else structure and tokenizer are checked.
+- *not back*: an operation has no inverse.
+- *not run*: `gguf-verify` checks structure, weights and tokenizer only.
 
-| family | architecture | classes | back | engine |
-|---|---|---|---|---|
+| architecture | classes | limits |
+|---|---|---|
 ";
 
 const TOWERS: &str = "
 ## Towers
 
-Vision and audio towers, which `gguf-convert hf2gguf DIR --mmproj` writes to a file of their own, of the architecture `clip`: the
-cards in `converters/mmproj/`. `gguf-verify` checks the structure of such files.
+Vision and audio towers, which `gguf-convert hf2gguf DIR --mmproj` writes to a file of the architecture `clip`: the cards in
+`converters/mmproj/`. They are not run.
 
 | card | classes |
 |---|---|
@@ -40,8 +40,8 @@ cards in `converters/mmproj/`. `gguf-verify` checks the structure of such files.
 const DIFFUSION: &str = "
 ## Image and video models
 
-Recognized by the names of their tensors ([diffusion.md](diffusion.md)): the cards in `converters/diffusion/`. `gguf-verify`
-checks structure and weights of such files.
+Recognized by the names of their tensors ([inputs.md](inputs.md#image-and-video-models)): the cards in
+`converters/diffusion/`. They are not run.
 
 | architecture | examples |
 |---|---|
@@ -49,23 +49,20 @@ checks structure and weights of such files.
 
 fn table() -> String {
     let registry = Registry::embedded().unwrap();
-    let mut rows: BTreeMap<(String, String), (Vec<String>, bool)> = BTreeMap::new();
+    let mut rows: BTreeMap<String, (Vec<String>, bool)> = BTreeMap::new();
     for card in all_facts(&registry) {
-        let row = rows.entry((card.head.family, card.head.gguf)).or_insert((Vec::new(), true));
+        let row = rows.entry(card.head.gguf).or_insert((Vec::new(), true));
         row.0.extend(card.head.classes.iter().map(|class| format!("`{class}`")));
         row.1 &= card.one_way.is_empty();
     }
     let mut text = HEAD.to_owned();
-    for ((family, arch), (mut classes, back)) in rows {
+    for (arch, (mut classes, back)) in rows {
         classes.sort();
         classes.dedup();
-        let engine = match stage(&arch) {
-            Stage::Runs => "runs",
-            Stage::Refused(_) => "structure",
-            Stage::Undescribed => "structure, no graph",
-        };
-        let back = if back { "yes" } else { "no" };
-        writeln!(text, "| `{family}` | `{arch}` | {} | {back} | {engine} |", classes.join(", ")).unwrap();
+        let run = if matches!(stage(&arch), Stage::Runs) { "" } else { "not run" };
+        let limits = [if back { "" } else { "not back" }, run].into_iter().filter(|limit| !limit.is_empty());
+        let limits = limits.collect::<Vec<_>>().join(", ");
+        writeln!(text, "| `{arch}` | {} | {limits} |", classes.join(", ")).unwrap();
     }
     text.push_str(TOWERS);
     for CardFacts { head, .. } in all_facts(&Registry::embedded_of(CardKind::Mmproj).unwrap()) {

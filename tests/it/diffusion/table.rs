@@ -1,4 +1,4 @@
-//! Table of `docs/diffusion.md`: files of the corpus that are equal, by architecture and type.
+//! Table of `equal_files.md`: files of the corpus that are equal, by architecture and type.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,7 +23,7 @@ const TYPES: [&str; 15] = [
 pub struct EqualFiles(BTreeMap<(String, String), usize>);
 
 fn page() -> PathBuf {
-    root().join("docs/diffusion.md")
+    root().join("tests/it/diffusion/equal_files.md")
 }
 
 /// Text of the page before, in and after the table.
@@ -55,7 +55,7 @@ impl EqualFiles {
             fs_err::write(page(), format!("{before}{START}{table}{END}{after}")).unwrap();
             return;
         }
-        assert_eq!(found, table, "{REWRITE}=1 writes the table of docs/diffusion.md");
+        assert_eq!(found, table, "{REWRITE}=1 writes the table");
     }
 }
 

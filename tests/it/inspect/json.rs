@@ -1,5 +1,6 @@
-//! Option `--json`: every printed key is in `docs/json.md` with its type, and a failing run also reports its error in
-//! JSON.
+//! Option `--json`: every printed key is in the reference with its type, and a failing run also reports its error in
+//! JSON. `cargo run -p gguf-foundry-json-page -- target/json.md` writes the reference, so these tests are of the deep
+//! tier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -11,7 +12,7 @@ use serde_json::Value as Json;
 use super::Bench;
 use crate::quantize::magnitudes;
 use crate::support::programs::finish;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::deep_test;
 use crate::support::{bundled, files, fixture, root};
 
 /// Key of the document: its types, and whether it is optional.
@@ -25,7 +26,8 @@ struct Documented(BTreeMap<String, BTreeMap<String, Row>>);
 
 impl Documented {
     fn read() -> Self {
-        let text = fs_err::read_to_string(root().join("docs/json.md")).unwrap();
+        let text = fs_err::read_to_string(root().join("target/json.md"))
+            .expect("`cargo run -p gguf-foundry-json-page -- target/json.md` writes it");
         let mut tables: BTreeMap<String, BTreeMap<String, Row>> = BTreeMap::new();
         let mut heading = String::new();
         for line in text.lines() {
@@ -46,7 +48,7 @@ impl Documented {
     }
 
     fn table(&self, heading: &str) -> Check<'_> {
-        let rows = self.0.get(heading).unwrap_or_else(|| panic!("docs/json.md has no table `{heading}`"));
+        let rows = self.0.get(heading).unwrap_or_else(|| panic!("the reference has no table `{heading}`"));
         Check { heading: heading.to_owned(), rows, seen: BTreeSet::new(), faults: Vec::new() }
     }
 }
@@ -151,7 +153,8 @@ fn json(bench: &Bench, program: &str, code: i32, args: &[&str]) -> Json {
     finish(bench.program(program).args(args).args(["--json", "--no-sync"])).exits_with(code).json()
 }
 
-#[test]
+deep_test!(what_inspect_prints_is_documented);
+
 fn what_inspect_prints_is_documented() {
     let documented = Documented::read();
     let bench = Bench::new().with_layers(1);
@@ -262,7 +265,8 @@ fn what_inspect_prints_is_documented() {
     }
 }
 
-#[test]
+deep_test!(what_convert_prints_is_documented);
+
 fn what_convert_prints_is_documented() {
     let documented = Documented::read();
     let bench = Bench::new();
@@ -329,7 +333,8 @@ fn what_convert_prints_is_documented() {
     failed.finish();
 }
 
-#[test]
+deep_test!(what_quantize_prints_is_documented);
+
 fn what_quantize_prints_is_documented() {
     let documented = Documented::read();
     let bench = Bench::new().with_layers(1);
@@ -427,10 +432,9 @@ fn rare_reports(bench: &Bench, one: &mut Check<'_>) {
     one.object("", &json(bench, "gguf-verify", 4, &two));
 }
 
-two_tiers!(what_verify_prints_is_documented);
+deep_test!(what_verify_prints_is_documented);
 
-/// Every day without the rarer reports.
-fn what_verify_prints_is_documented(tier: Tier) {
+fn what_verify_prints_is_documented() {
     let documented = Documented::read();
     let bench = Bench::new().with_layers(2);
     let mut quantize = bench.program("gguf-quantize");
@@ -459,12 +463,8 @@ fn what_verify_prints_is_documented(tier: Tier) {
         one.object("", model);
     }
     several.finish();
-    if tier.is_deep() {
-        rare_reports(&bench, &mut one);
-        one.finish();
-    } else {
-        one.has_no_faults();
-    }
+    rare_reports(&bench, &mut one);
+    one.finish();
 
     let mut importance = documented.table("`gguf-verify imatrix`");
     importance.object("", &run(0, &["imatrix", "tiny.gguf", "-o", "tiny.imatrix"]));

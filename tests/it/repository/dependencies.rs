@@ -8,23 +8,19 @@ use crate::support::root;
 fn the_page_lists_every_crate_of_the_lock_file() {
     let lock = fs_err::read_to_string(root().join("Cargo.lock")).unwrap();
     let lock: toml::Table = lock.parse().unwrap();
-    let text =
-        |package: &toml::Value, key: &str| package.get(key).and_then(|v| v.as_str()).map(str::to_owned);
-    let expected: BTreeSet<(String, String)> = lock["package"]
+    let expected: BTreeSet<&str> = lock["package"]
         .as_array()
         .unwrap()
         .iter()
         // Packages of this project come from no registry.
         .filter(|package| package.get("source").is_some())
-        .map(|package| (text(package, "name").unwrap(), text(package, "version").unwrap()))
+        .map(|package| package["name"].as_str().unwrap())
         .collect();
     let page = fs_err::read_to_string(root().join("docs/dependencies.md")).unwrap();
-    let cells = |line: &str| -> Option<(String, String)> {
-        let mut cells = line.strip_prefix("| `")?.split('|').map(str::trim);
-        Some((cells.next()?.trim_end_matches('`').to_owned(), cells.next()?.to_owned()))
-    };
-    let found: BTreeSet<(String, String)> = page.lines().filter_map(cells).collect();
+    assert!(!page.contains("TODO"), "a crate has no reason");
+    // The introduction names files and programs.
+    let names = page[page.find("\n| `").unwrap()..].split('`').skip(1).step_by(2);
+    let found: BTreeSet<&str> = names.filter(|name| !name.contains(['.', ' '])).collect();
     let missing: Vec<_> = expected.difference(&found).collect();
-    let extra: Vec<_> = found.difference(&expected).collect();
-    assert!(missing.is_empty() && extra.is_empty(), "run scripts/dependencies.py: + {missing:?} - {extra:?}");
+    assert!(missing.is_empty(), "run scripts/dependencies.py: {missing:?}");
 }

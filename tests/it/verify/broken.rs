@@ -1,5 +1,4 @@
-//! Intentionally damaged files: the check that finds each, without and with a baseline. The table in `docs/verify.md`
-//! is made from these.
+//! Intentionally damaged files: the check that finds each, without and with a baseline.
 
 use std::sync::LazyLock;
 

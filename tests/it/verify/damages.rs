@@ -1,5 +1,5 @@
 //! Intentionally damaged files, one by one: none passes, and each is found by its dedicated check. In the deep tier this
-//! test prints the table in `docs/verify.md`.
+//! test prints each damage with its checks.
 
 use std::collections::BTreeMap;
 

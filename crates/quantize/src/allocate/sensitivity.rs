@@ -4,7 +4,7 @@
 //! variance for a relative error of the last hidden state follows from the output's weights. The part of a tensor's
 //! relative error that arrives there is a number by role. These numbers are means of measurements with one tensor
 //! quantized at a time, on two models (the bundled one of 4 layers and SmolLM 135M of 30), which agree within a factor
-//! of two or three: `docs/fidelity.md` lists the constants. Measuring the actual model is better.
+//! of two or three. Measuring the actual model is better.
 
 use crate::allocate::rounding::sample;
 use crate::{TensorClass, layer_of};

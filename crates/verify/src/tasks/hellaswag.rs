@@ -1,4 +1,4 @@
-//! HellaSwag as text: six lines per task.
+//! HellaSwag as text: six lines per task: the context, the index of the right ending from 0, four endings.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
 //! Winogrande as comma-separated lines: index, sentence with `_`, two words, number of the right one.
+//! A sentence in quotes may contain commas; doubled quotes in it stay doubled.
 
 use std::path::Path;
 
