@@ -53,6 +53,7 @@ pub(super) fn failure(error: JobError) -> anyhow::Error {
         JobError::Types(error) => usage(error),
         JobError::Convert(error) => error.into(),
         JobError::Gguf(error) => error.into(),
+        error @ JobError::NotAModel { .. } => error.into(),
         JobError::Guard(error) => error.into(),
         JobError::NameTaken(error) => error.into(),
         JobError::Output(error) => error.into(),

@@ -91,6 +91,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::gguf::GgufError,
         crate::gguf::WriteError,
         crate::inspect::EditError,
+        crate::job::JobError,
         crate::job::NameTaken,
         crate::job::recipe::RecipeError,
         crate::job::RefusedOverrides,

@@ -37,7 +37,6 @@ use crate::cli::{Common, Exit, Session, Tool};
 use crate::core::mmap::address_space_bytes;
 use crate::core::platform::held_bytes;
 use crate::engine::EngineOptions;
-use crate::gguf::{StoredImatrix, UnfinishedRun};
 use crate::verify::{RowSelection, Scoring, Span};
 
 /// Check whether a model file may be shipped.
@@ -111,10 +110,10 @@ pub(super) fn judge_all(
 }
 
 /// Measures an importance matrix on a text, as `gguf-verify imatrix MODEL --prompts TEXT -o OUTPUT`. With `resume`, the
-/// matrix of an earlier run is continued, or taken as it is if it is complete; it must be of the same text.
+/// matrix of an earlier run is continued, or taken as it is if it is complete; it must be of the same text and model.
 ///
 /// # Errors
-/// As that command; with `resume`, a matrix of another text.
+/// As that command; with `resume`, a matrix of another run.
 pub(super) fn measure_importance(
     session: &Session,
     model: &Path,
@@ -122,20 +121,9 @@ pub(super) fn measure_importance(
     output: &Path,
     resume: bool,
 ) -> anyhow::Result<()> {
-    let is_begun = resume && output.is_file();
-    if is_begun && UnfinishedRun::find(output).is_none() {
-        let (matrix, name) = (output.display(), text.display().to_string());
-        if StoredImatrix::open(output)?.datasets() != [name.as_bytes()] {
-            anyhow::bail!(
-                "{matrix}: measured on another text than `{name}`: remove it, or leave `--resume` out"
-            );
-        }
-        session.note(&format!("{matrix}: the matrix of an earlier run is used"));
-        return Ok(());
-    }
     let words = ["gguf-verify".as_ref(), "imatrix".as_ref(), model.as_os_str(), "--prompts".as_ref()];
     let output = [text.as_os_str(), "--no-ppl".as_ref(), "-o".as_ref(), output.as_os_str()];
-    let resume = is_begun.then_some("--resume".as_ref());
+    let resume = resume.then_some("--resume".as_ref());
     match Cli::try_parse_from(words.into_iter().chain(output).chain(resume))?.command {
         Some(VerifyCommand::Imatrix(args)) => args.measure(session),
         _ => Ok(()),

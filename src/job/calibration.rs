@@ -8,7 +8,9 @@ mod statistics;
 
 use std::path::{Path, PathBuf};
 
-use crate::calibrate::{CalibrateError, CalibrationText, SelfTextKeeper, Solver, TextOptions, TextSource};
+use crate::calibrate::{
+    CalibrateError, CalibrationText, SelfTextKeeper, Solver, Statistics, TextOptions, TextSource,
+};
 use crate::core::output::{GuardError, same_file};
 use crate::core::platform::held_bytes;
 use crate::core::progress::Progress;
@@ -126,7 +128,8 @@ impl Calibration {
         }
         digest.number(given.len() as u64);
         if let Some(GivenStatistics { path, kinds }) = &self.statistics {
-            digest.bytes(path.as_os_str().as_encoded_bytes());
+            let found = Statistics::open(path).map_err(CalibrateError::from)?;
+            digest.bytes(found.digest().as_bytes());
             digest.value(kinds)?;
         }
         Ok(digest.hex())

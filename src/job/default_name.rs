@@ -1,5 +1,6 @@
 //! Default names of outputs, and the files that they may replace.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use crate::core::text::escape;
@@ -107,11 +108,13 @@ impl Unnamed<'_> {
 
     /// Returns a difference between the model of a file and this one.
     fn difference(&self, file: &GgufFile) -> Option<String> {
+        let own = self.source.tensors().iter().enumerate();
+        let places: HashMap<&str, usize> = own.map(|(at, own)| (own.name.as_str(), at)).collect();
         IDENTITY
             .iter()
             .find_map(|key| self.other_key(key, file.metadata()))
-            .or_else(|| file.tensors().iter().find_map(|tensor| self.other_shape(tensor)))
-            .or_else(|| self.other_values(file))
+            .or_else(|| file.tensors().iter().find_map(|tensor| self.other_shape(tensor, &places)))
+            .or_else(|| self.other_values(file, &places))
     }
 
     fn other_key(&self, key: &str, found: &Metadata) -> Option<String> {
@@ -119,12 +122,8 @@ impl Unnamed<'_> {
         (found != own).then(|| format!("its `{key}` is `{}`, here it is `{}`", escape(found), escape(own)))
     }
 
-    fn place(&self, name: &str) -> Option<usize> {
-        self.source.tensors().iter().position(|own| own.name == name)
-    }
-
-    fn other_shape(&self, found: &TensorMeta) -> Option<String> {
-        let own = &self.source.tensors()[self.place(&found.name)?];
+    fn other_shape(&self, found: &TensorMeta, places: &HashMap<&str, usize>) -> Option<String> {
+        let own = &self.source.tensors()[*places.get(found.name.as_str())?];
         (own.shape != found.shape).then(|| {
             let name = escape(&found.name);
             format!("its tensor `{name}` has the shape {}, here it is {}", found.shape, own.shape)
@@ -132,9 +131,9 @@ impl Unnamed<'_> {
     }
 
     /// Compares tensors that are F32 in both, such as norms: quantization does not change them.
-    fn other_values(&self, file: &GgufFile) -> Option<String> {
+    fn other_values(&self, file: &GgufFile, places: &HashMap<&str, usize>) -> Option<String> {
         let all = file.tensors().iter().enumerate();
-        let pairs = all.filter_map(|(at, found)| Some((at, found, self.place(&found.name)?)));
+        let pairs = all.filter_map(|(at, found)| Some((at, found, *places.get(found.name.as_str())?)));
         let of_floats = pairs.filter(|(_, found, own)| {
             found.ty == GgmlType::F32 && self.source.tensors()[*own].ty == GgmlType::F32
         });

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::calibrate::CalibrateError;
 use crate::convert::ConvertError;
 use crate::core::Hint;
-use crate::core::output::{GuardError, OutputError};
+use crate::core::output::{GuardError, OutputError, OutputKind};
 use crate::core::text::escape;
 use crate::engine::EngineError;
 use crate::gguf::{GgufError, ImatrixError, WriteError};
@@ -29,6 +29,14 @@ pub enum JobError {
     /// The GGUF file cannot be read.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// The GGUF file is no model.
+    #[error("{}: this is {kind}, not a model", path.display())]
+    NotAModel {
+        /// Path of the file.
+        path: PathBuf,
+        /// Kind of the file.
+        kind: OutputKind,
+    },
     /// The output is also read, or would replace a file of another kind.
     #[error(transparent)]
     Guard(#[from] GuardError),
@@ -77,6 +85,12 @@ impl Hint for JobError {
             Self::Types(error) => error.hints(),
             Self::Convert(error) => error.hints(),
             Self::Gguf(error) => error.hints(),
+            Self::NotAModel { kind: OutputKind::Recipe, .. } => {
+                vec!["`gguf-quantize rebuild RECIPE --source SOURCE -o FILE` makes the file".to_owned()]
+            }
+            Self::NotAModel { .. } => {
+                vec!["`--imatrix FILE` gives it to a quantization of its model".to_owned()]
+            }
             Self::Guard(error) => error.hints(),
             Self::NameTaken(error) => error.hints(),
             Self::Output(error) => error.hints(),

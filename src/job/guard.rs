@@ -51,7 +51,13 @@ impl<'a> Guard<'a> {
     /// As [`Guard::read`].
     pub fn model(&mut self, role: &'static str, path: &Path) -> Result<(), GuardError> {
         self.read(role, path)?;
-        self.read_all(role, parts(path))
+        self.read_all(role, Self::parts_of(path))
+    }
+
+    /// Returns all parts of a split model, by the name of one: `NAME-00001-of-00003.gguf`.
+    #[must_use]
+    pub fn parts_of(path: &Path) -> Vec<PathBuf> {
+        parts(path)
     }
 
     /// Registers a file that will be written, with the option that names it.

@@ -15,6 +15,8 @@ pub struct Importance {
     pub include: Vec<String>,
     /// Parts of tensor names whose entries are not used.
     pub exclude: Vec<String>,
+    /// True to leave the folders of the matrix and of its text out of the keys of the output.
+    pub names_only: bool,
 }
 
 impl Importance {
@@ -33,6 +35,9 @@ impl Importance {
             return Ok(None);
         };
         let mut imatrix = Imatrix::open(path)?;
+        if self.names_only {
+            imatrix.leave_folders_out();
+        }
         let why = "no entry of the importance matrix has such a name";
         if !self.include.is_empty() {
             warn("--include-weights", &imatrix.include(&self.include), why);

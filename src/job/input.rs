@@ -8,8 +8,9 @@ use crate::convert::{
     AdapterConversion, AdapterOptions, Conversion, ConvertError, ConvertOptions, DiffusionConversion,
     FlmOptions, ModelSource,
 };
+use crate::core::output::OutputKind;
 use crate::core::{GgmlType, TensorMeta, TensorSource};
-use crate::gguf::{GgufFile, Metadata};
+use crate::gguf::{GgufFile, Metadata, output_kind};
 use crate::job::{Guard, JobError};
 use crate::quant::SmallRows;
 use crate::quantize::Input;
@@ -68,7 +69,7 @@ impl JobInput {
     /// A model that cannot be read.
     pub fn is_image_model(&self, options: &ConvertOptions) -> Result<bool, JobError> {
         match self {
-            Self::Gguf(path) => Ok(image_rules(&GgufFile::open(path)?).is_some()),
+            Self::Gguf(path) => Ok(image_rules(&open_model(path)?).is_some()),
             Self::Checkpoint(path) => Ok(DiffusionConversion::find(path, options)?.is_some()),
             _ => Ok(false),
         }
@@ -106,7 +107,7 @@ impl JobInput {
     pub(super) fn open(&self, options: &ConvertOptions) -> Result<OpenedInput, JobError> {
         let converted = |source: ModelSource| conversion(source, options);
         match self {
-            Self::Gguf(path) => Ok(OpenedInput::File(Box::new(GgufFile::open(path)?))),
+            Self::Gguf(path) => Ok(OpenedInput::File(Box::new(open_model(path)?))),
             Self::Checkpoint(path) => match DiffusionConversion::find(path, options)? {
                 Some(conversion) => Ok(OpenedInput::Diffusion(Box::new(conversion))),
                 None => converted(ModelSource::open(path, options)?),
@@ -151,6 +152,23 @@ impl JobInput {
         guard.read_all("the metadata", &convert.metadata_file)?;
         guard.read_all("the chat template", &convert.chat_template)?;
         Ok(())
+    }
+}
+
+fn open_model(path: &Path) -> Result<GgufFile, JobError> {
+    let file = GgufFile::open(path)?;
+    must_be_model(&file)?;
+    Ok(file)
+}
+
+/// Refuses GGUF files that hold no weights: importance matrices and recipes.
+///
+/// # Errors
+/// [`JobError::NotAModel`].
+pub(super) fn must_be_model(file: &GgufFile) -> Result<(), JobError> {
+    match output_kind(file.metadata()) {
+        OutputKind::Model => Ok(()),
+        kind => Err(JobError::NotAModel { path: file.path().to_owned(), kind }),
     }
 }
 

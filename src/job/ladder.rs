@@ -106,7 +106,7 @@ impl Ladder {
         let job = self.common();
         let run = JobRun::new(&job, events, true);
         let opened = run.open()?;
-        let imatrix = self.importance.open(run.progress())?;
+        let imatrix = job.importance.open(run.progress())?;
         let (own, _) = self.own(&opened, imatrix.as_ref())?;
         Ok(PreparedLadder::new(&own, &run, &opened, imatrix.as_ref())?.plan())
     }
@@ -119,7 +119,7 @@ impl Ladder {
         let job = self.common();
         let run = JobRun::new(&job, events, false);
         let opened = run.open()?;
-        let imatrix = self.importance.open(run.progress())?;
+        let imatrix = job.importance.open(run.progress())?;
         let (own, companions) = self.own(&opened, imatrix.as_ref())?;
         let prepared = PreparedLadder::new(&own, &run, &opened, imatrix.as_ref())?;
         if self.share.is_some() {
@@ -202,7 +202,8 @@ impl Ladder {
         Job {
             convert: self.convert.clone(),
             quantize: self.quantize.clone(),
-            importance: self.importance.clone(),
+            // The files are for others, who need no path of this machine.
+            importance: Importance { names_only: true, ..self.importance.clone() },
             rule_files: self.rule_files.clone(),
             sync: self.sync,
             memory_bytes: self.memory_bytes,

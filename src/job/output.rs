@@ -225,7 +225,7 @@ impl Job {
         if !self.types.is_quantized() {
             return String::new();
         }
-        let Importance { path: _, include, exclude } = &self.importance;
+        let Importance { path: _, include, exclude, names_only: _ } = &self.importance;
         serde_json::json!([env!("CARGO_PKG_VERSION"), self.quantize.identity(), include, exclude]).to_string()
     }
 

@@ -11,9 +11,10 @@
 //! | `report` | findings as plain data |
 //! | `file` `write` | the recipe as a GGUF file |
 //! | `compression` `delta` | its parts: compressed frames, a header as differences from another |
-//! | `rebuild` | the file, made again |
+//! | `rebuild` `bounds` | the file, made again; sizes that a recipe may declare |
 //! | `pack` `pack_list` | a folder of files as a source and recipes |
 
+mod bounds;
 mod compression;
 mod delta;
 mod error;
@@ -37,6 +38,7 @@ use crate::core::output::{Destination, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::sha256::{DigestError, sha256_of_file};
 use crate::gguf::{GgufFile, Metadata, OpenOptions, WriteError};
+use crate::job::input::must_be_model;
 use crate::job::{Guard, JobError};
 
 pub use error::RecipeError;
@@ -94,9 +96,7 @@ pub fn find_recipe(
 ) -> Result<FileRecipe, JobError> {
     let start = Instant::now();
     let file = open(path)?;
-    if file::is_recipe(file.metadata()) {
-        return Err(RecipeError::IsRecipe { path: path.to_owned() }.into());
-    }
+    must_be_model(&file)?;
     if let Some(recipe) = recipe {
         let mut guard = Guard::new(progress, false);
         guard.read("the file", path)?;
@@ -138,7 +138,9 @@ pub fn rebuild(
     progress.steps(2);
     let opened = RecipeFile::open(recipe)?;
     let rebuild = Rebuild::new(&opened, source, progress)?;
-    let destination = Destination::of(target)?;
+    let mut destination = Destination::of(target)?;
+    // What a killed run left takes space, too.
+    Destination::clear_all(std::slice::from_mut(&mut destination))?;
     if let Some(free) = destination.free_bytes().filter(|&free| free < opened.file_bytes) {
         let path = target.to_owned();
         return Err(WriteError::NoSpace { path, needed: opened.file_bytes, free }.into());

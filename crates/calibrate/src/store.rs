@@ -38,6 +38,7 @@ pub(super) use write::write_importance;
 use std::path::Path;
 
 use gguf_core::TensorSource;
+use gguf_core::progress::Silent;
 use gguf_engine::Arithmetic;
 use gguf_format::Metadata;
 use gguf_verification::{Fingerprint, Model};
@@ -99,15 +100,15 @@ fn triangle(n_cols: usize) -> Option<u64> {
     n.checked_mul(n.checked_add(1)?).map(|twice| twice / 2)
 }
 
-/// Digests that identify a model and its tokenizer. They cover all keys that its graph and its text depend on, the
-/// names, types and shapes of all tensors, and the first row of each.
+/// Digests that identify a model and its tokenizer. They cover all keys that its graph and its text depend on,
+/// and the names, types, shapes and values of all tensors.
 ///
 /// # Errors
 /// A model that cannot be read.
 pub(super) fn identity(model: &Model<'_>) -> Result<(String, String), StatisticsError> {
     let (metadata, source): (&Metadata, &dyn TensorSource) = (model.metadata, model.source);
     let mut whole = Fingerprint::default();
-    whole.model(metadata, source).map_err(std::io::Error::other)?;
+    whole.model(metadata, source, &Silent).map_err(std::io::Error::other)?;
     let mut tokenizer = Fingerprint::default();
     tokenizer.metadata(metadata, |key| key.starts_with("tokenizer."));
     Ok((whole.hex(), tokenizer.hex()))

@@ -3,12 +3,17 @@
 //! It keeps key order, reports positions, refuses duplicate keys, and accepts the literals `NaN`, `Infinity` and
 //! `-Infinity` that Python writes.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Number, Value};
 
 use gguf_core::text::escape;
 
 /// Key of the object that represents a float without a JSON literal; `transformers` uses the same form.
 pub const FLOAT_TAG: &str = "__float__";
+
+/// Depth of nested values up to which [`check_keys`] looks: that of `serde_json`.
+const MAX_CHECKED_DEPTH: usize = 128;
 
 /// An error in a JSON text, with its position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -393,12 +398,41 @@ impl<'a> JsonReader<'a> {
         Ok(map)
     }
 
+    /// Reads any value and drops it.
+    fn skip(&mut self) -> Result<()> {
+        match self.peek() {
+            Some(b'{') => {
+                let mut keys = HashSet::new();
+                self.object(|reader, key, offset| {
+                    if let Some(twice) = keys.replace(key) {
+                        return Err(reader.error_at(offset, JsonProblem::DuplicateKey(twice)));
+                    }
+                    reader.skip()
+                })
+            }
+            Some(b'[') => self.array(Self::skip),
+            _ => self.value().map(drop),
+        }
+    }
+
     /// Checks that only white space is left.
     ///
     /// # Errors
     /// [`JsonProblem::Trailing`].
     pub fn finish(mut self) -> Result<()> {
         if self.peek().is_some() { self.fail(JsonProblem::Trailing) } else { Ok(()) }
+    }
+}
+
+/// Checks that no object of a text has a key twice: programs disagree on which of the values counts. Other faults are the
+/// caller's to detect.
+///
+/// # Errors
+/// [`JsonProblem::DuplicateKey`].
+pub fn check_keys(bytes: &[u8]) -> Result<()> {
+    match JsonReader::new(bytes, MAX_CHECKED_DEPTH).skip() {
+        Err(error) if matches!(error.problem, JsonProblem::DuplicateKey(_)) => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -531,5 +565,25 @@ mod tests {
             assert_eq!(unsigned(text), Err(JsonProblem::NotUnsigned(text.into())));
         }
         assert!(matches!(unsigned("x"), Err(JsonProblem::Unexpected { found: b'x', .. })));
+    }
+
+    #[test]
+    fn duplicate_keys_are_found_at_any_depth_and_nothing_else_is() {
+        for (text, expected) in [
+            (r#"{"a": 1, "b": {"a": [{"c": NaN, "c": 2}]}}"#, Some((1, 33, "c"))),
+            ("{\"a\": 1,\n \"\\u0061\": 1}", Some((2, 2, "a"))),
+            (r#"{"a": {"a": 1}, "b": [{"a": 1}, {"a": 2}]}"#, None),
+            (r#"{"a": 1, "#, None),
+            (r#"{"a": "\ud800", "b": 1, "b": 2}"#, None),
+            ("", None),
+        ] {
+            let found = check_keys(text.as_bytes()).err();
+            let found = found.map(|error| (error.line, error.column, error.problem));
+            let expected =
+                expected.map(|(line, column, key)| (line, column, JsonProblem::DuplicateKey(key.to_owned())));
+            assert_eq!(found, expected, "{text}");
+        }
+        let deep = "[".repeat(100_000);
+        assert_eq!(check_keys(deep.as_bytes()), Ok(()));
     }
 }

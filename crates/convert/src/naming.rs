@@ -5,6 +5,7 @@ use std::sync::LazyLock;
 use regex::Regex;
 
 use gguf_core::TensorMeta;
+use gguf_core::text::is_unsafe;
 
 /// Parameter counts of a model, as the size label needs them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -359,8 +360,8 @@ impl FileName<'_> {
     /// Name without the extension, as in `Base-7B-Chat-v1.0-F16`.
     ///
     /// # Exactness
-    /// gguf-py's `naming_convention`, except that no component can lead out of the directory: a slash, backslash or
-    /// control character becomes a hyphen.
+    /// gguf-py's `naming_convention`, except that no component can lead out of the directory: a slash, backslash,
+    /// control character or mark of direction becomes a hyphen.
     #[must_use]
     pub fn stem(&self) -> String {
         let hyphened = |text: &str| text.trim_matches(is_space).replace(' ', "-");
@@ -378,7 +379,7 @@ impl FileName<'_> {
             stem.push('-');
             stem.push_str(&part);
         }
-        stem.replace(|c: char| c.is_control() || matches!(c, '/' | '\\'), "-")
+        stem.replace(|c: char| is_unsafe(c) || matches!(c, '/' | '\\'), "-")
     }
 }
 

@@ -20,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 use crate::platform::{self, FileId};
 use commit::Finished;
+use edit_lock::FileState;
 use temporary::{OpenFile, TemporaryFile};
 
 mod checksum;
@@ -63,8 +64,8 @@ pub struct OutputFile {
 
 #[derive(Debug)]
 enum Sink {
-    /// A file next to the one that it replaces.
-    Temporary { temporary: TemporaryFile, path: PathBuf },
+    /// A file next to the one that it replaces, of which `before` is the state at the beginning.
+    Temporary { temporary: TemporaryFile, path: PathBuf, before: Option<FileState> },
     /// Written in place.
     Device(File),
     /// Written in place, also by other runs: see [`SharedOutput`].
@@ -146,6 +147,12 @@ impl OutputFile {
         platform::reserve(&*self.file()?, n_bytes).map_err(|e| named(&self.target, &e))
     }
 
+    /// Returns the bytes on the disk that the file has already; 0 if the system does not report them.
+    #[must_use]
+    pub fn allocated_bytes(&self) -> u64 {
+        self.file().map_or(0, |file| platform::allocated_bytes(&file))
+    }
+
     /// Writes bytes at an offset; callable from several threads at once.
     ///
     /// # Errors
@@ -171,15 +178,15 @@ impl OutputFile {
     /// the last one are all there.
     ///
     /// # Errors
-    /// I/O errors, named with the path: no file of the set was replaced. Only if renaming itself fails half way were
-    /// some replaced; the message states how many.
+    /// I/O errors, named with the path; something else that took one of the names in the meantime. Then no file of the set
+    /// was replaced. Only if renaming itself fails half way were some replaced; the message states how many.
     pub fn commit_all(outputs: Vec<Self>, sync: bool) -> io::Result<()> {
         // Steps that take long and may fail (a disk that is full only now) come before the first rename.
         for output in outputs.iter().filter(|_| sync) {
             output.sync()?;
         }
         let files = outputs.into_iter().filter_map(|Self { sink, .. }| match sink {
-            Sink::Temporary { temporary, path } => Some(Finished { temporary, path }),
+            Sink::Temporary { temporary, path, before } => Some(Finished { temporary, path, before }),
             Sink::Device(_) | Sink::Shared(_) => None,
         });
         commit::commit(files.collect(), sync)

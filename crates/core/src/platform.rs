@@ -78,6 +78,13 @@ pub fn stamp(found: &Metadata) -> String {
     format!("{} bytes, changed at {}", found.len(), time.unwrap_or_default().as_nanos())
 }
 
+/// Returns the bytes on the disk that a file takes, fewer than its length if it has holes; 0 if the system does not report
+/// them.
+#[must_use]
+pub fn allocated_bytes(file: &File) -> u64 {
+    system::allocated_bytes(file).unwrap_or(0)
+}
+
 /// Returns the free bytes on the file system that holds `path` (or will hold it); `None` if the system does not report
 /// them.
 #[must_use]
@@ -156,6 +163,10 @@ mod system {
 
     fn id(found: &Metadata) -> FileId {
         FileId { volume: found.dev(), index: found.ino() }
+    }
+
+    pub(super) fn allocated_bytes(file: &File) -> io::Result<u64> {
+        Ok(file.metadata()?.blocks().saturating_mul(512))
     }
 
     pub(super) fn free_bytes_at(path: &Path) -> io::Result<u64> {
@@ -255,6 +266,10 @@ mod system {
         id_of(&file)
     }
 
+    pub(super) fn allocated_bytes(_: &File) -> io::Result<u64> {
+        Ok(0)
+    }
+
     pub(super) fn free_bytes_at(path: &Path) -> io::Result<u64> {
         fs4::available_space(path)
     }
@@ -325,6 +340,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(free_bytes(&dir.path().join("not/there/yet")).is_some_and(|n| n > 0));
         let file = tempfile::tempfile_in(dir.path()).unwrap();
+        // Holes take no space.
+        file.set_len(1 << 30).unwrap();
+        assert!(allocated_bytes(&file) < 1 << 20);
+        file.set_len(0).unwrap();
         for n_bytes in [0, 5000, 70_000] {
             reserve(&file, n_bytes).unwrap();
             assert_eq!(file.metadata().unwrap().len(), n_bytes);

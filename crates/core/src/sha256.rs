@@ -1,4 +1,4 @@
-//! SHA-256 of files.
+//! SHA-256 of files and tensors.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -8,9 +8,13 @@ use sha2::{Digest, Sha256};
 use crate::input;
 use crate::progress::Progress;
 use crate::text::hex;
+use crate::{SourceError, TensorSource};
 
 /// Bytes that are read at a time; between two reads an interrupt is noticed.
 const STEP_BYTES: usize = 1 << 20;
+
+/// Bytes of a tensor that are read at a time.
+const STEP_OF_TENSOR: u64 = 4 << 20;
 
 /// Reasons why a file has no digest.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +56,44 @@ pub fn sha256_of_file(path: &Path, progress: &dyn Progress) -> Result<String, Di
         progress.advance(n_bytes as u64);
     }
     Ok(hex(&state.finalize()))
+}
+
+/// Returns the SHA-256 digest of all bytes of a tensor. Advances the progress by them.
+///
+/// # Errors
+/// Rows that cannot be read; the run was cancelled.
+pub fn sha256_of_tensor(
+    source: &dyn TensorSource,
+    tensor: usize,
+    progress: &dyn Progress,
+) -> Result<Vec<u8>, SourceError> {
+    let meta = &source.tensors()[tensor];
+    let failed = |text: &str| SourceError { tensor: meta.name.clone(), source: text.into() };
+    let mut state = Sha256::new();
+    let row_bytes = meta.row_bytes().unwrap_or(0).max(1);
+    let (step, all) = ((STEP_OF_TENSOR / row_bytes).max(1), meta.shape.n_rows());
+    let (mut buffer, mut row) = (Vec::new(), 0);
+    while row < all {
+        if progress.is_cancelled() {
+            return Err(failed("interrupted"));
+        }
+        let n_rows = step.min(all - row);
+        let n_bytes = n_rows.saturating_mul(row_bytes);
+        if let Some(bytes) = source.borrow_rows(tensor, row, n_rows) {
+            state.update(bytes);
+        } else {
+            buffer.resize(
+                usize::try_from(n_bytes).map_err(|_| failed("a row is too long for this system"))?,
+                0,
+            );
+            source.read_rows(tensor, row, &mut buffer)?;
+            state.update(&buffer);
+        }
+        source.release_rows(tensor, row, n_rows);
+        progress.advance(n_bytes);
+        row += n_rows;
+    }
+    Ok(state.finalize().to_vec())
 }
 
 #[cfg(test)]

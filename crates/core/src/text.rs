@@ -67,6 +67,24 @@ pub fn escape_bytes(bytes: &[u8]) -> String {
     out
 }
 
+/// Quotes a word so that a shell reads it as it is; control characters are escaped.
+#[must_use]
+pub fn shell_word(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
+    let text = escape(text).into_owned();
+    // zsh replaces `=name` by the path of a program.
+    if !text.is_empty() && !text.starts_with('=') && text.chars().all(is_plain) {
+        return text;
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// Quotes the path of a file for a shell, as [`shell_word`]: a program does not take it for an option.
+#[must_use]
+pub fn shell_path(path: &str) -> String {
+    shell_word(&if path.starts_with('-') { format!("./{path}") } else { path.to_owned() })
+}
+
 /// Formats bytes as lower-case hexadecimal digits, two for each byte.
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
@@ -158,6 +176,22 @@ mod tests {
         assert_eq!(escape("plain ünïcode"), "plain ünïcode");
         assert_eq!(escape("a\u{1b}[31mb\n"), "a\\u{1b}[31mb\\n");
         assert_eq!(escape_bytes(b"ok\xff\xfe"), "ok\\xff\\xfe");
+    }
+
+    #[test]
+    fn a_shell_reads_words_as_they_are() {
+        for (text, expected) in [
+            ("plain-name.Q4_K_M/ü:=,+@%", "plain-name.Q4_K_M/ü:=,+@%"),
+            ("", "''"),
+            ("a b", "'a b'"),
+            ("$(id)`id`${IFS};&|<>()*?[~!#\"\\", "'$(id)`id`${IFS};&|<>()*?[~!#\"\\'"),
+            ("it's", r"'it'\''s'"),
+            ("=ls", "'=ls'"),
+            ("a\nb\u{1b}[2J\u{202e}", r"'a\nb\u{1b}[2J\u{202e}'"),
+        ] {
+            assert_eq!(shell_word(text), expected);
+        }
+        assert_eq!([shell_path("-rf"), shell_path("- x"), shell_path("a-b")], ["./-rf", "'./- x'", "a-b"]);
     }
 
     #[test]

@@ -14,6 +14,7 @@ use crate::nibbles::look_up;
 use crate::rectangle::Rectangle;
 use crate::values::NumberTensor;
 use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use gguf_checkpoint::json::check_keys;
 use gguf_core::numeric::held_by_f32;
 use gguf_core::{ElementType, Shape};
 
@@ -57,9 +58,10 @@ fn state(tensors: &Tensors<'_>, index: usize) -> Result<QuantState, DequantError
     if n > 1 << 16 {
         return Err(bad("too long for a description"));
     }
-    let json: Value = tensors
-        .inner()
-        .try_with_elems(index, 0..n, |bytes| serde_json::from_slice(bytes).map_err(|_| bad("not JSON")))?;
+    let json: Value = tensors.inner().try_with_elems(index, 0..n, |bytes| {
+        check_keys(bytes).map_err(|error| bad(&error.to_string()))?;
+        serde_json::from_slice(bytes).map_err(|_| bad("not JSON"))
+    })?;
     let size = |key: &str| json.get(key).and_then(Value::as_u64).filter(|&n| n > 0);
     let dims = json.get("shape").and_then(Value::as_array);
     let dims: Option<Vec<u64>> = dims.and_then(|dims| dims.iter().map(Value::as_u64).collect());

@@ -12,6 +12,7 @@ use serde_json::Value as Json;
 
 use crate::DequantError;
 use crate::fp8::is_fp8;
+use gguf_checkpoint::json::check_keys;
 use gguf_core::numeric::{f32_to_bf16, f32_to_f16};
 use gguf_core::scratch::with_bytes;
 use gguf_core::simd::SimdLevel;
@@ -398,6 +399,7 @@ fn check_description(source: &dyn WeightSource, index: usize) -> Result<(), Dequ
     let text = text.split(|&byte| byte == 0).next().unwrap_or_default();
     let described: Json =
         serde_json::from_slice(text).map_err(|error| broken(format!("no JSON: {error}")))?;
+    check_keys(text).map_err(|error| broken(error.to_string()))?;
     let unsupported = |found: &str| DequantError::UnsupportedVariant {
         place: format!("tensor `{}`", meta.name),
         found: found.to_owned(),

@@ -17,6 +17,7 @@ pub use error::ImatrixError;
 pub use merge::merge_imatrices;
 pub use part::{CombinedImatrix, ImatrixPart, combine_imatrix_parts};
 pub use unfinished::UnfinishedRun;
+pub use write::imatrix_identity;
 
 const SUMS: &str = ".in_sum2";
 const COUNTS: &str = ".counts";
@@ -183,6 +184,16 @@ pub struct Imatrix {
 }
 
 impl Imatrix {
+    /// Leaves out the folders of the matrix and of its text, for files that others get.
+    pub fn leave_folders_out(&mut self) {
+        self.path = self.path.file_name().map_or_else(PathBuf::new, PathBuf::from);
+        if let Some(text) = &mut self.dataset {
+            // Of either system: the matrix may come from another.
+            let start = text.iter().rposition(|byte| b"/\\".contains(byte)).map_or(0, |at| at + 1);
+            text.drain(..start);
+        }
+    }
+
     /// Keeps the entries whose names contain one of `parts`; returns the parts that no name contains.
     pub fn include(&mut self, parts: &[String]) -> Vec<String> {
         self.withhold(|name| !parts.iter().any(|part| name.contains(part.as_str())), parts)

@@ -57,7 +57,7 @@ pub use foreign::DeclaredTensor;
 pub use header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, Strictness, parse_head, parse_header};
 pub use imatrix::{
     ColumnSums, CombinedImatrix, Imatrix, ImatrixEntry, ImatrixError, ImatrixFormat, ImatrixPart,
-    ImatrixSums, StoredImatrix, UnfinishedRun, combine_imatrix_parts, merge_imatrices,
+    ImatrixSums, StoredImatrix, UnfinishedRun, combine_imatrix_parts, imatrix_identity, merge_imatrices,
 };
 pub use key_faults::KeyFault;
 pub use other_file::OtherFile;

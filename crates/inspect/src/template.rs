@@ -5,7 +5,9 @@ use std::path::Path;
 use serde_json::Value as Json;
 
 use crate::EditError;
+use gguf_checkpoint::json;
 use gguf_core::input;
+use gguf_core::limits::Limits;
 use gguf_format::{Metadata, Value};
 use gguf_tokenizer::chat_template::ChatTemplates;
 
@@ -63,7 +65,7 @@ pub fn read_templates(path: &Path) -> Result<Metadata, EditError> {
     let no_template = || EditError::NoTemplate { path: path.to_owned() };
     let is_json = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("json"));
     let templates = if is_json {
-        let document: Json = serde_json::from_slice(&bytes)
+        let document: Json = json::parse(&bytes, Limits::default().depth)
             .map_err(|error| EditError::TemplateJson { path: path.to_owned(), error })?;
         let member = if document.is_array() { Some(&document) } else { document.get("chat_template") };
         member.and_then(ChatTemplates::of).ok_or_else(no_template)?

@@ -16,6 +16,7 @@ use crate::error::{RemoteError, TokenUse};
 use crate::exchange::{Exchange, ExchangeError, text_of};
 use crate::target::RequestTarget;
 use crate::tls;
+use gguf_core::text::escape_bytes;
 
 /// Maximum number of attempts before the first response: an unreachable address is not waited for.
 const FIRST_ATTEMPTS: u32 = 4;
@@ -193,7 +194,7 @@ impl Client {
                 url: shown(&url),
                 reason: "the server reports no length".to_owned(),
             };
-            target.check(&answer.headers, Some(total.ok_or_else(missing)?))?;
+            target.check(&answer.headers, answer.status, Some(total.ok_or_else(missing)?))?;
             if answer.status == StatusCode::PARTIAL_CONTENT {
                 // Reading to the end lets the connection serve the next request.
                 let mut answer = answer;
@@ -290,19 +291,19 @@ impl Client {
                 let Some(ContentRange { first, last, total }) = content_range(&answer.headers) else {
                     return Err(RemoteError::NoRanges { url }.into());
                 };
-                target.check(&answer.headers, total)?;
+                target.check(&answer.headers, answer.status, total)?;
                 if first != range.start || last < first || last >= range.end {
                     return Err(RemoteError::NoRanges { url }.into());
                 }
                 wanted = last - first + 1;
             }
             StatusCode::RANGE_NOT_SATISFIABLE => {
-                target
-                    .check(&answer.headers, content_range(&answer.headers).and_then(|range| range.total))?;
+                let total = content_range(&answer.headers).and_then(|range| range.total);
+                target.check(&answer.headers, answer.status, total)?;
                 return Err(RemoteError::NoRanges { url }.into());
             }
             _ if whole || range.end <= most_skipped => {
-                target.check(&answer.headers, content_length(&answer.headers))?;
+                target.check(&answer.headers, answer.status, content_length(&answer.headers))?;
                 n_skipped = range.start;
             }
             _ => return Err(RemoteError::NoRanges { url }.into()),
@@ -452,6 +453,7 @@ impl Client {
             }
             return match answer.status {
                 StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
+                    refuse_encoded(&url, &answer.headers)?;
                     Ok((url, answer))
                 }
                 // The signature of an address has expired: the redirect is requested again.
@@ -468,6 +470,15 @@ impl Client {
             };
         }
         Err(RemoteError::Redirect { url: target.shown(), reason: "redirected in circles" }.into())
+    }
+}
+
+/// Refuses an answer that is compressed in transfer, which was not asked for: its ranges are those of other bytes.
+fn refuse_encoded(url: &Url, headers: &HeaderMap) -> Result<(), RemoteError> {
+    let mut found = headers.get_all("content-encoding").iter();
+    match found.find(|found| !found.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity")) {
+        Some(found) => Err(RemoteError::Encoded { url: shown(url), found: escape_bytes(found.as_bytes()) }),
+        None => Ok(()),
     }
 }
 

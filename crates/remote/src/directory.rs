@@ -12,6 +12,7 @@ use crate::sums::RunningDigest;
 use crate::{RemoteOptions, in_parallel};
 use gguf_core::progress::Progress;
 use gguf_core::ranged::{self, RangedDirectory, RangedFile};
+use gguf_core::text::escape;
 
 /// Maximum number of bytes per weight file that are fetched in advance; most headers are shorter.
 const HEAD_BYTES: u64 = 256 << 10;
@@ -89,6 +90,14 @@ pub(super) fn open(
         heads.extend(is_header_first.then_some((names.len(), entry.n_bytes)));
         names.push(name);
         files.push(entry);
+    }
+    // What neither a tag nor a digest identifies may change from one request to the next.
+    if let Some(entry) = files.iter().find(|entry| entry.digest.is_none() && entry.target.tag().is_none()) {
+        progress.warn(&format!(
+            "{shown}: the server reports no version of `{}` (neither `ETag` nor `Last-Modified`): if it changes while it is \
+             read, that cannot be noticed; `--cache DIR` fetches whole files",
+            escape(&entry.name)
+        ));
     }
     let budget = options.budget;
     let fetcher = Fetcher::new(Arc::clone(client), files, budget, options.piece_bytes.max(1));

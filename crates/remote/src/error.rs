@@ -76,6 +76,9 @@ pub enum RemoteError {
     /// The server does not support ranges.
     #[error("{url}: the server sends whole files only, not ranges of bytes")]
     NoRanges { url: String },
+    /// The answer is compressed although that was not asked for.
+    #[error("{url}: the server sends the file compressed (`Content-Encoding: {found}`), `identity` expected")]
+    Encoded { url: String, found: String },
     /// The file has changed since it was planned.
     #[error("{url}: the file changed while it was read: {what} was {expected}, is {found}")]
     Changed { url: String, what: &'static str, expected: String, found: String },
@@ -167,6 +170,9 @@ impl Hint for RemoteError {
                 "try again later; where a command takes `--cache DIR`, what has come stays there and the rest is fetched"
             }
             Self::NoRanges { .. } => "give `--cache DIR`: it fetches the files whole and keeps them",
+            Self::Encoded { .. } => {
+                "turn the compression of the server or its proxy off for these files, or fetch them with another program"
+            }
             Self::Changed { .. } => "start again: the plan was made of other files than are there now",
             Self::Digest { .. } => "start again; if it stays so, the file on the server is damaged",
             Self::Processor { .. } => {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Mutex;
 
-use ureq::http::HeaderMap;
+use ureq::http::{HeaderMap, StatusCode};
 use url::Url;
 
 use crate::address::shown;
@@ -100,11 +100,16 @@ impl RequestTarget {
         self.state.lock().unpoisoned()
     }
 
-    /// Checks that the facts in a response agree with those of earlier responses.
+    /// Checks that the facts in a response agree with those of earlier responses. A refusal (416) need not have a tag.
     ///
     /// # Errors
     /// [`RemoteError::Changed`].
-    pub(super) fn check(&self, headers: &HeaderMap, total: Option<u64>) -> Result<(), RemoteError> {
+    pub(super) fn check(
+        &self,
+        headers: &HeaderMap,
+        status: StatusCode,
+        total: Option<u64>,
+    ) -> Result<(), RemoteError> {
         let mut state = self.state();
         let changed = |what, expected: String, found: String| RemoteError::Changed {
             url: self.shown(),
@@ -118,14 +123,20 @@ impl RequestTarget {
         {
             return Err(changed("its length", expected.to_string(), found.to_string()));
         }
-        // A weak tag is as good as a strong one here: nothing is compressed in transfer.
+        // A weak tag is as good as a strong one here: answers that are compressed in transfer are refused.
         let tag = text_of(headers, "etag").map(|tag| tag.trim_start_matches("W/").to_owned());
-        if let Some(found) = tag.or_else(|| text_of(headers, "last-modified").map(str::to_owned))
-            && let Some(expected) = state.tag.replace(found.clone())
-            && expected != found
-        {
-            return Err(changed("its tag", expected, found));
+        match (tag.or_else(|| text_of(headers, "last-modified").map(str::to_owned)), &state.tag) {
+            (Some(found), Some(expected)) if *expected != found => {
+                Err(changed("its tag", expected.clone(), found))
+            }
+            (None, Some(expected)) if status.is_success() => {
+                Err(changed("its tag", expected.clone(), "none".to_owned()))
+            }
+            (Some(found), None) => {
+                state.tag = Some(found);
+                Ok(())
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 }

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use gguf_checkpoint::json::JsonError;
 use gguf_core::Hint;
 use gguf_core::text::escape;
 
@@ -20,6 +21,9 @@ pub enum TokenizerError {
     /// A JSON file does not parse, or a member has the wrong type.
     #[error("{}: {source}", path.display())]
     Json { path: PathBuf, source: serde_json::Error },
+    /// An object of a JSON file has a key twice.
+    #[error("{}: {source}", path.display())]
+    KeyTwice { path: PathBuf, source: JsonError },
     /// A text file is not UTF-8.
     #[error("{}: byte {offset}: not UTF-8", path.display())]
     NotUtf8 { path: PathBuf, offset: usize },
@@ -199,6 +203,7 @@ impl Hint for TokenizerError {
                 no_tokenizer,
             ],
             Self::Json { .. }
+            | Self::KeyTwice { .. }
             | Self::SentencePiece { .. }
             | Self::NoPieces { .. }
             | Self::Line { .. }

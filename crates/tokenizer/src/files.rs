@@ -96,12 +96,20 @@ impl<'a> Directory<'a> {
         })
     }
 
+    /// Reads the bytes of a JSON file without duplicate keys, or `None` if it does not exist.
+    fn checked(&self, name: &str) -> Result<Option<Vec<u8>>, TokenizerError> {
+        let bytes = self.bytes(name)?;
+        let keys = bytes.as_deref().map_or(Ok(()), json::check_keys);
+        keys.map_err(|source| TokenizerError::KeyTwice { path: self.join(name), source })?;
+        Ok(bytes)
+    }
+
     /// Reads a JSON file, or `None` if it does not exist.
     ///
     /// # Errors
-    /// I/O errors, a file above the size limit, malformed JSON or members of the wrong type.
+    /// I/O errors, a file above the size limit, malformed JSON, duplicate keys or members of the wrong type.
     pub fn json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, TokenizerError> {
-        let Some(bytes) = self.bytes(name)? else { return Ok(None) };
+        let Some(bytes) = self.checked(name)? else { return Ok(None) };
         serde_json::from_slice(&bytes)
             .map(Some)
             .map_err(|source| TokenizerError::Json { path: self.join(name), source })
@@ -124,7 +132,7 @@ impl<'a> Directory<'a> {
     /// # Errors
     /// As for [`Directory::json`].
     pub fn tree(&self, name: &str) -> Result<Json, TokenizerError> {
-        let Some(bytes) = self.bytes(name)? else { return Ok(Json::Null) };
+        let Some(bytes) = self.checked(name)? else { return Ok(Json::Null) };
         serde_json::from_slice(&bytes).or_else(|source| {
             let with_literals = json::parse(&bytes, self.limits.depth).ok();
             with_literals.ok_or_else(|| TokenizerError::Json { path: self.join(name), source })
@@ -141,10 +149,20 @@ mod tests {
         let files = [
             ("a.json".to_owned(), b"{\"time_step_limit\": [0.0, Infinity], \"eos_token_id\": 2}".to_vec()),
             ("b.json".to_owned(), b"{\"a\": 1".to_vec()),
+            ("d.json".to_owned(), b"{\"eos_token\": \"a\", \"eos_token\": \"b\"}".to_vec()),
         ];
         let directory = Directory::in_memory(Path::new("d"), Limits::default(), &files);
         assert_eq!(directory.tree("a.json").unwrap()["eos_token_id"], 2);
         assert!(directory.tree("b.json").unwrap_err().to_string().starts_with("d/b.json: EOF while parsing"));
         assert_eq!(directory.tree("c.json").unwrap(), Json::Null);
+        // Also where a broken file is left out: two values contradict one another.
+        for found in [
+            directory.tree("d.json"),
+            directory.lenient_tree("d.json"),
+            directory.json("d.json").map(Option::unwrap),
+        ] {
+            let error = found.unwrap_err().to_string();
+            assert_eq!(error, "d/d.json: line 1, column 20 (offset 19): duplicate key `eos_token`");
+        }
     }
 }

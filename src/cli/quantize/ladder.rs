@@ -2,6 +2,7 @@
 
 mod document;
 mod folder;
+mod watched;
 
 use std::path::{Path, PathBuf};
 
@@ -13,15 +14,16 @@ use crate::cli::quantize::ladder::document::{
     DigestedFile, LadderCalibration, LadderDocument, LadderEntry, LadderImportance, LadderModel,
 };
 use crate::cli::quantize::ladder::folder::FolderFiles;
+use crate::cli::quantize::ladder::watched::WatchedInputs;
 use crate::cli::quantize::options::{QuantizeArgs, RequantizeArgs};
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
 use crate::cli::render::{Align, Table, duration, plural};
-use crate::cli::verify::page::{JudgedModels, command_line, digest, shell_word};
+use crate::cli::verify::page::{JudgedModels, command_line, digest};
 use crate::cli::verify::{judge_all, measure_importance};
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::OutputKind;
 use crate::core::progress::Progress as _;
-use crate::core::text::{bytes, escape};
+use crate::core::text::{bytes, escape, shell_path, shell_word};
 use crate::gguf::Share;
 use crate::job::ladder::{Ladder, LadderFilePlan, LadderPlan, LadderReport, Preset, Rung, record_path};
 use crate::job::{Guard, JobInput};
@@ -110,12 +112,14 @@ impl LadderArgs {
             print_plan(session, &plan)?;
             return Ok(Exit::Done);
         }
+        let texts = || self.calibration.iter().chain(&self.verify);
+        let watched = WatchedInputs::of(model.path(), &self.output, texts())?;
         // A text that is missing is reported before hours of work.
-        for text in self.calibration.iter().chain(&self.verify) {
+        for text in texts() {
             fs_err::metadata(text)?;
         }
         let mut guard = Guard::new(&session.progress, false);
-        guard.read_all("the text", self.calibration.iter().chain(&self.verify))?;
+        guard.read_all("the text", texts())?;
         guard.read_all("the template", &self.template)?;
         if let Some(share) = self.part {
             return self.run_part(share, &ladder, guard, session);
@@ -127,10 +131,12 @@ impl LadderArgs {
             guard.write("the importance matrix", &matrix, OutputKind::Imatrix)?;
             measure_importance(session, model.path(), text, &matrix, self.resume)?;
             ladder.importance.path = Some(matrix);
+            watched.check()?;
         }
         let report = ladder.run(session).map_err(failure)?;
         let judged = self.verify.as_deref().map(|text| judge(session, &report, model.path(), text));
         let judged = judged.transpose()?;
+        watched.check()?;
         let document = self.document(session, &ladder, &report, judged.as_ref())?;
         let chart = judged.as_ref().and_then(|judged| judged.size_chart.as_deref());
         folder.write(&document, chart, session)?;
@@ -422,6 +428,6 @@ impl LadderArgs {
         let name = name.map_or(document.model.name.as_str(), |(_, name)| name).replace(' ', "-");
         let by = document.quantized_by.as_deref().unwrap_or("YOUR-NAME").replace(' ', "-");
         let repository = shell_word(&format!("{by}/{name}-GGUF"));
-        format!("hf upload {repository} {}", shell_word(&self.output.display().to_string()))
+        format!("hf upload {repository} {}", shell_path(&self.output.display().to_string()))
     }
 }

@@ -138,6 +138,7 @@ impl QuantizeArgs {
             path: self.imatrix.clone(),
             include: self.include_weights.clone(),
             exclude: self.exclude_weights.clone(),
+            names_only: false,
         }
     }
 }

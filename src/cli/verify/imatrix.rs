@@ -70,7 +70,7 @@ pub(super) fn combine(
     target.warn_of_name(session);
     let report = ImatrixReport {
         file: output,
-        file_bytes: target.write(&sums)?,
+        file_bytes: target.write(&sums, None)?,
         contents: MatrixContents::of(&sums),
         perplexity: Perplexity::of_nll(nll.iter().copied()),
         experts: expert_coverage(&sums),
@@ -82,8 +82,9 @@ pub(super) fn combine(
 }
 
 impl ImatrixArgs {
-    /// Collects a matrix without a report.
-    pub(super) fn measure(&self, session: &Session) -> anyhow::Result<()> {
+    /// Collects the matrix of a folder of quantizations without a report.
+    pub(super) fn measure(mut self, session: &Session) -> anyhow::Result<()> {
+        self.collect.is_of_folder = true;
         self.collect.write(session).map(drop)
     }
 

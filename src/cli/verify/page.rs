@@ -26,7 +26,7 @@ use crate::job::Guard;
 
 pub(in crate::cli) use render::environment;
 use run_info::RunInfo;
-pub(in crate::cli) use run_info::{command_line, digest, shell_word};
+pub(in crate::cli) use run_info::{command_line, digest};
 
 /// Format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

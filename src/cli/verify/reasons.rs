@@ -1,6 +1,6 @@
 //! Report in words: the answer first, the reasons why the verdict is not a plain pass, and the verdict itself.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::{self, Write};
 
 use crate::cli::render::{Style, styled};
@@ -47,12 +47,14 @@ const SHOWN: usize = 5;
 /// Returns the findings of one severity, a line each; in brief output at most [`SHOWN`] of a check.
 fn lines_of(report: &Report, severity: Severity, detail: Detail) -> Vec<String> {
     let own = || report.findings.iter().filter(|finding| finding.severity == severity);
+    let mut totals: BTreeMap<&str, usize> = BTreeMap::new();
+    own().for_each(|finding| *totals.entry(finding.check.name()).or_default() += 1);
     let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
     let mut lines = Vec::new();
     for finding in own() {
         let n = counts.entry(finding.check.name()).or_default();
         *n += 1;
-        let all = own().filter(|other| other.check == finding.check).count();
+        let all = totals.get(finding.check.name()).copied().unwrap_or(0);
         if detail == Detail::Full || *n < SHOWN || all == SHOWN {
             lines.push(finding_line(finding));
         } else if *n == SHOWN {
@@ -112,11 +114,12 @@ pub(super) fn print_all<'r>(
     let mut shared: Vec<String> =
         reports.clone().next().map(|(_, report)| reasons(report, detail)).unwrap_or_default();
     for (_, report) in reports.clone() {
-        let own = reasons(report, detail);
+        let own: HashSet<String> = reasons(report, detail).into_iter().collect();
         shared.retain(|line| own.contains(line));
     }
+    let known: HashSet<&String> = shared.iter().collect();
     for (name, report) in reports {
-        let own = reasons(report, detail).into_iter().filter(|line| !shared.contains(line));
+        let own = reasons(report, detail).into_iter().filter(|line| !known.contains(line));
         for line in own.chain(warnings(report, detail)) {
             writeln!(out, "{name}: {line}")?;
         }

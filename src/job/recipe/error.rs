@@ -12,9 +12,6 @@ pub enum RecipeError {
     /// The file is no recipe.
     #[error("{}: not a recipe: `general.type` is `{}`, `recipe` expected", path.display(), escape(found))]
     NotARecipe { path: PathBuf, found: String },
-    /// The file whose recipe is wanted is a recipe.
-    #[error("{}: this is a recipe, not a model", path.display())]
-    IsRecipe { path: PathBuf },
     /// The recipe has a version that this program does not know.
     #[error("{}: `gguf_foundry.recipe.version`: 1 expected, found {found}", path.display())]
     Version { path: PathBuf, found: String },
@@ -54,7 +51,6 @@ impl Hint for RecipeError {
     fn hints(&self) -> Vec<String> {
         let hint = match self {
             Self::NotARecipe { .. } => "`gguf-quantize recipe FILE --source SOURCE -o RECIPE` writes one",
-            Self::IsRecipe { .. } => "`gguf-quantize rebuild RECIPE --source SOURCE -o FILE` makes the file",
             Self::Version { .. } => "a newer version of this program has written it",
             Self::Damaged { .. } => "copy or download the recipe again",
             Self::OtherSource { .. } => {

@@ -183,6 +183,11 @@ impl RecipeFile {
         &self.path
     }
 
+    /// Size of the recipe in bytes.
+    pub(super) fn n_bytes(&self) -> u64 {
+        self.parts.parts().iter().map(crate::gguf::Part::file_bytes).sum()
+    }
+
     /// Bytes of a part.
     pub(super) fn part(&self, name: &str) -> Option<&[u8]> {
         self.parts.tensor_index(name).map(|at| self.parts.raw_tensor(at))

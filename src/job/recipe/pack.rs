@@ -12,11 +12,12 @@ use sha2::{Digest, Sha256};
 use crate::convert::ConvertOptions;
 use crate::core::output::{FoundKind, NewDirectory, OutputFile, OutputKind, same_file};
 use crate::core::progress::Progress;
-use crate::core::text::{escape, hex};
+use crate::core::text::{escape, hex, is_unsafe};
 use crate::core::written::as_path;
 use crate::gguf::{GgufFile, Imatrix, OpenOptions, WriteError};
+use crate::job::input::must_be_model;
 use crate::job::recipe::examine::examine;
-use crate::job::recipe::file::{RecipeFile, is_recipe};
+use crate::job::recipe::file::RecipeFile;
 use crate::job::recipe::pack_list::{LIST, PackEntry, PackList};
 use crate::job::recipe::rebuild::Rebuild;
 use crate::job::recipe::write::{Packed, name_of};
@@ -366,7 +367,7 @@ fn model(path: &Path) -> Result<Option<GgufFile>, JobError> {
     match kind(path)? {
         FoundKind::Output(OutputKind::Model) => {}
         FoundKind::Output(OutputKind::Recipe) => {
-            return Err(RecipeError::IsRecipe { path: path.to_owned() }.into());
+            return Err(JobError::NotAModel { path: path.to_owned(), kind: OutputKind::Recipe });
         }
         _ => return Ok(None),
     }
@@ -376,9 +377,7 @@ fn model(path: &Path) -> Result<Option<GgufFile>, JobError> {
         Err(error) if !error.is_unread() => return Ok(None),
         opened => opened?,
     };
-    if is_recipe(file.metadata()) {
-        return Err(RecipeError::IsRecipe { path: path.to_owned() }.into());
-    }
+    must_be_model(&file)?;
     Ok(Some(file))
 }
 
@@ -430,9 +429,15 @@ fn list_into(
     }
     for entry in fs_err::read_dir(folder)? {
         let path = entry?.path();
-        let Some(name) = path.file_name().and_then(|name| name.to_str()).filter(|name| !name.contains('\\'))
+        let Some(name) = path
+            .file_name()
+            .and_then(|name| name.to_str())
+            .filter(|name| !name.contains(|c| c == '\\' || is_unsafe(c)))
         else {
-            return refused(&path, "a name that is not UTF-8 or contains a backslash");
+            return refused(
+                &path,
+                "a name that is not UTF-8, or contains a backslash, control character or mark of direction",
+            );
         };
         let name = format!("{before}{name}");
         let metadata = fs_err::metadata(&path)?;

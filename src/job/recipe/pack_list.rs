@@ -5,6 +5,7 @@ use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
 
+use crate::core::text::{escape, is_unsafe};
 use crate::job::recipe::RecipeError;
 
 /// Name of the list in the folder of a pack.
@@ -66,11 +67,16 @@ impl PackList {
         if let Some(bad) =
             others.chain(list.files.iter().map(|file| &file.name)).find(|name| !is_inside(name))
         {
-            return Err(failed(format!("`{}` is no name in a folder", crate::core::text::escape(bad))));
+            return Err(failed(format!("`{}` is no name in a folder", escape(bad))));
         }
         let mut names = HashSet::new();
         if let Some(twice) = list.files.iter().find(|file| !names.insert(&file.name)) {
-            return Err(failed(format!("`{}` appears twice", crate::core::text::escape(&twice.name))));
+            return Err(failed(format!("`{}` appears twice", escape(&twice.name))));
+        }
+        let mut recipes = HashSet::new();
+        let mut named = list.files.iter().filter_map(|file| file.recipe.as_ref());
+        if let Some(twice) = named.find(|name| !recipes.insert(*name)) {
+            return Err(failed(format!("`{}` is the recipe of two files", escape(twice))));
         }
         if list.source.is_empty() {
             return Err(failed("no source".to_owned()));
@@ -83,7 +89,7 @@ impl PackList {
 fn is_inside(name: &str) -> bool {
     let mut components = Path::new(name).components();
     !name.is_empty()
-        && !name.contains(['\\', '\0'])
+        && !name.contains(|c| c == '\\' || is_unsafe(c))
         && name.split('/').all(|part| !matches!(part, "" | "." | ".."))
         && components.all(|component| matches!(component, Component::Normal(_)))
 }
@@ -97,7 +103,20 @@ mod tests {
         for name in ["a.gguf", "sub/a.gguf", "a b", ".hidden"] {
             assert!(is_inside(name), "{name}");
         }
-        for name in ["", "/etc/passwd", "../a", "a/../../b", "a//b", "a/", "./a", "C:\\a", "a\0b"] {
+        for name in [
+            "",
+            "/etc/passwd",
+            "../a",
+            "a/../../b",
+            "a//b",
+            "a/",
+            "./a",
+            "C:\\a",
+            "a\0b",
+            "a\nb",
+            "a\u{1b}[2J",
+            "gpj\u{202e}a",
+        ] {
             assert!(!is_inside(name), "{name}");
         }
     }
@@ -118,6 +137,9 @@ mod tests {
         assert_eq!(read(), Ok(2));
         write(&PackList { files: vec![file("a"), file("a")], ..list.clone() });
         assert!(read().unwrap_err().ends_with("`a` appears twice"));
+        let made = |name| PackEntry { recipe: Some("a.recipe.gguf".to_owned()), ..file(name) };
+        write(&PackList { files: vec![made("a"), made("b")], ..list.clone() });
+        assert!(read().unwrap_err().ends_with("`a.recipe.gguf` is the recipe of two files"));
         write(&PackList { files: vec![file("../a")], ..list.clone() });
         assert!(read().unwrap_err().ends_with("`../a` is no name in a folder"));
         write(&PackList { source: vec!["/s".to_owned()], ..list.clone() });

@@ -12,11 +12,11 @@ use crate::core::text::{escape, hex};
 use crate::gguf::{Header, Strictness, WriteError, parse_head};
 use crate::job::JobError;
 use crate::job::recipe::compression::{Frames, decompress};
-use crate::job::recipe::delta;
 use crate::job::recipe::file::{GAPS, HEADER, RecipeFile, digest_of, tensor_part};
 use crate::job::recipe::layout::gaps;
 use crate::job::recipe::trial::{chunks, make, whole};
 use crate::job::recipe::{RecipeError, RecipeOutput, RecipeSource};
+use crate::job::recipe::{bounds, delta};
 use crate::quantize::MadeTensor;
 
 /// Bounds of a piece in bytes. A longer row is a piece of its own.
@@ -77,6 +77,7 @@ impl<'a> Rebuild<'a> {
         }
         let gaps = gaps(&header, recipe.file_bytes);
         let gaps = gaps.ok_or_else(|| damaged("the tensors of the file overlap".to_owned()))?;
+        bounds::check(recipe, &header, &gaps, source)?;
         let mut made = Vec::with_capacity(header.tensors.len());
         for (tensor, origin) in header.tensors.iter().zip(&recipe.origins) {
             let Some((at, way)) = *origin else {
@@ -181,8 +182,8 @@ impl<'a> Rebuild<'a> {
 fn header_of(recipe: &RecipeFile, source: &RecipeSource) -> Result<Vec<u8>, JobError> {
     let damaged = || JobError::from(recipe.damaged("the header of the file cannot be restored"));
     let part = recipe.part(HEADER).ok_or_else(damaged)?;
-    let n_bytes = usize::try_from(recipe.header_bytes).map_err(|_| damaged())?;
     let Some(expected) = &recipe.base_sha256 else {
+        let n_bytes = bounds::header_bytes(recipe, part, &[])?;
         let header = decompress(part, n_bytes).map_err(|_| damaged())?;
         return if header.len() == n_bytes { Ok(header) } else { Err(damaged()) };
     };
@@ -192,6 +193,7 @@ fn header_of(recipe: &RecipeFile, source: &RecipeSource) -> Result<Vec<u8>, JobE
         let (path, expected) = (recipe.path().to_owned(), expected.clone());
         return Err(RecipeError::OtherHeader { path, expected, found }.into());
     }
+    let n_bytes = bounds::header_bytes(recipe, part, base)?;
     // Differences are at most a few bytes longer than all bytes.
     let delta = decompress(part, n_bytes.saturating_add(64)).map_err(|_| damaged())?;
     delta::decode(&delta, base, n_bytes).map_err(|_| damaged())

@@ -9,20 +9,17 @@ use sha2::{Digest, Sha256};
 
 use crate::convert::ConvertOptions;
 use crate::core::progress::Progress;
-use crate::core::sha256::sha256_of_file;
+use crate::core::sha256::{sha256_of_file, sha256_of_tensor};
 use crate::core::simd::SimdLevel;
 use crate::core::text::hex;
 use crate::core::{GgmlType, ImatrixNeed, TensorMeta, TensorSource};
 use crate::gguf::{Imatrix, Metadata, WriteError};
 use crate::job::input::OpenedInput;
 use crate::job::recipe::of_digest;
-use crate::job::recipe::trial::{Way, too_large};
+use crate::job::recipe::trial::Way;
 use crate::job::run::JobRun;
 use crate::job::{Events, Guard, Job, JobError, JobInput, JobOutput, JobTypes, OutputPath};
 use crate::quantize::{FileType, MadeTensor, column_importance};
-
-/// Bytes of a tensor that are hashed at a time.
-const STEP_BYTES: u64 = 4 << 20;
 
 /// Source of quantized files: a GGUF file or a checkpoint, with the importance matrix that may have been used.
 pub struct RecipeSource {
@@ -147,8 +144,13 @@ impl RecipeSource {
         }
         let tensors = self.tensors();
         progress.begin("identifying the source", tensors.iter().filter_map(TensorMeta::n_bytes).sum());
-        let digests: Result<Vec<_>, WriteError> =
-            (0..tensors.len()).into_par_iter().map(|at| self.digest_of(at, progress)).collect();
+        let digest = |at| {
+            let stopped = |error| {
+                if progress.is_cancelled() { WriteError::Cancelled } else { WriteError::Source(error) }
+            };
+            sha256_of_tensor(self.rows(), at, progress).map_err(stopped)
+        };
+        let digests: Result<Vec<_>, WriteError> = (0..tensors.len()).into_par_iter().map(digest).collect();
         progress.end();
         let mut state = Sha256::new();
         for (tensor, digest) in tensors.iter().zip(digests?) {
@@ -160,31 +162,5 @@ impl RecipeSource {
             state.update(digest);
         }
         Ok(self.digest.get_or_init(|| hex(&state.finalize())))
-    }
-
-    fn digest_of(&self, at: usize, progress: &dyn Progress) -> Result<Vec<u8>, WriteError> {
-        let (source, meta) = (self.rows(), &self.tensors()[at]);
-        let mut state = Sha256::new();
-        let row_bytes = meta.row_bytes().unwrap_or(0).max(1);
-        let step = (STEP_BYTES / row_bytes).max(1);
-        let mut buffer = Vec::new();
-        let mut row = 0;
-        while row < meta.shape.n_rows() {
-            if progress.is_cancelled() {
-                return Err(WriteError::Cancelled);
-            }
-            let n_rows = step.min(meta.shape.n_rows() - row);
-            if let Some(bytes) = source.borrow_rows(at, row, n_rows) {
-                state.update(bytes);
-            } else {
-                buffer.resize(usize::try_from(n_rows * row_bytes).map_err(|_| too_large(meta))?, 0);
-                source.read_rows(at, row, &mut buffer)?;
-                state.update(&buffer);
-            }
-            source.release_rows(at, row, n_rows);
-            progress.advance(n_rows * row_bytes);
-            row += n_rows;
-        }
-        Ok(state.finalize().to_vec())
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use gguf_foundry::convert::ConvertOptions;
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::{Progress, Silent};
-use gguf_foundry::gguf::GgufFile;
+use gguf_foundry::gguf::{GgufFile, StoredImatrix};
 use gguf_foundry::job::ladder::{Ladder, Preset, Rung};
 use gguf_foundry::job::{Events, Job, JobInput, JobOutput, OutputPath};
 
@@ -71,7 +71,9 @@ fn every_file_has_the_bytes_of_its_own_run(tier: Tier) {
     let some = "Q8_0,Q4_K_L,Q4_K_M,IQ2_M";
     let full: Vec<&str> = tier.of(some, Preset::Full.types()).split(',').collect();
     let [option, types] = tier.of(["--types", some], ["--preset", "full"]);
-    let report = make(dir, &["in.gguf", "-o", "full", option, types, "--imatrix", "m.gguf", "--json"]);
+    // The files name the matrix without its folder.
+    let matrix = dir.join("m.gguf").display().to_string();
+    let report = make(dir, &["in.gguf", "-o", "full", option, types, "--imatrix", &matrix, "--json"]);
     let report = report.ok().json();
     let n = compare(dir, "full", "in.gguf", &full, &["--imatrix", "m.gguf"]);
     assert_eq!(report["files"].as_array().unwrap().len(), n);
@@ -294,10 +296,21 @@ fn a_folder_is_ready_to_be_published(tier: Tier) {
     // Made again, the folder is replaced; a page that a person has worked on is not.
     make(dir, &[&args[..], &more].concat()).ok();
     assert_eq!(files::names(dir.join("out")), expected);
-    // A matrix of another text is not taken for that of this one.
-    fs_err::write(dir.join("other.txt"), "another text ".repeat(400)).unwrap();
-    let other = ["in.gguf", "-o", "out", "--types", "iq2_m", "--calibration", "other.txt", "--resume"];
-    make(dir, &other).says(1, "measured on another text than `other.txt`");
+    // A matrix of another text, or of another model, is not taken, whatever their names.
+    let (matrix, model) = (dir.join("out/imatrix.gguf"), dir.join("in.gguf"));
+    let kept = [&matrix, &model].map(|path| fs_err::read(path).unwrap());
+    assert_eq!(StoredImatrix::open(&matrix).unwrap().datasets(), [b"text.txt"]);
+    let resumed = ["in.gguf", "-o", "out", "--types", "iq2_m", "--calibration", text, "--resume"];
+    let measured = fs_err::read(dir.join(text)).unwrap();
+    fs_err::write(dir.join(text), "another text ".repeat(400)).unwrap();
+    make(dir, &resumed).says(1, "measured on another text, of another model");
+    fs_err::write(dir.join(text), measured).unwrap();
+    let mut changed = kept[1].clone();
+    *changed.iter_mut().rfind(|byte| **byte != 0).unwrap() ^= 1;
+    fs_err::write(&model, changed).unwrap();
+    make(dir, &resumed).says(1, "measured on another text, of another model");
+    fs_err::write(&model, &kept[1]).unwrap();
+    assert_eq!(fs_err::read(&matrix).unwrap(), kept[0]);
     fs_err::write(dir.join("out/README.md"), "# Mine\n").unwrap();
     make(dir, &args).says(1, "this is a text file, which a page of `gguf-quantize ladder` does not replace");
     assert_eq!(fs_err::read_to_string(dir.join("out/README.md")).unwrap(), "# Mine\n");

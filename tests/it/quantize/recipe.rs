@@ -4,10 +4,11 @@
 use std::path::Path;
 
 use gguf_foundry::convert::ConvertOptions;
-use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::gguf::GgufFile;
+use gguf_foundry::core::{Hint, TensorSource};
+use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
 use gguf_foundry::job::JobInput;
+use gguf_foundry::job::ladder::{Ladder, Rung};
 use gguf_foundry::job::recipe::{self, RecipeOutput, RecipeSource};
 use serde_json::Value as Json;
 
@@ -514,4 +515,45 @@ fn a_part_of_a_split_model_is_a_file_of_its_own() {
         assert_eq!(code, 0, "{part}: {report:#}");
         rebuild(dir, &part, &[]);
     }
+}
+
+#[test]
+fn a_small_recipe_makes_little_and_is_no_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert(Tier::Everyday, dir, "f16");
+    run(dir, &["in.gguf", "q.gguf", "--type", "q8_0"]).ok();
+    let open = |name: &str| {
+        RecipeSource::open(JobInput::Gguf(dir.join(name)), ConvertOptions::default(), None, &Silent)
+    };
+    let source = open("in.gguf").unwrap();
+    let options = RecipeOutput { sync: false, ..RecipeOutput::default() };
+    recipe::find_recipe(&dir.join("q.gguf"), &source, Some(&dir.join("r.gguf")), &options, &Silent).unwrap();
+    let file = GgufFile::open(&dir.join("r.gguf")).unwrap();
+    for (key, found, expected) in [
+        ("file.bytes", 4_u64 << 30, "bytes that belong to no tensor: at most"),
+        ("file.bytes", u64::MAX, "bytes that belong to no tensor: at most"),
+        ("header.bytes", 1 << 40, "header of the file: at most"),
+    ] {
+        let mut keys = file.metadata().clone();
+        keys.set(format!("gguf_foundry.recipe.{key}"), found);
+        let bomb = dir.join("bomb.gguf");
+        write_gguf(&bomb, &keys, &file, &WriteOptions::default(), &Silent).unwrap();
+        let error = recipe::rebuild(&bomb, &source, &dir.join("x.gguf"), &options, &Silent).unwrap_err();
+        let error = error.to_string();
+        assert!(error.contains(expected) && error.ends_with(&format!("found {found}")), "{error}");
+    }
+    // What has no weights is no model.
+    let mut keys = Metadata::new();
+    keys.set("general.type", "imatrix");
+    write_gguf(&dir.join("m.gguf"), &keys, &file, &WriteOptions::default(), &Silent).unwrap();
+    for (name, kind) in [("r.gguf", "a recipe of a file"), ("m.gguf", "an importance matrix")] {
+        let expected = format!("{name}: this is {kind}, not a model");
+        let rungs = Rung::parse_list("q8_0").unwrap();
+        let ladder = Ladder::new(JobInput::Gguf(dir.join(name)), rungs, dir.join("out"));
+        for error in [open(name).map(drop).unwrap_err(), ladder.run(&Silent).unwrap_err()] {
+            assert!(error.to_string().ends_with(&expected) && !error.hints().is_empty(), "{error}");
+        }
+    }
+    assert!(!dir.join("x.gguf").exists() && !dir.join("out").exists());
 }

@@ -8,13 +8,13 @@ mod shared_cache;
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use gguf_foundry::arch::OutType;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
-use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::progress::{Progress, Silent};
 use gguf_foundry::core::{Hint, TensorSource};
 use gguf_foundry::gguf::{WriteOptions, write_gguf};
 use gguf_foundry::remote::{Address, Patience, RemoteCheckpoint, RemoteError, RemoteOptions};
@@ -144,6 +144,8 @@ fn what_cannot_be_trusted_is_refused(tier: Tier) {
             Manners { tag_changes_after: 20, ..polite.clone() },
             "the file changed while it was read: its tag was",
         ),
+        (Manners { tag_vanishes_after: 20, ..polite.clone() }, "its tag was `\"tag0\"`, is none"),
+        (Manners { encoding: Some("gzip"), ..polite.clone() }, "compressed (`Content-Encoding: gzip`)"),
         (Manners { ignores_ranges: true, ..polite.clone() }, "whole files only"),
         (Manners { shifts_ranges: true, ..polite.clone() }, "whole files only"),
         (Manners { refuse_each: 1, refusal: (503, None), ..polite.clone() }, "status 503, after 6 attempts"),
@@ -172,6 +174,27 @@ fn what_cannot_be_trusted_is_refused(tier: Tier) {
     let error = RemoteCheckpoint::open(&gone, &options(), &Silent).unwrap_err();
     assert!(matches!(&error, RemoteError::Connection { attempts: 4, .. }), "{error}");
     assert!(!error.hints().is_empty());
+}
+
+#[test]
+fn a_server_without_versions_is_warned_of() {
+    struct Warnings(Mutex<Vec<String>>);
+    impl Progress for Warnings {
+        fn warn(&self, message: &str) {
+            self.0.lock().unwrap().push(message.to_owned());
+        }
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let model = model_of(Tier::Everyday, dir.path());
+    for (has_dates, n_warnings) in [(false, 1), (true, 0)] {
+        let server = Server::start(&model, Manners { hides_tags: true, has_dates, ..Manners::default() });
+        let warnings = Warnings(Mutex::default());
+        RemoteCheckpoint::open(&web(&server), &options(), &warnings).unwrap();
+        let said = warnings.0.into_inner().unwrap();
+        assert_eq!(said.len(), n_warnings, "{said:?}");
+        let text = "reports no version of `model.safetensors` (neither `ETag` nor `Last-Modified`)";
+        assert!(said.iter().all(|said| said.contains(text)), "{said:?}");
+    }
 }
 
 #[test]

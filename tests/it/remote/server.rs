@@ -33,6 +33,10 @@ pub struct Manners {
     pub throttle: Option<Duration>,
     /// Changes the tag of weight files after this many answers.
     pub tag_changes_after: usize,
+    /// Sends no tag of weight files after this many answers.
+    pub tag_vanishes_after: usize,
+    /// `Content-Encoding` of weight files.
+    pub encoding: Option<&'static str>,
     /// Answers with the range behind the one that was asked for.
     pub shifts_ranges: bool,
     /// Ignores ranges.
@@ -312,9 +316,11 @@ fn send(
     }
     let is_changed = is_large && manners.tag_changes_after > 0 && n > manners.tag_changes_after;
     let mut headers = vec![("etag", format!("\"tag{}\"", u8::from(is_changed)))];
-    if manners.hides_tags {
+    let vanishes = is_large && manners.tag_vanishes_after > 0 && n > manners.tag_vanishes_after;
+    if manners.hides_tags || vanishes {
         headers.clear();
     }
+    headers.extend(manners.encoding.filter(|_| is_large).map(|name| ("content-encoding", name.to_owned())));
     if manners.has_dates {
         headers.push(("last-modified", "Wed, 21 Oct 2026 07:28:00 GMT".to_owned()));
     }

@@ -178,7 +178,7 @@ fn options() -> ImportanceOptions {
 fn interrupted(tiny: &Tiny, path: &Path, n_chunks: usize) {
     let features = llama();
     let prompts = read_prompts(&fixture("tiny-llama/corpus.txt"), PromptForm::Detected).unwrap();
-    let run = ImportanceRun::new(&model(tiny, &features), &prompts, options()).unwrap();
+    let run = ImportanceRun::new(&model(tiny, &features), &prompts, options(), &Silent).unwrap();
     let datasets = vec![prompts_name()];
     let nothing = ImatrixSums { tensors: BTreeMap::new(), datasets, n_chunks: 0, chunk_size: 256 };
     let mut collected = Collected::from_sums(nothing.clone());
@@ -191,7 +191,7 @@ fn interrupted(tiny: &Tiny, path: &Path, n_chunks: usize) {
     });
     assert!(error.is_err());
     assert_eq!(collected.n_done, n_chunks);
-    let unfinished = run.unfinished(&nothing, &collected).unwrap();
+    let unfinished = run.unfinished(&nothing, &collected);
     let options = WriteOptions { sync: false, ..WriteOptions::default() };
     collected.sums.write_unfinished(path, &unfinished, &options, &Silent).unwrap();
 }

@@ -149,7 +149,7 @@ impl Statistics {
 
     /// Digest of `statistics.json`, which identifies the model and every sum.
     #[must_use]
-    pub(crate) fn digest(&self) -> String {
+    pub fn digest(&self) -> String {
         let json = serde_json::to_vec(&self.manifest).unwrap_or_default();
         let mut digest = gguf_verification::Fingerprint::default();
         digest.bytes(&json);

@@ -6,6 +6,8 @@ use std::ffi::OsStr;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::edit_lock::FileState;
+use super::guard::look_again;
 use super::journal::{Journal, JournalEntry};
 use super::temporary::TemporaryFile;
 use super::{fault, leftovers, named, parent, sync_directory};
@@ -15,13 +17,18 @@ use super::{fault, leftovers, named, parent, sync_directory};
 pub(super) struct Finished {
     pub(super) temporary: TemporaryFile,
     pub(super) path: PathBuf,
+    /// State of the file at that path when this one was begun.
+    pub(super) before: Option<FileState>,
 }
 
 /// Gives files their names, directory by directory.
 ///
 /// # Errors
-/// I/O errors; the message states what happened until then.
+/// I/O errors; the message states what happened until then. A name that something else has taken.
 pub(super) fn commit(files: Vec<Finished>, sync: bool) -> io::Result<()> {
+    for Finished { temporary, path, before } in &files {
+        look_again(&*temporary.file()?, path, before.as_ref())?;
+    }
     let mut sets: Vec<Vec<Finished>> = Vec::new();
     for file in files {
         match sets
@@ -39,7 +46,7 @@ pub(super) fn commit(files: Vec<Finished>, sync: bool) -> io::Result<()> {
 }
 
 fn commit_one(file: Finished, sync: bool) -> io::Result<()> {
-    let Finished { mut temporary, path } = file;
+    let Finished { mut temporary, path, .. } = file;
     temporary.prepare_rename(&path).map_err(|error| named(&path, &error))?;
     fault::point()?;
     temporary.rename(&path).map_err(|(error, _)| named(&path, &error))?;
@@ -60,7 +67,7 @@ fn commit_set(mut files: Vec<Finished>, sync: bool) -> io::Result<()> {
         leftovers::resume(&mut journal, &entries, &names).map_err(io::Error::other)?;
     }
     let mut entries = Vec::with_capacity(files.len());
-    for Finished { temporary, path } in &mut files {
+    for Finished { temporary, path, .. } in &mut files {
         temporary.prepare_rename(path).map_err(|error| named(path, &error))?;
         fault::point()?;
         entries.push(JournalEntry::of(
@@ -73,7 +80,7 @@ fn commit_set(mut files: Vec<Finished>, sync: bool) -> io::Result<()> {
     let n_files = files.len();
     let mut files = files.into_iter();
     let mut n_done = 0;
-    while let Some(Finished { temporary, path }) = files.next() {
+    while let Some(Finished { temporary, path, .. }) = files.next() {
         let renamed = match fault::point() {
             Ok(()) => temporary.rename(&path),
             Err(error) => Err((error, temporary)),

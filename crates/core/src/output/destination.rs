@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use super::edit_lock::FileState;
 use super::error::{Obstacle, OutputError};
 use super::link::follow;
 use super::staged_set::StagedSet;
@@ -155,7 +156,7 @@ impl Destination {
                     None => TemporaryFile::next_to(&path),
                 };
                 let temporary = begun.map_err(|error| named(&target, &error))?;
-                Sink::Temporary { temporary, path }
+                Sink::Temporary { temporary, before: FileState::at(&path), path }
             }
         };
         Ok(OutputFile { target, sink })

@@ -44,7 +44,7 @@ pub enum EditLockError {
 
 /// Properties that tell a file from its replacement and from its earlier content.
 #[derive(Debug, PartialEq, Eq)]
-struct FileState {
+pub(super) struct FileState {
     id: Option<FileId>,
     n_bytes: u64,
     modified: Option<SystemTime>,
@@ -53,6 +53,11 @@ struct FileState {
 impl FileState {
     fn of(id: io::Result<FileId>, found: &Metadata) -> Self {
         Self { id: id.ok(), n_bytes: found.len(), modified: found.modified().ok() }
+    }
+
+    /// Returns the state of the file that a path leads to; `None` if there is none.
+    pub(super) fn at(path: &Path) -> Option<Self> {
+        path.metadata().ok().map(|found| Self::of(FileId::at(path), &found))
     }
 }
 
@@ -112,8 +117,7 @@ impl EditLock {
     /// Returns true if the file was replaced or written to since.
     #[must_use]
     pub fn has_changed(&self) -> bool {
-        let id = FileId::at(&self.path);
-        self.path.metadata().map_or(true, |found| FileState::of(id, &found) != self.state)
+        FileState::at(&self.path).is_none_or(|found| found != self.state)
     }
 }
 

@@ -61,6 +61,8 @@ pub enum Obstacle {
     Stream,
     /// A directory with content, where a new one was to be made.
     NotEmpty,
+    /// A file of another program, in a directory that was empty.
+    Taken,
     /// A file, where a directory was to be made.
     NotADirectory,
     /// Any character device, for an output that has parts.
@@ -78,6 +80,7 @@ impl std::fmt::Display for Obstacle {
             Self::BlockDevice => "this is a block device, a file name expected",
             Self::Stream => "this is a device without positions to write at",
             Self::NotEmpty => "directory is not empty",
+            Self::Taken => "another program has written this while the directory was filled",
             Self::NotADirectory => "not a directory",
             Self::DeviceForParts => "this is a device, and an output in parts needs files",
         })
@@ -102,7 +105,9 @@ impl Hint for OutputError {
                 Obstacle::Fifo | Obstacle::Socket | Obstacle::Stream => {
                     "several threads write at several places of the output: write a file, then send that"
                 }
-                Obstacle::NotEmpty | Obstacle::NotADirectory => "name a directory that is new or empty",
+                Obstacle::NotEmpty | Obstacle::NotADirectory | Obstacle::Taken => {
+                    "name a directory that is new or empty"
+                }
                 Obstacle::BlockDevice => "name a file on a file system of it",
                 Obstacle::DeviceForParts => "leave out the options that split the output",
             },

@@ -1,13 +1,15 @@
 //! Guard against outputs that would replace a file that the run reads, another output of the run, or a file of another
 //! kind.
 
-use std::io::{self, Read};
+use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 
+use super::edit_lock::FileState;
 use super::link::follow;
-use super::{parent, same_file};
+use super::{OutputError, named, parent, same_file};
 use crate::Hint;
-use crate::platform::FileId;
+use crate::platform::{self, FileId};
 
 mod kind;
 
@@ -51,6 +53,14 @@ pub enum GuardError {
         /// Kind of the output.
         kind: OutputKind,
     },
+    /// Something else took the output's name while it was written.
+    #[error("{}: {found} took this name while the output was written, and is not replaced", output.display())]
+    Taken {
+        /// Path of the output.
+        output: PathBuf,
+        /// What is there now.
+        found: &'static str,
+    },
     /// The existing file cannot be read.
     #[error("{}: what it would replace cannot be read: {error}", output.display())]
     Unreadable {
@@ -80,6 +90,7 @@ impl Hint for GuardError {
             Self::OtherKind { .. } | Self::Unreadable { .. } => {
                 "give the output another name, or remove that file first"
             }
+            Self::Taken { .. } => "move it away and run the command again, or give the output another name",
         };
         vec![hint.to_owned()]
     }
@@ -201,17 +212,53 @@ fn replaceable(
     }
 }
 
+/// Refuses to replace what took the name of a written file in the meantime: anything but a file of the same kind.
+/// `before` is the state of the file of that name when the written file was begun.
+///
+/// # Errors
+/// [`GuardError::Taken`], [`GuardError::Unreadable`], as the source of an I/O error.
+pub(super) fn look_again(own: &File, path: &Path, before: Option<&FileState>) -> io::Result<()> {
+    let output = || path.to_owned();
+    let taken =
+        |found| Err(io::Error::other(OutputError::Guard(GuardError::Taken { output: output(), found })));
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Ok(found) if found.is_file() => {}
+        Ok(found) if found.is_dir() => return taken("a directory"),
+        Ok(found) if found.is_symlink() => return taken("a symbolic link"),
+        Ok(_) => return taken("a device, FIFO or socket"),
+        Err(error) => return Err(named(path, &error)),
+    }
+    let own = kind_of_file(own)?;
+    let kept = before.is_some() && FileState::at(path).as_ref() == before;
+    match (kind_of(path), own) {
+        // It was checked when a GGUF file is begun; the others may be begun and written at the end of a run.
+        (_, FoundKind::Output(kind)) if kept && kind.is_gguf() => Ok(()),
+        (Ok(Some(found)), FoundKind::Output(kind)) if kind.replaces(found) => Ok(()),
+        (_, own) if kept && !matches!(own, FoundKind::Output(_)) => Ok(()),
+        (Ok(Some(found)), own) if found == own || found == FoundKind::Empty => Ok(()),
+        (Ok(None), _) => Ok(()),
+        (Ok(Some(_)), _) => taken("another file"),
+        (Err(error), _) => {
+            Err(io::Error::other(OutputError::Guard(GuardError::Unreadable { output: output(), error })))
+        }
+    }
+}
+
 /// Returns the kind of the file at a path; `None` if it is not a regular file.
 fn kind_of(path: &Path) -> io::Result<Option<FoundKind>> {
     match path.metadata() {
         Ok(found) if found.is_file() => {}
         _ => return Ok(None),
     }
-    let file = std::fs::File::options().read(true).open(path)?;
+    kind_of_file(&File::options().read(true).open(path)?).map(Some)
+}
+
+fn kind_of_file(file: &File) -> io::Result<FoundKind> {
     let file_bytes = file.metadata()?.len();
-    let mut head = Vec::new();
-    file.take(HEAD_BYTES).read_to_end(&mut head)?;
-    Ok(Some(FoundKind::of(&head, file_bytes)))
+    let mut head = vec![0; usize::try_from(file_bytes.min(HEAD_BYTES)).unwrap_or(0)];
+    platform::read_exact_at(file, &mut head, 0)?;
+    Ok(FoundKind::of(&head, file_bytes))
 }
 
 /// Identity of a file, whatever its name.
@@ -350,5 +397,68 @@ mod tests {
         check_kind(&path, OutputKind::Model).unwrap();
         check_kind(&dir.path().join("new"), OutputKind::Model).unwrap();
         check_kind(dir.path(), OutputKind::Model).unwrap();
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn what_takes_a_name_while_the_file_is_written_is_kept() {
+        use super::super::OutputFile;
+        let dir = tempfile::tempdir().unwrap();
+        let (path, other) = (dir.path().join("out"), dir.path().join("other"));
+        let gguf = b"GGUF\x03\0\0\0";
+        let page = b"## a: verification\n\n**Verdict: pass.**";
+        let text = b"mine";
+        let at = |bytes: &'static [u8]| move |path: &Path| fs_err::write(path, bytes).unwrap();
+        let link = |path: &Path| std::os::unix::fs::symlink("elsewhere", path).unwrap();
+        let fifo = |path: &Path| {
+            let mode = rustix::fs::Mode::RUSR;
+            rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+        };
+        let directory = |path: &Path| fs_err::create_dir(path).unwrap();
+        type Taker<'a> = &'a dyn Fn(&Path);
+        let cases: [(&[u8], Taker<'_>, Option<&str>); 11] = [
+            (gguf, &at(text), Some("another file")),
+            (gguf, &at(page), Some("another file")),
+            (gguf, &at(gguf), None),
+            (gguf, &at(b""), None),
+            (page, &at(text), Some("another file")),
+            (page, &at(page), None),
+            (text, &at(b"theirs"), None),
+            (text, &at(gguf), Some("another file")),
+            (gguf, &link, Some("a symbolic link")),
+            (gguf, &fifo, Some("a device, FIFO or socket")),
+            (text, &directory, Some("a directory")),
+        ];
+        for (own, take, expected) in cases {
+            // Alone, and as the second of a set.
+            for with_other in [false, true] {
+                let begun = [Some(&path), Some(&other).filter(|_| with_other)];
+                let outputs = begun.into_iter().flatten().map(|path| {
+                    let output = OutputFile::create(path).unwrap();
+                    output.write_at(0, own).unwrap();
+                    output
+                });
+                let outputs: Vec<_> = outputs.collect();
+                take(&path);
+                let before = path.symlink_metadata().unwrap();
+                let done = OutputFile::commit_all(outputs, false).map_err(|error| error.to_string());
+                let n_names = 1 + usize::from(with_other && expected.is_none());
+                assert_eq!(dir.path().read_dir().unwrap().count(), n_names);
+                match expected {
+                    None => assert_eq!(fs_err::read(&path).unwrap(), own),
+                    Some(found) => {
+                        let text = format!("{}: {found} took this name while", path.display());
+                        assert!(done.unwrap_err().starts_with(&text));
+                        assert_eq!(path.symlink_metadata().unwrap().file_type(), before.file_type());
+                    }
+                }
+                drop(fs_err::remove_file(&path).or_else(|_| fs_err::remove_dir(&path)));
+                drop(fs_err::remove_file(&other));
+            }
+        }
+        // A file that was there from the beginning has been judged before.
+        fs_err::write(&path, [0; 9]).unwrap();
+        OutputFile::write(&path, b"notes", false).unwrap();
+        assert_eq!(fs_err::read(&path).unwrap(), b"notes");
     }
 }

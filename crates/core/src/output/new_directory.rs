@@ -143,6 +143,12 @@ impl NewDirectory {
     /// # Errors
     /// I/O errors. Then the directory is as it was, unless renaming itself failed half way in an existing one.
     pub fn commit(mut self, files: Vec<OutputFile>, sync: bool) -> io::Result<()> {
+        if let (FillState::InPlace, Some(taken)) =
+            (&self.state, files.iter().find(|file| file.target.symlink_metadata().is_ok()))
+        {
+            let target = taken.target.clone();
+            return Err(OutputError::Refused { target, obstacle: Obstacle::Taken }.into());
+        }
         OutputFile::commit_all(files, sync)?;
         if let FillState::Temporary(temporary, target) =
             std::mem::replace(&mut self.state, FillState::Planned)

@@ -18,6 +18,7 @@ use std::fs::{File, Metadata};
 use std::io;
 use std::path::{Path, PathBuf};
 
+use super::guard::look_again;
 use super::{Destination, OutputError, OutputFile, Sink, fault, named, parent, sync_directory};
 use crate::platform::{FileId, again, stamp};
 
@@ -258,6 +259,7 @@ impl SharedOutput {
         }
         let data = found(&self.data()).map_err(failed)?;
         if let (Some(data), true) = (&data, missing.is_empty()) {
+            look_again(&File::options().read(true).open(self.data()).map_err(failed)?, &self.path, None)?;
             self.note_done(data, sync)?;
             fault::point()?;
             match fs_err::rename(self.data(), &self.path) {

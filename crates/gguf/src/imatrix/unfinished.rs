@@ -15,7 +15,7 @@ use gguf_core::{GgmlType, TensorSource};
 /// Metadata key of the version of the digests in the file; those of another version cannot be compared.
 const DIGESTS: &str = "gguf_foundry.imatrix.digests";
 /// Version of the digests.
-const DIGESTS_VERSION: u32 = 2;
+const DIGESTS_VERSION: u32 = 3;
 /// Metadata keys of an unfinished run.
 const FINGERPRINT: &str = "gguf_foundry.imatrix.run";
 const DONE: &str = "gguf_foundry.imatrix.chunks_done";

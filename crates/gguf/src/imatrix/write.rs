@@ -5,10 +5,20 @@ use std::path::Path;
 use crate::imatrix::part::{DIGEST, digest};
 use crate::imatrix::unfinished::{EXACT, NLL, REST};
 use crate::imatrix::{CHUNK_COUNT, CHUNK_SIZE, COUNTS, DATASETS, ImatrixSums, SUMS, UnfinishedRun};
-use crate::{Array, Metadata, Value, WriteError, WriteOptions, write_gguf};
+use crate::{Array, GgufFile, Metadata, Value, WriteError, WriteOptions, write_gguf};
 use gguf_core::output::{OutputError, OutputFile, OutputGuard, OutputKind};
 use gguf_core::progress::Progress;
 use gguf_core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
+
+/// Metadata key of the run that measured a finished matrix.
+const IDENTITY: &str = "gguf_foundry.imatrix.identity";
+
+/// Returns the identity of the run that measured a finished matrix; `None` for a file without one.
+#[must_use]
+pub fn imatrix_identity(path: &Path) -> Option<String> {
+    let file = GgufFile::open(path).ok()?;
+    file.metadata().get(IDENTITY).and_then(Value::as_str).map(str::to_owned)
+}
 
 /// Numbers that are stored as a tensor.
 #[derive(Clone, Copy)]
@@ -69,7 +79,21 @@ impl ImatrixSums {
         options: &WriteOptions,
         progress: &dyn Progress,
     ) -> Result<(), WriteError> {
-        self.write_gguf(path, None, options, progress)
+        self.write_gguf(path, None, None, options, progress)
+    }
+
+    /// Writes the GGUF format with a key that identifies the run that measured the matrix, for [`imatrix_identity`].
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn write_identified(
+        &self,
+        path: &Path,
+        identity: &str,
+        options: &WriteOptions,
+        progress: &dyn Progress,
+    ) -> Result<(), WriteError> {
+        self.write_gguf(path, None, Some(identity), options, progress)
     }
 
     /// Writes the GGUF format for an unfinished run: a matrix of the finished chunks, with the data that
@@ -84,13 +108,14 @@ impl ImatrixSums {
         options: &WriteOptions,
         progress: &dyn Progress,
     ) -> Result<(), WriteError> {
-        self.write_gguf(path, Some(run), options, progress)
+        self.write_gguf(path, Some(run), None, options, progress)
     }
 
     fn write_gguf(
         &self,
         path: &Path,
         run: Option<&UnfinishedRun>,
+        identity: Option<&str>,
         options: &WriteOptions,
         progress: &dyn Progress,
     ) -> Result<(), WriteError> {
@@ -99,6 +124,9 @@ impl ImatrixSums {
         metadata.set(DATASETS, Value::Array(Array::String(self.datasets.clone())));
         metadata.set(CHUNK_COUNT, u32::try_from(self.n_chunks).unwrap_or(u32::MAX));
         metadata.set(CHUNK_SIZE, u32::try_from(self.chunk_size).unwrap_or(u32::MAX));
+        if let Some(identity) = identity {
+            metadata.set(IDENTITY, identity);
+        }
         let mut tensors = SumTensors::default();
         for (name, columns) in &self.tensors {
             let (n_cols, n_mat) = (columns.n_cols as u64, columns.counts.len() as u64);
@@ -195,5 +223,23 @@ mod tests {
             assert_eq!(read.get("blk.0.experts.weight").unwrap().weights, [2.0, 0.5, 1.0, 1.0]);
             assert_eq!(read.get("blk.0.plain.weight").unwrap().weights, [1.0, 2.0, 3.0]);
         }
+    }
+
+    #[test]
+    fn a_matrix_tells_its_run_and_no_folders() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("m.gguf");
+        let columns = ColumnSums { n_cols: 1, sums: vec![4.0], counts: vec![2] };
+        let tensors = [("a.weight".to_owned(), columns)].into();
+        let sums =
+            ImatrixSums { tensors, datasets: vec![b"C:\\me/text.txt".to_vec()], n_chunks: 1, chunk_size: 2 };
+        let options = WriteOptions::default();
+        sums.write(&path, &options, &Silent).unwrap();
+        assert_eq!(imatrix_identity(&path), None);
+        sums.write_identified(&path, "a run", &options, &Silent).unwrap();
+        assert_eq!(imatrix_identity(&path).as_deref(), Some("a run"));
+        let mut matrix = Imatrix::open(&path).unwrap();
+        matrix.leave_folders_out();
+        assert_eq!((matrix.path(), matrix.dataset()), (Path::new("m.gguf"), Some(&b"text.txt"[..])));
     }
 }

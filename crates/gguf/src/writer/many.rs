@@ -90,8 +90,12 @@ pub fn write_variants(
     for (output, planned) in outputs.iter().zip(planned) {
         let output = begin_output(output.target, planned, options, &mut files)?;
         let n_bytes: u64 = output.planned.iter().map(|file| file.plan.file_bytes).sum();
-        let start = output.resumable.as_ref().map_or(n_bytes, |resumable| resumable.start);
-        needed = needed.saturating_add(n_bytes - start.min(n_bytes));
+        let there = output.resumable.as_ref().map_or(n_bytes, |resumable| {
+            // An interrupted run has written more than it recorded.
+            let allocated = files.get(output.own.start).map_or(0, OutputFile::allocated_bytes);
+            resumable.start.max(allocated)
+        });
+        needed = needed.saturating_add(n_bytes - there.min(n_bytes));
         begun.push(output);
     }
     if let Some(first) = outputs.first() {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::edit::Objection;
+use gguf_checkpoint::json::JsonError;
 use gguf_core::Hint;
 use gguf_core::output::EditLockError;
 use gguf_core::text::escape;
@@ -41,7 +42,7 @@ pub enum EditError {
     TemplateFile { path: PathBuf, error: std::io::Error },
     /// The file of chat templates is not valid JSON.
     #[error("{}: {error}", path.display())]
-    TemplateJson { path: PathBuf, error: serde_json::Error },
+    TemplateJson { path: PathBuf, error: JsonError },
     /// A chat template that is not UTF-8.
     #[error("{}: offset {offset}: not UTF-8", path.display())]
     TemplateUtf8 { path: PathBuf, offset: usize },

@@ -1,11 +1,14 @@
 //! Identity of a run: it can only be resumed with the model, the chunks and the options with which it began.
 
 use gguf_core::text;
+use rayon::prelude::*;
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use crate::Window;
-use gguf_core::{SourceError, TensorSource};
+use gguf_core::progress::Progress;
+use gguf_core::sha256::sha256_of_tensor;
+use gguf_core::{SourceError, TensorMeta, TensorSource};
 use gguf_format::{ImatrixSums, Metadata, value_bytes};
 
 /// Digest under construction. Every item is hashed with its length, so that items cannot run into one another.
@@ -33,28 +36,34 @@ impl Fingerprint {
         self.0.update(n.to_le_bytes());
     }
 
-    /// Adds the model: the keys of its graph, and the first row of each tensor. Reading a whole model takes too long.
+    /// Adds the model: the keys of its graph, and all tensors. What is kept of a run takes much longer to make than the
+    /// model to read.
     ///
     /// # Errors
-    /// If a row cannot be read.
-    pub fn model(&mut self, metadata: &Metadata, source: &dyn TensorSource) -> Result<(), SourceError> {
+    /// If a row cannot be read, or the run was cancelled.
+    pub fn model(
+        &mut self,
+        metadata: &Metadata,
+        source: &dyn TensorSource,
+        progress: &dyn Progress,
+    ) -> Result<(), SourceError> {
         // A file's name, its split and its making do not affect what it computes.
         let is_about = |key: &str| {
             let about = ["general.", "split.", "quantize."];
             key != "general.architecture" && about.iter().any(|prefix| key.starts_with(prefix))
         };
         self.metadata(metadata, |key| !is_about(key));
-        for (tensor, meta) in source.tensors().iter().enumerate() {
+        let tensors = source.tensors();
+        progress.begin("identifying the model", tensors.iter().filter_map(TensorMeta::n_bytes).sum());
+        let digest = |tensor| sha256_of_tensor(source, tensor, progress);
+        let digests: Result<Vec<_>, _> = (0..tensors.len()).into_par_iter().map(digest).collect();
+        progress.end();
+        for (digest, meta) in digests?.iter().zip(tensors) {
             self.bytes(meta.name.as_bytes());
             self.bytes(meta.ty.name().as_bytes());
             self.number(meta.shape.rank() as u64);
             meta.shape.dims().iter().for_each(|&size| self.number(size));
-            let n_bytes = meta.row_bytes().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
-            let mut row = vec![0; n_bytes];
-            if meta.shape.n_rows() > 0 {
-                source.read_rows(tensor, 0, &mut row)?;
-            }
-            self.bytes(&row);
+            self.bytes(digest);
         }
         Ok(())
     }

@@ -16,9 +16,7 @@ use gguf_core::exact::add_exactly;
 use gguf_core::progress::Progress;
 use gguf_core::text::escape;
 use gguf_engine::{Engine, EngineOptions, Hidden, ModelKind, TokenChunk};
-use gguf_format::{
-    ColumnSums, ImatrixError, ImatrixPart, ImatrixSums, Metadata, Share, StoredImatrix, UnfinishedRun,
-};
+use gguf_format::{ColumnSums, ImatrixError, ImatrixPart, ImatrixSums, Share, StoredImatrix, UnfinishedRun};
 
 /// Name of the head's matrix, if it is not the embedding's.
 const OUTPUT: &str = "output.weight";
@@ -96,9 +94,10 @@ struct GroupResult {
 /// Run that is ready: the text is cut into chunks, and the model's graph is built.
 pub struct ImportanceRun<'a> {
     engine: Engine<'a>,
-    metadata: &'a Metadata,
     options: ImportanceOptions,
     windows: Vec<Window>,
+    /// Digest of the model.
+    model: String,
     /// Part of the chunks that `windows` holds, if several machines share them.
     part: Option<ImatrixPart>,
     /// Prompts that the limit on the number of chunks left without a window.
@@ -110,7 +109,7 @@ pub struct ImportanceRun<'a> {
 }
 
 impl<'a> ImportanceRun<'a> {
-    /// Cuts prompts and builds the graph.
+    /// Cuts prompts, builds the graph and identifies the model, all of which is read once.
     ///
     /// # Errors
     /// As [`crate::verify`], and a graph that cannot be built; no chunk after the skipped ones; a model whose
@@ -119,6 +118,7 @@ impl<'a> ImportanceRun<'a> {
         model: &Model<'a>,
         prompts: &[PromptSource],
         options: ImportanceOptions,
+        progress: &dyn Progress,
     ) -> Result<Self, VerifyError> {
         let encoded = encode(model, prompts, options.parse_special)?;
         let Cut { mut windows, unreached, chunks } = cut_behind(&encoded, &options)?;
@@ -134,8 +134,10 @@ impl<'a> ImportanceRun<'a> {
         let mut warnings = engine.plan().warnings.clone();
         warnings.extend(beyond_training(engine.plan(), &windows));
         warnings.extend(left_out(&options, &unreached, &chunks));
-        let metadata = model.metadata;
-        Ok(Self { engine, metadata, options, windows, part: None, unreached, chunks, warnings })
+        let mut digest = Fingerprint::default();
+        digest.model(model.metadata, model.source, progress).map_err(std::io::Error::other)?;
+        let model = digest.hex();
+        Ok(Self { engine, model, options, windows, part: None, unreached, chunks, warnings })
     }
 
     /// Limits the run to a share: consecutive chunks, so that the largest share of tokens is as small as possible.
@@ -148,8 +150,6 @@ impl<'a> ImportanceRun<'a> {
         if n_windows < share.count() {
             return Err(VerifyError::FewWindows { share, n_windows });
         }
-        let mut model = Fingerprint::default();
-        model.model(self.metadata, self.engine.source).map_err(std::io::Error::other)?;
         let costs: Vec<u64> = self.windows.iter().map(|window| window.chunk.tokens.len() as u64).collect();
         let own = share.of_costs(&costs);
         let chunk_size = self.options.scoring.n_ctx;
@@ -157,8 +157,8 @@ impl<'a> ImportanceRun<'a> {
         let part = ImatrixPart {
             number: share.number(),
             count: share.count(),
-            model: model.hex(),
-            plan: self.fingerprint(&nothing, n_windows)?,
+            model: self.model.clone(),
+            plan: self.fingerprint(&nothing, n_windows),
             first_chunk: own.start,
             all_chunks: n_windows,
         };
@@ -227,47 +227,46 @@ impl<'a> ImportanceRun<'a> {
         chosen.of_tensors(self.engine.source.tensors()).name()
     }
 
-    /// Returns the identity of the run's first `n_chunks` chunks; `before` holds the sums that it began with.
-    ///
-    /// # Errors
-    /// A model that cannot be read.
-    pub fn fingerprint(&self, before: &ImatrixSums, n_chunks: usize) -> Result<String, VerifyError> {
+    /// Returns the identity of the run's first `n_chunks` chunks; `before` holds the sums that it began with. Another
+    /// version of the program may compute other sums.
+    #[must_use]
+    pub fn fingerprint(&self, before: &ImatrixSums, n_chunks: usize) -> String {
         let mut fingerprint = Fingerprint::default();
-        let source = self.engine.source;
-        fingerprint.model(self.metadata, source).map_err(std::io::Error::other)?;
+        fingerprint.bytes(env!("CARGO_PKG_VERSION").as_bytes());
+        fingerprint.bytes(self.model.as_bytes());
         fingerprint.number(u64::from(self.options.process_output));
         fingerprint.number(u64::from(self.options.perplexity));
         fingerprint.number(self.options.scoring.n_ctx as u64);
         fingerprint.sums(before);
         fingerprint.windows(self.windows.get(..n_chunks).unwrap_or(&self.windows));
-        Ok(fingerprint.hex())
+        fingerprint.hex()
+    }
+
+    /// Returns the identity of a finished matrix, which a run of the same model, text, options and arithmetic need not
+    /// measure again.
+    #[must_use]
+    pub fn identity(&self, before: &ImatrixSums) -> String {
+        format!("{} {}", self.arithmetic(), self.fingerprint(before, self.windows.len()))
     }
 
     /// Returns the data that a file needs for [`ImportanceRun::resume`].
-    ///
-    /// # Errors
-    /// As [`ImportanceRun::fingerprint`].
-    pub fn unfinished(
-        &self,
-        before: &ImatrixSums,
-        collected: &Collected,
-    ) -> Result<UnfinishedRun, VerifyError> {
-        Ok(UnfinishedRun {
-            fingerprint: self.fingerprint(before, collected.n_done)?,
+    #[must_use]
+    pub fn unfinished(&self, before: &ImatrixSums, collected: &Collected) -> UnfinishedRun {
+        UnfinishedRun {
+            fingerprint: self.fingerprint(before, collected.n_done),
             n_done: collected.n_done,
             n_total: self.windows.len(),
             arithmetic: self.arithmetic().to_owned(),
             nll: collected.nll.clone(),
             rests: collected.rests.clone(),
             part: self.part.clone(),
-        })
+        }
     }
 
     /// Resumes an earlier run. The number of chunks may have changed since.
     ///
     /// # Errors
-    /// [`ImatrixError::OtherRun`], [`ImatrixError::OtherArithmetic`], [`ImatrixError::BeyondRun`]; a model that cannot
-    /// be read.
+    /// [`ImatrixError::OtherRun`], [`ImatrixError::OtherArithmetic`], [`ImatrixError::BeyondRun`].
     pub fn resume(
         &self,
         path: &Path,
@@ -280,7 +279,7 @@ impl<'a> ImportanceRun<'a> {
         if n_done > n_total {
             return Err(ImatrixError::BeyondRun { path, n_done, n_total }.into());
         }
-        if self.fingerprint(before, n_done)? != run.fingerprint {
+        if self.fingerprint(before, n_done) != run.fingerprint {
             return Err(ImatrixError::OtherRun { path, n_done }.into());
         }
         if run.arithmetic != self.arithmetic() {

@@ -59,7 +59,8 @@ impl LogitWriter {
         let file_bytes = rows_end.checked_add(end.len() as u64).ok_or_else(too_many)?;
         let refused = |error| LogitFileError::Output(OutputError::Guard(error));
         check_kind(path, OutputKind::LogitFile).map_err(refused)?;
-        let destination = Destination::of(path).map_err(LogitFileError::Output)?;
+        let mut destination = Destination::of(path).map_err(LogitFileError::Output)?;
+        Destination::clear_all(std::slice::from_mut(&mut destination)).map_err(LogitFileError::Output)?;
         let rows = windows.len() * geometry.chunk_rows();
         let size = LogitFileSize { file_bytes, free_bytes: destination.free_bytes(), rows, n_vocab };
         let file = destination.create().map_err(LogitFileError::Output)?;

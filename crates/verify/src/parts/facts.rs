@@ -10,6 +10,7 @@ use crate::{
     Check, Cost, Coverage, FileLabel, Finding, Model, PromptSource, Scoring, Severity, TensorWeights,
     VerifyError, Window, exact,
 };
+use gguf_core::progress::Progress;
 use gguf_core::text::escape;
 use gguf_engine::Arithmetic;
 
@@ -18,7 +19,7 @@ use gguf_engine::Arithmetic;
 pub(super) struct Plan {
     /// Version of the program.
     version: String,
-    /// Digest of the keys and the first row of every tensor.
+    /// Digest of the keys and of every tensor.
     model: String,
     /// Digest of the baseline, made in the same way.
     baseline: Option<String>,
@@ -39,10 +40,11 @@ impl Plan {
         sources: &[PromptSource],
         scoring: &Scoring,
         arithmetic: Arithmetic,
+        progress: &dyn Progress,
     ) -> Result<Self, VerifyError> {
         let digest = |model: &Model<'_>| {
             let mut print = Fingerprint::default();
-            print.model(model.metadata, model.source).map_err(std::io::Error::other)?;
+            print.model(model.metadata, model.source, progress).map_err(std::io::Error::other)?;
             Ok::<_, VerifyError>(print.hex())
         };
         let mut prompts = Fingerprint::default();

@@ -190,21 +190,27 @@ fn repository(source: &Path) -> Option<String> {
         .components()
         .find_map(|part| part.as_os_str().to_str()?.strip_prefix("models--")?.split_once("--"));
     if let Some((org, name)) = folder {
-        return Some(format!("{org}/{name}"));
+        return Some(format!("{org}/{name}")).filter(|name| is_repository(name));
     }
     let text = source
         .to_str()
         .filter(|_| source.symlink_metadata().is_err_and(|error| error.kind() == ErrorKind::NotFound))?;
     let text = text.strip_prefix("hf://").unwrap_or(text);
     let name = text.split('@').next()?;
-    let is_name = name.split('/').count() == 2 && !name.contains("://");
-    is_name.then(|| name.to_owned())
+    is_repository(name).then(|| name.to_owned())
+}
+
+/// Returns true for `ORG/NAME` as the hub allows it: nothing that a page, an address or a shell would read otherwise.
+fn is_repository(text: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    let is_name = |part: &str| !part.trim_matches('.').is_empty() && part.chars().all(is_allowed);
+    text.split('/').count() == 2 && text.split('/').all(is_name)
 }
 
 /// Returns the repository in an address of the hub.
 fn of_url(url: &str) -> Option<String> {
     let path = url.strip_prefix("https://huggingface.co/")?.trim_end_matches('/');
-    (path.split('/').count() == 2).then(|| path.to_owned())
+    is_repository(path).then(|| path.to_owned())
 }
 
 impl LadderEntry {
@@ -267,6 +273,9 @@ mod tests {
         assert_eq!(found("models/llama.gguf/x"), None);
         assert_eq!(of_url("https://huggingface.co/org/name/").as_deref(), Some("org/name"));
         assert_eq!(of_url("https://example.org/org/name"), None);
+        for name in ["a/b) [c](d", "a/$(id)", "a/b\nc", "a/..", "a/b?x", "/b"] {
+            assert_eq!(of_url(&format!("https://huggingface.co/{name}")), None, "{name}");
+        }
     }
 
     #[test]

@@ -12,13 +12,22 @@ use crate::cli::quantize::ladder::document::{LadderDocument, LadderEntry};
 use crate::cli::render::json_text;
 use crate::cli::render::markdown::{escape, link};
 use crate::cli::verify::page::environment;
-use crate::core::output::{LADDER_PAGE, OutputFile, OutputKind};
+use crate::core::output::{GuardError, LADDER_PAGE, OutputFile, OutputKind, check_kind};
+use crate::core::text::shell_path;
 use crate::job::Guard;
 
 const PAGE: &str = "README.md";
 const LIST: &str = "ladder.json";
 const SUMS: &str = "SHA256SUMS";
 const CHART: &str = "size-against-kld.svg";
+
+/// Kinds of the files, of which no others are replaced.
+const KINDS: [(&str, OutputKind); 4] = [
+    (PAGE, OutputKind::LadderPage),
+    (LIST, OutputKind::LadderJson),
+    (SUMS, OutputKind::Checksums),
+    (CHART, OutputKind::Chart),
+];
 
 /// Sizes of memory for which the page names a file, in GiB.
 const MEMORY: [u64; 10] = [2, 4, 6, 8, 12, 16, 24, 32, 48, 80];
@@ -52,13 +61,7 @@ impl FolderFiles {
     ) -> anyhow::Result<Self> {
         let text = template.map(crate::core::input::read_to_string).transpose()?;
         let name = template.map(|path| path.display().to_string());
-        let files = [
-            (PAGE, OutputKind::LadderPage),
-            (LIST, OutputKind::LadderJson),
-            (SUMS, OutputKind::Checksums),
-            (CHART, OutputKind::Chart),
-        ];
-        for (name, kind) in files {
+        for (name, kind) in KINDS {
             guard.write("a file of the folder", &directory.join(name), kind)?;
         }
         let this = Self {
@@ -73,7 +76,8 @@ impl FolderFiles {
     /// Writes all files, or none. A chart of an earlier run is removed if there is none now.
     ///
     /// # Errors
-    /// A template that cannot be rendered; outputs that cannot be written.
+    /// A template that cannot be rendered; outputs that cannot be written, or that somebody else has written since the run
+    /// began.
     pub(super) fn write(
         &self,
         document: &LadderDocument,
@@ -87,6 +91,7 @@ impl FolderFiles {
             (PAGE, Some(page)),
             (CHART, chart.map(str::to_owned)),
         ];
+        check_names(&self.directory)?;
         let files = files.map(|(name, text)| (self.directory.join(name), text));
         OutputFile::write_all(&files, !session.common.no_sync)?;
         Ok(())
@@ -105,6 +110,7 @@ impl FolderFiles {
             Jinja::from_safe_string(serde_json::Value::from(text).to_string())
         });
         templates.add_filter("link", |name: String| link(&name));
+        templates.add_filter("shell", |path: String| shell_path(&path));
         templates.add_template(&self.template_name, &self.template)?;
         let data = context! {
             mark => Jinja::from_safe_string(LADDER_PAGE.to_owned()),
@@ -118,6 +124,14 @@ impl FolderFiles {
         }
         Ok(text)
     }
+}
+
+/// Looks again whether the names of the files are free, or taken by files of an earlier run.
+///
+/// # Errors
+/// The name of a file that somebody else has written.
+fn check_names(directory: &Path) -> Result<(), GuardError> {
+    KINDS.into_iter().try_for_each(|(name, kind)| check_kind(&directory.join(name), kind))
 }
 
 /// Checksums as `sha256sum --check` reads them.
@@ -154,4 +168,22 @@ fn choices(files: &[LadderEntry]) -> Vec<Choice<'_>> {
         }
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_somebody_writes_during_the_run_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        check_names(dir.path()).unwrap();
+        for (name, _) in KINDS {
+            let path = dir.path().join(name);
+            fs_err::write(&path, "# Mine\n").unwrap();
+            let error = check_names(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains("this is a text file"), "{error}");
+            fs_err::remove_file(path).unwrap();
+        }
+    }
 }

@@ -74,16 +74,22 @@ pub(super) struct CollectArgs {
     part: Option<Share>,
     #[command(flatten)]
     arithmetic: ArithmeticArg,
+    /// True for the matrix of a folder of quantizations: it has a key that identifies this run, and `--resume` also accepts
+    /// it when it is complete. Texts are named without their directories.
+    #[arg(skip)]
+    pub(super) is_of_folder: bool,
 }
 
 impl CollectArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        self.write(session)?.print(session)?;
+        if let Some(report) = self.write(session)? {
+            report.print(session)?;
+        }
         Ok(Exit::Done)
     }
 
-    /// Collects the matrix and writes it.
-    pub(super) fn write(&self, session: &Session) -> anyhow::Result<ImatrixReport<'_>> {
+    /// Collects the matrix and writes it; returns `None` if the matrix of an earlier run is kept.
+    pub(super) fn write(&self, session: &Session) -> anyhow::Result<Option<ImatrixReport<'_>>> {
         // Without a subcommand clap requires both.
         let (Some(model), Some(output)) = (&self.model, &self.output) else {
             return Err(UsageError("give a model and `-o FILE`".to_owned()).into());
@@ -105,8 +111,8 @@ impl CollectArgs {
             MatrixOutput { path: output, legacy: self.legacy, sync: !session.common.no_sync, inputs };
         target.warn_of_name(session);
         let work = |model: &Model<'_>| self.collect(model, &prompts, target, guard, session);
-        let (collected, file_bytes) = opened.with(None, work)?;
-        Ok(ImatrixReport {
+        let Some((collected, file_bytes)) = opened.with(None, work)? else { return Ok(None) };
+        Ok(Some(ImatrixReport {
             file: output,
             file_bytes,
             contents: MatrixContents::of(&collected.sums),
@@ -114,7 +120,7 @@ impl CollectArgs {
             experts: expert_coverage(&collected.sums),
             part: self.part.map(Share::number),
             n_parts: self.part.map(Share::count),
-        })
+        }))
     }
 
     /// Refuses options that a share of the chunks cannot serve.
@@ -145,7 +151,7 @@ impl CollectArgs {
         target: MatrixOutput<'_>,
         mut guard: Guard<'_>,
         session: &Session,
-    ) -> anyhow::Result<(Collected, u64)> {
+    ) -> anyhow::Result<Option<(Collected, u64)>> {
         let options = ImportanceOptions {
             engine: engine_options(&session.common, self.arithmetic),
             files: prompts.files().to_vec(),
@@ -156,7 +162,7 @@ impl CollectArgs {
             perplexity: !self.no_ppl,
             every: vec![self.output_frequency, self.save_frequency],
         };
-        let run = ImportanceRun::new(model, prompts.sources(), options)?;
+        let run = ImportanceRun::new(model, prompts.sources(), options, &session.progress)?;
         let run = match self.part {
             Some(share) => run.share(share)?,
             None => run,
@@ -169,10 +175,18 @@ impl CollectArgs {
         for n_chunks in frequency.copies_of(before.n_chunks, run.n_chunks()) {
             guard.write("a copy of `--save-frequency`", &target.copy_path(n_chunks), OutputKind::Imatrix)?;
         }
-        let work = CollectRun { session, target, run, before, frequency };
+        let identity = self.is_of_folder.then(|| run.identity(&before));
+        let work = CollectRun { session, target, run, before, frequency, identity };
+        if self.resume && self.is_of_folder && work.is_complete()? {
+            return Ok(None);
+        }
         let mut collected = if self.resume { work.resume()? } else { work.begin() };
         // The file of an unfinished run may list fewer of them.
-        let texts = prompts.paths().map(|path| path.display().to_string().into_bytes());
+        let name = |path: &Path| match path.file_name().filter(|_| self.is_of_folder) {
+            Some(name) => name.to_string_lossy().into_owned().into_bytes(),
+            None => path.display().to_string().into_bytes(),
+        };
+        let texts = prompts.paths().map(name);
         collected.sums.datasets = work.before.datasets.iter().cloned().chain(texts).collect();
         let mut n_saved = collected.n_done;
         let done = work.run.run(&mut collected, &session.progress, &mut |collected: &Collected| {
@@ -183,7 +197,7 @@ impl CollectArgs {
             return Err(error);
         }
         let size = work.write(&collected)?;
-        Ok((collected, size))
+        Ok(Some((collected, size)))
     }
 
     /// Returns the sums of earlier files that the run starts with.

@@ -91,7 +91,7 @@ impl MergeMatricesArgs {
         target.warn_of_name(session);
         let report = MergedMatrixReport {
             file: &self.output,
-            file_bytes: target.write(&merged)?,
+            file_bytes: target.write(&merged, None)?,
             n_merged: files.len(),
             contents: MatrixContents::of(&merged),
             experts: expert_coverage(&merged),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use crate::cli::Session;
 use crate::core::progress::{Progress, Silent};
 use crate::core::text::escape;
-use crate::gguf::{ImatrixSums, UnfinishedRun, WriteOptions};
+use crate::gguf::{ImatrixSums, UnfinishedRun, WriteOptions, imatrix_identity};
 use crate::verify::{Collected, ImportanceRun};
 
 /// Output path and format of a matrix.
@@ -34,33 +34,33 @@ impl MatrixOutput<'_> {
         WriteOptions { sync: self.sync, inputs: self.inputs.clone(), ..WriteOptions::default() }
     }
 
-    fn write_to(&self, path: &Path, sums: &ImatrixSums) -> anyhow::Result<()> {
+    fn write_to(&self, path: &Path, sums: &ImatrixSums, identity: Option<&str>) -> anyhow::Result<()> {
         // Without progress: the file is small, and an interrupt must not stop its writing.
-        if self.legacy {
-            sums.write_legacy(path, &self.options())?;
-        } else {
-            sums.write(path, &self.options(), &Silent)?;
+        match identity {
+            _ if self.legacy => sums.write_legacy(path, &self.options())?,
+            Some(identity) => sums.write_identified(path, identity, &self.options(), &Silent)?,
+            None => sums.write(path, &self.options(), &Silent)?,
         }
         Ok(())
     }
 
-    /// Writes a finished matrix. Returns the size of the file.
-    pub(super) fn write(&self, sums: &ImatrixSums) -> anyhow::Result<u64> {
-        self.write_to(self.path, sums)?;
+    /// Writes a finished matrix, with its identity if there is one. Returns the size of the file.
+    pub(super) fn write(&self, sums: &ImatrixSums, identity: Option<&str>) -> anyhow::Result<u64> {
+        self.write_to(self.path, sums, identity)?;
         Ok(fs_err::metadata(self.path)?.len())
     }
 
     /// Writes a matrix of the chunks that are done. The older format can hold no more state than that.
     pub(super) fn write_unfinished(&self, sums: &ImatrixSums, run: &UnfinishedRun) -> anyhow::Result<()> {
         if self.legacy {
-            return self.write_to(self.path, sums);
+            return self.write_to(self.path, sums, None);
         }
         Ok(sums.write_unfinished(self.path, run, &self.options(), &Silent)?)
     }
 
     /// Writes a copy next to the output.
     pub(super) fn write_copy(&self, sums: &ImatrixSums) -> anyhow::Result<()> {
-        self.write_to(&self.copy_path(sums.n_chunks), sums)
+        self.write_to(&self.copy_path(sums.n_chunks), sums, None)
     }
 
     /// Path of a copy after `n_chunks` chunks, named as llama-imatrix does.
@@ -95,6 +95,8 @@ pub(super) struct CollectRun<'a, 'm> {
     /// Sums that the run starts with.
     pub(super) before: ImatrixSums,
     pub(super) frequency: SaveFrequency,
+    /// Identity of the run, if the finished matrix gets it.
+    pub(super) identity: Option<String>,
 }
 
 impl CollectRun<'_, '_> {
@@ -115,6 +117,25 @@ impl CollectRun<'_, '_> {
             ));
         }
         Collected::from_sums(self.before.clone())
+    }
+
+    /// Returns true if the output is the finished matrix of this very run.
+    ///
+    /// # Errors
+    /// A finished matrix of another text, model or version: it is not replaced by a run that continues.
+    pub(super) fn is_complete(&self) -> anyhow::Result<bool> {
+        let output = self.output();
+        if !self.target.path.exists() || UnfinishedRun::find(self.target.path).is_some() {
+            return Ok(false);
+        }
+        if imatrix_identity(self.target.path) != self.identity {
+            anyhow::bail!(
+                "{output}: measured on another text, of another model, or by another version of this program: remove it, or \
+                 leave `--resume` out"
+            );
+        }
+        self.session.note(&format!("{output}: the matrix of an earlier run is used"));
+        Ok(true)
     }
 
     /// Continues a run where it stopped; starts it if it was never saved.
@@ -146,14 +167,14 @@ impl CollectRun<'_, '_> {
     /// Writes the sums of the whole run, or of this machine's share. Returns the size of the file.
     pub(super) fn write(&self, collected: &Collected) -> anyhow::Result<u64> {
         if self.run.part().is_none() {
-            return self.target.write(&collected.sums);
+            return self.target.write(&collected.sums, self.identity.as_deref());
         }
         self.write_unfinished(collected)?;
         Ok(fs_err::metadata(self.target.path)?.len())
     }
 
     fn write_unfinished(&self, collected: &Collected) -> anyhow::Result<()> {
-        let run = self.run.unfinished(&self.before, collected)?;
+        let run = self.run.unfinished(&self.before, collected);
         self.target.write_unfinished(&collected.sums, &run)
     }
 

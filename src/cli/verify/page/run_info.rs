@@ -12,7 +12,7 @@ use crate::cli::verify::engine_options;
 use crate::cli::{Session, version};
 use crate::core::progress::Progress;
 use crate::core::sha256::sha256_of_file;
-use crate::core::text::{date_time, escape};
+use crate::core::text::{date_time, escape, shell_word};
 
 /// Program, options, machine and input files of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -113,16 +113,6 @@ pub(in crate::cli) fn command_line(args: impl Iterator<Item = OsString>) -> Stri
         shell_word(&text)
     };
     args.enumerate().map(quoted).collect::<Vec<_>>().join(" ")
-}
-
-/// Quotes a word so that a shell reads it as it is; control characters are escaped.
-pub(in crate::cli) fn shell_word(text: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
-    let text = escape(text).into_owned();
-    if !text.is_empty() && text.chars().all(is_plain) {
-        return text;
-    }
-    format!("'{}'", text.replace('\'', r"'\''"))
 }
 
 /// Formats date and time in UTC, to the second. `epoch` is `SOURCE_DATE_EPOCH`, which takes precedence if it is a

@@ -270,3 +270,20 @@ fn whoever_is_killed_anywhere_and_started_again_ends_in_the_right_file() {
     }
     assert!(n_killed > 25 && n_named > 8, "{n_killed} {n_named}");
 }
+
+#[test]
+fn a_name_that_somebody_takes_is_kept_and_nothing_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    run(dir, 1).unwrap();
+    run(dir, 2).unwrap();
+    let mut last = shared(dir, 3);
+    let file = begin(&mut last);
+    file.write_at(4, &[3; 2]).unwrap();
+    fs_err::write(dir.join("m.gguf"), "a text of somebody").unwrap();
+    assert!(last.finish(Some(&file), true).unwrap_err().to_string().contains("took this name"));
+    assert_eq!(whole(dir), b"a text of somebody");
+    fs_err::remove_file(dir.join("m.gguf")).unwrap();
+    assert_eq!(run(dir, 3).unwrap(), [0; 0]);
+    assert_eq!(whole(dir), WHOLE);
+}
