@@ -3,6 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use gguf_foundry::arch::KeyFate;
+use gguf_foundry::convert::{Conversion, ConvertOptions};
+
 use crate::support::programs::{Outcome, command, finish, path};
 use crate::support::{files, fixture, root, wait_until_it_reads};
 use crate::testkit::checkpoints::Safetensors;
@@ -54,6 +57,31 @@ impl Broken {
         assert_eq!(fs_err::read_dir(&out).unwrap().count(), 0, "something was left behind");
         ended.err.replace(&format!("{}/", self.dir.path().display()), "")
     }
+}
+
+#[test]
+fn keys_that_nothing_reads_cost_little_and_change_no_other() {
+    let broken = Broken::new();
+    let fates = || {
+        let options = ConvertOptions { tokenizer: false, ..ConvertOptions::default() };
+        let conversion = Conversion::plan(&broken.file(""), &options).unwrap();
+        conversion.mapping().config_keys.clone()
+    };
+    let own = fates();
+    broken.config(|config| {
+        let keys = std::mem::take(config);
+        // As many as would be tried one by one for minutes, before, between and behind the others.
+        for (at, (key, value)) in keys.into_iter().enumerate() {
+            config.extend((0..200).map(|n| (format!("unread_{at}_{n}"), n.into())));
+            config.insert(key, value);
+        }
+    });
+    let padded = fates();
+    assert_eq!(padded.len(), 201 * own.len());
+    let (unread, others): (Vec<_>, Vec<_>) =
+        padded.into_iter().partition(|key| key.key.starts_with("unread_"));
+    assert_eq!(others, own);
+    assert!(unread.iter().all(|key| !matches!(key.fate, KeyFate::Written(_))));
 }
 
 fn run(input: &Path, output: &Path, args: &[&str]) -> Outcome {

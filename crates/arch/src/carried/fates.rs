@@ -1,6 +1,6 @@
 //! What becomes of each key of a configuration.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::LazyLock;
 
 use serde_json::Value as Json;
@@ -170,6 +170,11 @@ const TOWER_KEYS: [&str; 10] = [
     "spatial_merge_size",
     "thinker_config",
 ];
+/// Part of a configuration with the keys of the language model.
+const TEXT: &str = "text_config";
+/// Keys that are tried one by one; of more, many are tried together first.
+const TRIED_SINGLY: usize = 256;
+
 const OF_TOWERS: &str = "it is of a tower, which `--mmproj` writes to a file of its own";
 
 /// Values of keys for which runtimes compute what the model's own code does.
@@ -198,15 +203,20 @@ impl CarriedCheck<'_, '_> {
             }
         }
         let config = self.config;
-        let text = config.get("text_config").and_then(Json::as_object);
-        let nested = text.into_iter().flatten().map(|(key, value)| (Some("text_config"), key, value));
-        let own =
-            config.iter().filter(|(key, _)| *key != "text_config").map(|(key, value)| (None, key, value));
+        let text = config.get(TEXT).and_then(Json::as_object);
+        let nested = text.into_iter().flatten().map(|(key, value)| (Some(TEXT), key, value));
+        let own = config.iter().filter(|(key, _)| *key != TEXT).map(|(key, value)| (None, key, value));
         let all: Vec<_> = nested.chain(own).collect();
+        let open = all.iter().map(|(part, key, _)| (*part, key.as_str()));
+        let open: Vec<_> = open.filter(|(_, key)| !written.contains_key(key)).collect();
+        let mut idle = HashSet::new();
+        if open.len() > TRIED_SINGLY {
+            self.find_idle(&open, &mut idle);
+        }
         let fate = |(part, key, value): (Option<&str>, &String, &Json)| {
             let fate = match written.get(key.as_str()) {
                 Some(keys) => KeyFate::Written(keys.clone()),
-                None => self.fate(part, key, value),
+                None => self.fate(part, key, value, idle.contains(&(part, key.as_str()))),
             };
             let key = part.map_or_else(|| key.clone(), |part| format!("{part}.{key}"));
             ConfigKey { key, fate }
@@ -214,7 +224,7 @@ impl CarriedCheck<'_, '_> {
         all.into_iter().map(fate).collect()
     }
 
-    fn fate(&mut self, part: Option<&str>, key: &str, value: &Json) -> KeyFate {
+    fn fate(&mut self, part: Option<&str>, key: &str, value: &Json, is_idle: bool) -> KeyFate {
         let is_own = |lost: &LostValue| {
             lost.key == key || lost.key.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'))
         };
@@ -232,7 +242,7 @@ impl CarriedCheck<'_, '_> {
         if value.is_null() || is_empty {
             return KeyFate::WithoutEffect("it says nothing");
         }
-        if let Some(keys) = self.changed_without(part, key) {
+        if !is_idle && let Some(keys) = self.changed_without(|own, name| (own, name) == (part, key)) {
             return KeyFate::Written(keys);
         }
         let is_known = |attributes: &&crate::attributes::Attributes| {
@@ -256,15 +266,34 @@ impl CarriedCheck<'_, '_> {
         KeyFate::Unknown
     }
 
-    /// Returns the keys of the file that change if the configuration lacks the key, if any does. The list is empty if
-    /// nothing can be planned without it.
-    fn changed_without(&mut self, part: Option<&str>, key: &str) -> Option<Vec<String>> {
-        let mut changed = self.config.clone();
-        let place = match part {
-            Some(part) => changed.get_mut(part).and_then(Json::as_object_mut)?,
-            None => &mut changed,
+    /// Collects keys without which, all together, the file stays as it is: a configuration may have very many that nothing
+    /// reads.
+    fn find_idle<'k>(
+        &mut self,
+        keys: &[(Option<&'k str>, &'k str)],
+        idle: &mut HashSet<(Option<&'k str>, &'k str)>,
+    ) {
+        let gone: HashSet<_> = keys.iter().copied().collect();
+        if self.changed_without(|part, key| gone.contains(&(part, key))).is_none() {
+            idle.extend(keys);
+        } else if keys.len() > TRIED_SINGLY / 16 {
+            let (first, second) = keys.split_at(keys.len() / 2);
+            self.find_idle(first, idle);
+            self.find_idle(second, idle);
+        }
+    }
+
+    /// Returns the keys of the file that change if the configuration lacks some keys, if any does. The list is empty if
+    /// nothing can be planned without them.
+    fn changed_without(&mut self, is_gone: impl Fn(Option<&str>, &str) -> bool) -> Option<Vec<String>> {
+        let without = |part: Option<&str>, map: &serde_json::Map<String, Json>| {
+            let kept = map.iter().filter(|(key, _)| !is_gone(part, key));
+            kept.map(|(key, value)| (key.clone(), value.clone())).collect::<serde_json::Map<_, _>>()
         };
-        place.shift_remove(key)?;
+        let mut changed = without(None, self.config);
+        if let Some(text) = changed.get_mut(TEXT).and_then(Json::as_object_mut) {
+            *text = without(Some(TEXT), text);
+        }
         let Ok((plan, annotations)) = config_plan(self.card, &changed, &mut self.scope) else {
             return Some(Vec::new());
         };
