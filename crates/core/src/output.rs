@@ -65,7 +65,7 @@ pub struct OutputFile {
 #[derive(Debug)]
 enum Sink {
     /// A file next to the one that it replaces, of which `before` is the state at the beginning.
-    Temporary { temporary: TemporaryFile, path: PathBuf, before: Option<FileState> },
+    Temporary { temporary: TemporaryFile, path: PathBuf, before: Option<FileState>, is_edit: bool },
     /// Written in place.
     Device(File),
     /// Written in place, also by other runs: see [`SharedOutput`].
@@ -186,7 +186,9 @@ impl OutputFile {
             output.sync()?;
         }
         let files = outputs.into_iter().filter_map(|Self { sink, .. }| match sink {
-            Sink::Temporary { temporary, path, before } => Some(Finished { temporary, path, before }),
+            Sink::Temporary { temporary, path, before, is_edit } => {
+                Some(Finished { temporary, path, before, is_edit })
+            }
             Sink::Device(_) | Sink::Shared(_) => None,
         });
         commit::commit(files.collect(), sync)

@@ -283,7 +283,7 @@ pub fn write_files(
         guard(&files, kind, &options.inputs).map_err(OutputError::Guard)?;
     }
     let file_bytes = files.iter().map(|file| file.plan.file_bytes).fold(0, u64::saturating_add);
-    let outputs = begin(target, &files, file_bytes, options.sync)?;
+    let outputs = begin(target, &files, file_bytes, options)?;
     let tensor_bytes = files.iter().flat_map(|file| &file.plan.tensors).map(|tensor| tensor.n_bytes).sum();
     let has_id = files.iter().any(|file| file.id_offset.is_some());
     let first_rows = has_id.then(|| FirstRowHashes::of(source.tensors().len()));
@@ -332,9 +332,10 @@ fn begin(
     target: &Path,
     files: &[PlannedFile],
     file_bytes: u64,
-    sync: bool,
+    options: &WriteOptions,
 ) -> Result<Vec<OutputFile>, WriteError> {
     let mut destinations = match files {
+        [file] if file.path == target && options.in_place => vec![Destination::of(target)?.for_edit()],
         [file] if file.path == target => vec![Destination::of(target)?],
         parts => {
             output::check_name(target)?;
@@ -351,7 +352,7 @@ fn begin(
     if let Some(free) = free.filter(|&free| free < file_bytes) {
         return Err(WriteError::NoSpace { path: target.to_owned(), needed: file_bytes, free });
     }
-    let set = OutputSet::of(files.len(), sync);
+    let set = OutputSet::of(files.len(), options.sync);
     let mut outputs = Vec::with_capacity(files.len());
     for (file, destination) in files.iter().zip(destinations) {
         let output = set.create(destination)?;

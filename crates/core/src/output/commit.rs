@@ -19,6 +19,8 @@ pub(super) struct Finished {
     pub(super) path: PathBuf,
     /// State of the file at that path when this one was begun.
     pub(super) before: Option<FileState>,
+    /// True if this one is an edit of that file.
+    pub(super) is_edit: bool,
 }
 
 /// Gives files their names, directory by directory.
@@ -26,8 +28,8 @@ pub(super) struct Finished {
 /// # Errors
 /// I/O errors; the message states what happened until then. A name that something else has taken.
 pub(super) fn commit(files: Vec<Finished>, sync: bool) -> io::Result<()> {
-    for Finished { temporary, path, before } in &files {
-        look_again(&*temporary.file()?, path, before.as_ref())?;
+    for Finished { temporary, path, before, is_edit } in &files {
+        look_again(&*temporary.file()?, path, before.as_ref(), *is_edit)?;
     }
     let mut sets: Vec<Vec<Finished>> = Vec::new();
     for file in files {

@@ -20,6 +20,8 @@ pub struct Destination {
     resolved: ResolvedTarget,
     /// True once leftovers of dead runs have been looked for.
     is_cleared: bool,
+    /// True for the edit of a file, which keeps its kind or changes it.
+    is_edit: bool,
 }
 
 #[derive(Debug)]
@@ -59,7 +61,7 @@ impl Destination {
             }
             Err(error) => return Err(named(target, &error).into()),
         };
-        Ok(Self { target: target.to_owned(), resolved, is_cleared: false })
+        Ok(Self { target: target.to_owned(), resolved, is_cleared: false, is_edit: false })
     }
 
     /// Checks the target of an output that may not be a device, because it has several parts side by side.
@@ -74,6 +76,12 @@ impl Destination {
                 Err(OutputError::Refused { target: destination.target, obstacle: Obstacle::DeviceForParts })
             }
         }
+    }
+
+    /// Marks the output as an edit: it replaces the file that is there now, of whatever kind, and no other.
+    #[must_use]
+    pub fn for_edit(self) -> Self {
+        Self { is_edit: true, ..self }
     }
 
     /// Returns the path of the file, links followed.
@@ -156,7 +164,7 @@ impl Destination {
                     None => TemporaryFile::next_to(&path),
                 };
                 let temporary = begun.map_err(|error| named(&target, &error))?;
-                Sink::Temporary { temporary, before: FileState::at(&path), path }
+                Sink::Temporary { temporary, before: FileState::at(&path), path, is_edit: self.is_edit }
             }
         };
         Ok(OutputFile { target, sink })

@@ -213,14 +213,18 @@ fn replaceable(
 }
 
 /// Refuses to replace what took the name of a written file in the meantime: anything but a file of the same kind.
-/// `before` is the state of the file of that name when the written file was begun.
+/// `before` is the state of the file of that name when the written file was begun, which an edit may replace.
 ///
 /// # Errors
 /// [`GuardError::Taken`], [`GuardError::Unreadable`], as the source of an I/O error.
-pub(super) fn look_again(own: &File, path: &Path, before: Option<&FileState>) -> io::Result<()> {
-    let output = || path.to_owned();
-    let taken =
-        |found| Err(io::Error::other(OutputError::Guard(GuardError::Taken { output: output(), found })));
+pub(super) fn look_again(
+    own: &File,
+    path: &Path,
+    before: Option<&FileState>,
+    is_edit: bool,
+) -> io::Result<()> {
+    let refused = |error| Err(io::Error::other(OutputError::Guard(error)));
+    let taken = |found| refused(GuardError::Taken { output: path.to_owned(), found });
     match path.symlink_metadata() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Ok(found) if found.is_file() => {}
@@ -230,18 +234,17 @@ pub(super) fn look_again(own: &File, path: &Path, before: Option<&FileState>) ->
         Err(error) => return Err(named(path, &error)),
     }
     let own = kind_of_file(own)?;
-    let kept = before.is_some() && FileState::at(path).as_ref() == before;
+    // Whole files of these kinds may be begun at the end of a run only.
+    let is_judged = is_edit || !matches!(own, FoundKind::Output(_));
+    if is_judged && before.is_some() && FileState::at(path).as_ref() == before {
+        return Ok(());
+    }
     match (kind_of(path), own) {
-        // It was checked when a GGUF file is begun; the others may be begun and written at the end of a run.
-        (_, FoundKind::Output(kind)) if kept && kind.is_gguf() => Ok(()),
         (Ok(Some(found)), FoundKind::Output(kind)) if kind.replaces(found) => Ok(()),
-        (_, own) if kept && !matches!(own, FoundKind::Output(_)) => Ok(()),
         (Ok(Some(found)), own) if found == own || found == FoundKind::Empty => Ok(()),
-        (Ok(None), _) => Ok(()),
         (Ok(Some(_)), _) => taken("another file"),
-        (Err(error), _) => {
-            Err(io::Error::other(OutputError::Guard(GuardError::Unreadable { output: output(), error })))
-        }
+        (Ok(None), _) => Ok(()),
+        (Err(error), _) => refused(GuardError::Unreadable { output: path.to_owned(), error }),
     }
 }
 

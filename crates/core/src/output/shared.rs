@@ -259,7 +259,12 @@ impl SharedOutput {
         }
         let data = found(&self.data()).map_err(failed)?;
         if let (Some(data), true) = (&data, missing.is_empty()) {
-            look_again(&File::options().read(true).open(self.data()).map_err(failed)?, &self.path, None)?;
+            look_again(
+                &File::options().read(true).open(self.data()).map_err(failed)?,
+                &self.path,
+                None,
+                false,
+            )?;
             self.note_done(data, sync)?;
             fault::point()?;
             match fs_err::rename(self.data(), &self.path) {

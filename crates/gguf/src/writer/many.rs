@@ -159,7 +159,7 @@ fn begin_output(
         }
         _ => {
             let file_bytes = planned.iter().map(|file| file.plan.file_bytes).fold(0, u64::saturating_add);
-            files.extend(begin(target, &planned, file_bytes, options.sync)?);
+            files.extend(begin(target, &planned, file_bytes, options)?);
         }
     }
     let has_id = planned.iter().any(|file| file.id_offset.is_some());

@@ -42,11 +42,6 @@ pub enum OutputKind {
 }
 
 impl OutputKind {
-    /// Returns true for the kinds of GGUF files.
-    pub(in crate::output) fn is_gguf(self) -> bool {
-        matches!(self, Self::Model | Self::Imatrix | Self::Recipe)
-    }
-
     /// Returns true if a file of that kind may be replaced. A report does not replace another kind of report: only a
     /// file made by the same option is known to be made again.
     #[must_use]
