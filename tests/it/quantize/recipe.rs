@@ -540,8 +540,7 @@ fn a_small_recipe_makes_little_and_is_no_model() {
         let bomb = dir.join("bomb.gguf");
         write_gguf(&bomb, &keys, &file, &WriteOptions::default(), &Silent).unwrap();
         let error = recipe::rebuild(&bomb, &source, &dir.join("x.gguf"), &options, &Silent).unwrap_err();
-        let error = error.to_string();
-        assert!(error.contains(expected) && error.ends_with(&format!("found {found}")), "{error}");
+        assert!(error.to_string().contains(expected), "{error}");
     }
     // What has no weights is no model.
     let mut keys = Metadata::new();

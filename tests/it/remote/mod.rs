@@ -144,7 +144,7 @@ fn what_cannot_be_trusted_is_refused(tier: Tier) {
             Manners { tag_changes_after: 20, ..polite.clone() },
             "the file changed while it was read: its tag was",
         ),
-        (Manners { tag_vanishes_after: 20, ..polite.clone() }, "its tag was `\"tag0\"`, is none"),
+        (Manners { tag_vanishes_after: 20, ..polite.clone() }, "its tag was \"tag0\", is none"),
         (Manners { encoding: Some("gzip"), ..polite.clone() }, "compressed (`Content-Encoding: gzip`)"),
         (Manners { ignores_ranges: true, ..polite.clone() }, "whole files only"),
         (Manners { shifts_ranges: true, ..polite.clone() }, "whole files only"),

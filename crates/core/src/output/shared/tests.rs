@@ -4,7 +4,7 @@ use super::*;
 
 const ID: &str = "ab";
 const COUNT: usize = 3;
-const WHOLE: [u8; 6] = [1, 1, 2, 2, 3, 3];
+const WHOLE: [u8; 6] = *b"112233";
 const NOTE: &str = ".m.gguf.into-ab.1.done";
 
 fn names(dir: &Path) -> Vec<String> {
@@ -24,7 +24,7 @@ fn begin(shared: &mut SharedOutput) -> OutputFile {
 }
 
 fn fill(file: &OutputFile, number: usize) {
-    file.write_at(2 * (number as u64 - 1), &[number as u8; 2]).unwrap();
+    file.write_at(2 * (number as u64 - 1), &[b'0' + number as u8; 2]).unwrap();
 }
 
 /// Does a run as a scheduler starts it.
@@ -279,10 +279,10 @@ fn a_name_that_somebody_takes_is_kept_and_nothing_is_lost() {
     run(dir, 2).unwrap();
     let mut last = shared(dir, 3);
     let file = begin(&mut last);
-    file.write_at(4, &[3; 2]).unwrap();
-    fs_err::write(dir.join("m.gguf"), "a text of somebody").unwrap();
+    fill(&file, 3);
+    fs_err::write(dir.join("m.gguf"), b"GGUF of somebody").unwrap();
     assert!(last.finish(Some(&file), true).unwrap_err().to_string().contains("took this name"));
-    assert_eq!(whole(dir), b"a text of somebody");
+    assert_eq!(whole(dir), b"GGUF of somebody");
     fs_err::remove_file(dir.join("m.gguf")).unwrap();
     assert_eq!(run(dir, 3).unwrap(), [0; 0]);
     assert_eq!(whole(dir), WHOLE);
