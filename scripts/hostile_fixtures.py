@@ -369,6 +369,7 @@ def checkpoint_rules():
     config("epsilon_nan", {"rms_norm_eps": "NaN"})
     write("config_nested.hf/config.json.gen", [["[", 500000]], convert, look)
     write("config_key_twice.hf/config.json", '{"architectures": ["LlamaForCausalLM"], "architectures": []}', convert, look)
+    write("special_tokens_key_twice.hf/special_tokens_map.json", '{"bos_token": "a", "bos_token": "b"}', convert, look)
     write("config_not_json.hf/config.json", "#!/bin/sh\nrm -rf /", convert, look)
     write("config_not_an_object.hf/config.json", "[1, 2]", convert, look)
     write("config_surrogate.hf/config.json", '{"architectures": ["\\ud800"]}', convert, look)

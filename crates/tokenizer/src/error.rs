@@ -202,8 +202,8 @@ impl Hint for TokenizerError {
                 "put tokenizer.json or tokenizer.model of the original model next to config.json".to_owned(),
                 no_tokenizer,
             ],
+            Self::KeyTwice { .. } => vec!["leave one of the two out; transformers reads the last".to_owned(), no_tokenizer],
             Self::Json { .. }
-            | Self::KeyTwice { .. }
             | Self::SentencePiece { .. }
             | Self::NoPieces { .. }
             | Self::Line { .. }
