@@ -524,7 +524,8 @@ fn a_small_recipe_makes_little_and_is_no_model() {
     convert(Tier::Everyday, dir, "f16");
     run(dir, &["in.gguf", "q.gguf", "--type", "q8_0"]).ok();
     let open = |name: &str| {
-        RecipeSource::open(JobInput::Gguf(dir.join(name)), ConvertOptions::default(), None, &Silent)
+        let input = JobInput::Gguf(dir.join(name));
+        RecipeSource::open(input, ConvertOptions::default(), None, &Silent).map_err(Box::new)
     };
     let source = open("in.gguf").unwrap();
     let options = RecipeOutput { sync: false, ..RecipeOutput::default() };
@@ -550,7 +551,7 @@ fn a_small_recipe_makes_little_and_is_no_model() {
         let expected = format!("{name}: this is {kind}, not a model");
         let rungs = Rung::parse_list("q8_0").unwrap();
         let ladder = Ladder::new(JobInput::Gguf(dir.join(name)), rungs, dir.join("out"));
-        for error in [open(name).map(drop).unwrap_err(), ladder.run(&Silent).unwrap_err()] {
+        for error in [*open(name).map(drop).unwrap_err(), ladder.run(&Silent).unwrap_err()] {
             assert!(error.to_string().ends_with(&expected) && !error.hints().is_empty(), "{error}");
         }
     }

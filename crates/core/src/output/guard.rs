@@ -403,6 +403,9 @@ mod tests {
     }
 
     #[cfg(unix)]
+    type Taker<'a> = &'a dyn Fn(&Path);
+
+    #[cfg(unix)]
     #[test]
     fn what_takes_a_name_while_the_file_is_written_is_kept() {
         use super::super::OutputFile;
@@ -418,7 +421,6 @@ mod tests {
             rustix::fs::mknodat(rustix::fs::CWD, path, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         };
         let directory = |path: &Path| fs_err::create_dir(path).unwrap();
-        type Taker<'a> = &'a dyn Fn(&Path);
         let cases: [(&[u8], Taker<'_>, Option<&str>); 11] = [
             (gguf, &at(text), Some("another file")),
             (gguf, &at(page), Some("another file")),
