@@ -10,6 +10,7 @@ pub mod convert;
 mod effects_table;
 mod failure;
 mod folder;
+mod forms;
 mod help;
 pub mod inspect;
 mod isolated;
@@ -63,10 +64,22 @@ static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("GGUF_FOUN
     _ => env!("CARGO_PKG_VERSION").to_owned(),
 });
 
-/// Returns the text that `--version` prints after the name: `#[command(version = cli::version())]`.
+/// Returns the version of the programs, for files that they write.
 #[must_use]
 pub fn version() -> &'static str {
     VERSION.as_str()
+}
+
+/// [`VERSION`] with what else distinguishes programs: features, and the vector instructions of this machine.
+static BUILD: LazyLock<String> = LazyLock::new(|| {
+    let features = if cfg!(feature = "remote") { "cli, remote" } else { "cli" };
+    format!("{}\nfeatures: {features}\nvector instructions: {}", version(), SimdLevel::detect())
+});
+
+/// Returns the text that `--version` prints after the name: `#[command(version = cli::build())]`.
+#[must_use]
+pub fn build() -> &'static str {
+    BUILD.as_str()
 }
 
 /// Outcome of a program.
@@ -144,7 +157,7 @@ pub struct Common {
     /// Print more details, and what the run took
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
-    /// Do not wait until the output is on the disk
+    /// Finish without waiting for the disk: faster, but a power failure may lose the output
     #[arg(long, global = true)]
     pub no_sync: bool,
 }
@@ -307,9 +320,10 @@ pub fn run<T: Tool>() -> ExitCode {
         return exit.into();
     }
     isolated::install();
+    let offer = || forms::offer(&T::command(), &std::env::args_os().collect::<Vec<_>>());
     let tool = match parse::<T>() {
         Ok(tool) => tool,
-        Err(error) => return failure::refuse(&error).into(),
+        Err(error) => return failure::refuse(&error, offer).into(),
     };
     let common = tool.common().clone();
     let progress = match (common.quiet, common.no_progress) {
@@ -337,7 +351,7 @@ pub fn run<T: Tool>() -> ExitCode {
         Ok(Err(error)) => Failure::of(&error),
         Err(_) => Some(Failure::defect()),
     };
-    let failure = failure.map(|failure| failure.with_rest(|| tool.after_interrupt()));
+    let failure = failure.map(|failure| failure.with_rest(|| tool.after_interrupt()).with_offer(offer));
     failure.map_or(Exit::Done, |failure| failure.tell(session.common.json)).into()
 }
 
@@ -353,8 +367,11 @@ fn resources(seconds: f64, level: SimdLevel) -> String {
 
 /// Parses the arguments of the process.
 fn parse<T: Tool>() -> Result<T, clap::Error> {
-    let mut command = help::with_pages(T::command());
     let arguments = T::arguments(command_first(std::env::args_os().collect()));
+    if arguments.iter().skip(1).eq(["help", "machines"]) {
+        return Err(clap::Error::raw(clap::error::ErrorKind::DisplayHelp, help::machines(&T::command())));
+    }
+    let mut command = help::with_pages(T::command(), arguments.iter().any(|word| word == "-h"));
     let matches = command.try_get_matches_from_mut(arguments)?;
     T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }

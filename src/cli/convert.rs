@@ -41,7 +41,7 @@ pub(crate) fn command() -> clap::Command {
 
 /// Turn checkpoints into GGUF files, and back
 #[derive(Debug, Parser)]
-#[command(name = "gguf-convert", version = crate::cli::version())]
+#[command(name = "gguf-convert", version = crate::cli::version(), long_version = crate::cli::build())]
 #[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.")]
 struct Convert {
     #[command(subcommand)]
@@ -73,7 +73,7 @@ enum ConvertCommand {
     /// For machines such as IBM Z. Swaps the bytes of the numbers of the header, of floats, and of all numbers in
     /// blocks that are wider than a byte. Converting twice restores the file.
     Endian(EndianArgs),
-    /// Print what a shell needs to complete the arguments of this program
+    /// Print a script with which a shell completes the arguments of this program
     ///
     /// For bash: `source <(gguf-convert completions bash)`, in ~/.bashrc to keep.
     Completions(Completions),

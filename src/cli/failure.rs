@@ -68,6 +68,12 @@ impl Failure {
         Self { hints: self.hints.into_iter().chain(rest).collect(), ..self }
     }
 
+    /// Adds what a refused command line probably means.
+    pub(super) fn with_offer(self, offer: impl FnOnce() -> Option<String>) -> Self {
+        let offer = if matches!(self.exit, Exit::Usage | Exit::Failed) { offer() } else { None };
+        Self { hints: self.hints.into_iter().chain(offer).collect(), ..self }
+    }
+
     /// Changes exit code 1 to 2, for comparisons, in which 1 means that files differ.
     pub(crate) fn into_trouble(self) -> Self {
         let exit = if self.exit == Exit::Failed { Exit::Usage } else { self.exit };
@@ -110,15 +116,21 @@ impl Failure {
     }
 }
 
-/// Prints clap's own output: help and version, or the error in the arguments.
-pub(super) fn refuse(error: &clap::Error) -> Exit {
+/// Prints clap's own output: help and version, or the error in the arguments and what is probably meant.
+pub(super) fn refuse(error: &clap::Error, offer: impl FnOnce() -> Option<String>) -> Exit {
     // Help and version go to standard output and are no errors. A closed pipe is ignored.
     let _ = error.print();
     if !error.use_stderr() {
         return Exit::Done;
     }
+    let failure = Failure::of_arguments(error);
+    let n_tips = failure.hints.len();
+    let failure = failure.with_offer(offer);
+    for hint in &failure.hints[n_tips..] {
+        render::message("hint", hint);
+    }
     if asks_for_json(std::env::args_os().skip(1)) {
-        Failure::of_arguments(error).print_json();
+        failure.print_json();
     }
     Exit::Usage
 }

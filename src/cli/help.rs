@@ -1,322 +1,35 @@
-//! Help texts: `-h` is one screen with the most common options and three examples. `--help` is complete, ordered from
-//! common to rare, with examples and exit codes.
+//! Help texts. `-h` is one screen: what a command is for, its most common options, examples. `--help` is complete,
+//! ordered from common to rare, with examples and exit codes. `help machines` has the options that fit a run to a machine.
 //!
 //! Options are documented in full where they are defined. [`PAGES`] lists those that the short help of a command shows,
 //! with one line each; they also come first in the long help.
 
+mod pages;
+
 use clap::{Arg, Command};
 
-/// Short help of a command.
-struct Page {
-    /// Names of the program and its commands.
-    path: &'static [&'static str],
-    /// Ids of options and arguments, with a line each.
-    shown: &'static [(&'static str, &'static str)],
-    examples: &'static [&'static str],
-}
-
-/// Common options that the short help shows.
-const COMMON: [(&str, &str); 4] = [
-    ("threads", "Number of threads [default: all cores]"),
-    ("json", "Print one JSON document"),
-    ("quiet", "No progress, no warnings"),
-    ("verbose", "Print more details, and what the run took"),
-];
-
-/// One-line descriptions of subcommands whose own sentence is longer.
-const ABOUT: [(&str, &str); 22] = [
-    ("msmodelslim2gguf", "Convert a checkpoint of Ascend's msModelSlim to GGUF"),
-    ("merge-lora", "Merge a LoRA adapter into its base model, as GGUF"),
-    ("archs", "List the architectures that can be converted"),
-    ("draft", "Write a first card for a new architecture"),
-    ("completions", "Print what a shell needs to complete arguments"),
-    ("stats", "Keep moments of a text for many quantizations"),
-    ("ladder", "Write many types of a model from one reading"),
-    ("recipe", "Find out how a quantized file was made"),
-    ("rebuild", "Make a file again from its recipe"),
-    ("pack", "Pack a folder as its model and recipes"),
-    ("unpack", "Make every file of a packed folder again"),
-    ("combine", "Combine the parts that `--part` wrote"),
-    ("logits", "Print the logits after each prompt as JSON lines"),
-    ("set", "Set metadata keys"),
-    ("remove", "Remove metadata keys"),
-    ("rename", "Give tensors other names"),
-    ("drop", "Leave tensors out"),
-    ("diff", "Compare two models: keys, tensors, values"),
-    ("dump", "Print a file as Markdown or JSON"),
-    ("hash", "Print SHA-256 of tensors, of all data, of the file"),
-    ("memory", "Print the memory that a model needs to run"),
-    ("checkpoint", "Describe a checkpoint and what it would become"),
-];
-
-const OUTPUT: (&str, &str) = ("output", "File or directory to write");
-const TYPE: (&str, &str) = ("ty", "Type: f16, bf16, q8_0, q4_k_m, ... or auto");
-const IMATRIX: (&str, &str) = ("imatrix", "Importance matrix (GGUF or .dat)");
-const CALIBRATE: (&str, &str) = ("calibrate", "Calibrate the rounding with this text");
-const TARGET: (&str, &str) = ("target_size", "Choose types for a file size, such as 3.9G");
-const DRY_RUN: (&str, &str) = ("dry_run", "Print what would be done, write nothing");
-
-const PAGES: &[Page] = &[
-    Page {
-        path: &["gguf-convert"],
-        shown: &[],
-        examples: &[
-            "gguf-convert hf2gguf ./Llama-3.2-1B -o llama-f16.gguf --type f16",
-            "gguf-convert ./Llama-3.2-1B --type q4_k_m     # same as hf2gguf",
-            "gguf-convert lora2gguf ./adapter --base ./Llama-3.2-1B",
-        ],
-    },
-    Page {
-        path: &["gguf-convert", "hf2gguf"],
-        shown: &[
-            ("dir", "Directory of the checkpoint, or ORG/NAME"),
-            OUTPUT,
-            TYPE,
-            ("mmproj", "Convert the vision and audio towers"),
-            IMATRIX,
-            CALIBRATE,
-            TARGET,
-            ("cache", "Keep what is fetched from a server here"),
-            ("split_max_size", "Start another file at this size, such as 2G"),
-            ("chat_template", "Use this template"),
-            DRY_RUN,
-            ("resume", "Resume a run that was stopped"),
-        ],
-        examples: &[
-            "gguf-convert hf2gguf ./Llama-3.2-1B -o llama-f16.gguf --type f16",
-            "gguf-convert hf2gguf ./Llama-3.2-1B --type iq3_m --imatrix im.gguf",
-            "gguf-convert hf2gguf Qwen/Qwen3-0.6B --type q4_k_m",
-        ],
-    },
-    Page {
-        path: &["gguf-convert", "msmodelslim2gguf"],
-        shown: &[("dir", "Directory of the checkpoint"), OUTPUT, TYPE, IMATRIX, DRY_RUN],
-        examples: &[
-            "gguf-convert msmodelslim2gguf ./Qwen3-8B-w8a8",
-            "gguf-convert msmodelslim2gguf ./Qwen3-8B-w8a8 --type q8_0",
-            "gguf-convert msmodelslim2gguf ./Qwen3-8B-w8a8 --dry-run",
-        ],
-    },
-    Page {
-        path: &["gguf-convert", "flm2gguf"],
-        shown: &[("file", "FastLLM file"), OUTPUT, TYPE, IMATRIX, DRY_RUN],
-        examples: &[
-            "gguf-convert flm2gguf chatglm.flm",
-            "gguf-convert flm2gguf chatglm.flm -o chatglm-f16.gguf --type f16",
-            "gguf-convert flm2gguf chatglm.flm --dry-run",
-        ],
-    },
-    Page {
-        path: &["gguf-convert", "merge-lora"],
-        shown: &[
-            ("base", "Directory of the base model, or ORG/NAME"),
-            ("adapter", "Directory of the adapter"),
-            OUTPUT,
-            TYPE,
-            IMATRIX,
-            DRY_RUN,
-        ],
-        examples: &[
-            "gguf-convert merge-lora ./Llama-3.2-1B ./adapter --type q4_k_m",
-            "gguf-convert merge-lora ./Llama-3.2-1B ./adapter -o merged.gguf",
-            "gguf-convert merge-lora ./Llama-3.2-1B ./adapter --dry-run",
-        ],
-    },
-    Page {
-        path: &["gguf-convert", "lora2gguf"],
-        shown: &[
-            ("dir", "Directory of the adapter, or ORG/NAME"),
-            ("base", "Directory of its base model"),
-            OUTPUT,
-            TYPE,
-            DRY_RUN,
-        ],
-        examples: &[
-            "gguf-convert lora2gguf ./adapter --base ./Llama-3.2-1B",
-            "gguf-convert lora2gguf ./adapter --base ./Llama-3.2-1B -o a.gguf",
-            "gguf-convert lora2gguf ./adapter --dry-run",
-        ],
-    },
-    Page {
-        path: &["gguf-quantize"],
-        shown: &[
-            ("arguments", "Input, output, and in llama-quantize's order TYPE, THREADS"),
-            ("file_type", "Type: q8_0, q6_k, q4_k_m, ... (see --help)"),
-            IMATRIX,
-            CALIBRATE,
-            TARGET,
-            ("like", "Take each tensor's type from this file"),
-            DRY_RUN,
-        ],
-        examples: &[
-            "gguf-quantize model-f16.gguf model-q4_k_m.gguf --type q4_k_m",
-            "gguf-quantize in.gguf out.gguf --type iq3_m --imatrix im.gguf",
-            "gguf-quantize in.gguf out.gguf Q4_K_M 8       # as llama-quantize",
-        ],
-    },
-    Page {
-        path: &["gguf-quantize", "ladder"],
-        shown: &[
-            ("source", "GGUF file, checkpoint, or ORG/NAME"),
-            ("output", "Folder for the files"),
-            ("types", "Types: q8_0,q6_k,q4_k_m,..."),
-            ("preset", "small, standard or full [default: standard]"),
-            IMATRIX,
-            ("calibration", "Measure the matrix on this text first"),
-            CALIBRATE,
-            ("verify", "Compare every file with the model on a text"),
-            ("part", "Write the files of one of N machines: I/N"),
-            ("resume", "Keep what a stopped run has written"),
-            DRY_RUN,
-        ],
-        examples: &[
-            "gguf-quantize ladder model-bf16.gguf -o out --preset full --imatrix imatrix.gguf",
-            "gguf-quantize ladder ./Llama-3.2-1B -o out --calibration cal.txt --verify test.txt",
-            "gguf-quantize ladder org/model -o out --types q8_0,q4_k_m --resume",
-        ],
-    },
-    Page {
-        path: &["gguf-quantize", "recipe"],
-        shown: &[
-            ("file", "Quantized GGUF file"),
-            ("source", "Model that it was made of"),
-            IMATRIX,
-            ("output", "Recipe to write"),
-        ],
-        examples: &[
-            "gguf-quantize recipe model-Q4_K_M.gguf --source model-bf16.gguf",
-            "gguf-quantize recipe model-IQ3_M.gguf --source ./Llama-3.2-1B --imatrix imatrix.gguf",
-            "gguf-quantize recipe model-Q4_K_M.gguf --source model-bf16.gguf -o q4_k_m.recipe.gguf",
-        ],
-    },
-    Page {
-        path: &["gguf-quantize", "rebuild"],
-        shown: &[
-            ("recipe", "Recipe of the file"),
-            ("source", "Model that it was made of"),
-            IMATRIX,
-            ("output", "File to write"),
-        ],
-        examples: &[
-            "gguf-quantize rebuild q4_k_m.recipe.gguf --source model-bf16.gguf -o model-Q4_K_M.gguf",
-            "gguf-quantize rebuild iq3_m.recipe.gguf --source m.gguf --imatrix im.gguf -o m-IQ3_M.gguf",
-            "gguf-quantize rebuild q8_0.recipe.gguf --source ./Llama-3.2-1B -o model-Q8_0.gguf --json",
-        ],
-    },
-    Page {
-        path: &["gguf-quantize", "pack"],
-        shown: &[
-            ("folder", "Folder with quantizations of one model"),
-            ("source", "The model, as a GGUF file"),
-            IMATRIX,
-            ("output", "Folder for the pack"),
-        ],
-        examples: &[
-            "gguf-quantize pack models --source models/model-bf16.gguf -o packed",
-            "gguf-quantize pack models --source ../model-f16.gguf --imatrix im.gguf -o packed",
-            "gguf-quantize unpack packed -o models-again",
-        ],
-    },
-    Page {
-        path: &["gguf-quantize", "unpack"],
-        shown: &[("pack", "Folder that `pack` has written"), ("output", "Folder for the files")],
-        examples: &[
-            "gguf-quantize unpack packed -o models",
-            "gguf-quantize unpack packed -o models --no-sync",
-            "gguf-quantize unpack packed -o models --json",
-        ],
-    },
-    Page {
-        path: &["gguf-quantize", "stats"],
-        shown: &[("model", "The model"), ("calibrate", "Text, or `self`"), ("output", "Folder to write")],
-        examples: &[
-            "gguf-quantize stats model-f16.gguf --calibrate text.txt -o stats",
-            "gguf-quantize stats model-f16.gguf --calibrate self -o stats",
-            "gguf-quantize in.gguf out.gguf --type q4_k_m --stats stats",
-        ],
-    },
-    Page {
-        path: &["gguf-verify"],
-        shown: &[
-            ("models", "GGUF files, or directories of checkpoints"),
-            ("prompts", "Text or chats to score"),
-            ("baseline", "Checkpoint or file to compare with"),
-            ("report", "Write a report: .html, .md or .json"),
-            ("min-quality", "near-lossless, very-good, good or fair"),
-            ("max-kld", "Highest mean divergence that passes"),
-            ("ctx", "Tokens of a chunk [default: 512]"),
-            ("chunks", "Maximum number of chunks"),
-            ("weights_only", "Compare the weights, run nothing"),
-            ("structure_only", "Check the file, run nothing"),
-        ],
-        examples: &[
-            "gguf-verify model-q4_k_m.gguf",
-            "gguf-verify model-*.gguf --baseline ./Llama-3.2-1B --prompts a.txt",
-            "gguf-verify model-q4_k_m.gguf --baseline model-f16.gguf",
-        ],
-    },
-    Page {
-        path: &["gguf-verify", "imatrix"],
-        shown: &[
-            ("model", "The model, in F16 or finer"),
-            ("prompts", "Text to run"),
-            ("output", "File to write"),
-            ("ctx", "Tokens of a chunk [default: 512]"),
-            ("chunks", "Maximum number of chunks"),
-            ("legacy", "Write the older .dat format"),
-        ],
-        examples: &[
-            "gguf-verify imatrix model-f16.gguf --prompts text.txt -o im.gguf",
-            "gguf-verify imatrix -m model-f16.gguf -f text.txt -o im.gguf -c 512",
-            "gguf-verify imatrix show im.gguf",
-        ],
-    },
-    Page {
-        path: &["gguf-verify", "logits"],
-        shown: &[("model", "The model"), ("prompts", "Prompts"), ("output", "File to write")],
-        examples: &[
-            "gguf-verify logits model.gguf --prompts prompts.jsonl",
-            "gguf-verify logits model.gguf --prompts prompts.jsonl -o out.jsonl",
-            "gguf-verify logits ./Llama-3.2-1B --prompts prompts.jsonl",
-        ],
-    },
-    Page {
-        path: &["gguf-verify", "combine"],
-        shown: &[
-            ("parts", "Parts that `--part` wrote on all machines"),
-            ("output", "Matrix or statistics to write"),
-            ("accept_partial", "Exit with 0 if not everything could be judged"),
-            ("min-quality", "near-lossless, very-good, good or fair"),
-            ("max-kld", "Highest mean divergence that passes"),
-        ],
-        examples: &[
-            "gguf-verify combine part-*.gguf",
-            "gguf-verify combine imatrix-*.gguf -o imatrix.gguf",
-            "gguf-verify combine stats-*/ -o stats",
-        ],
-    },
-    Page {
-        path: &["gguf-inspect"],
-        shown: &[],
-        examples: &[
-            "gguf-inspect model.gguf",
-            "gguf-inspect diff a.gguf b.gguf",
-            "gguf-inspect set model.gguf general.name=Llama",
-        ],
-    },
-];
+use pages::{ABOUT, PAGES, Page};
 
 /// Exit codes of programs that have no others.
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.";
+/// Options of `help machines`, by id. The long help of a command leaves them out.
+const MACHINES: [&str; 5] = ["memory", "simd", "no_sync", "part", "into"];
+/// Width of the short help and of `help machines`.
+const COLUMNS: usize = 80;
+/// Heading of the options that every command has.
+const COMMON: &str = "Common options";
 
-/// Adds the help texts to a program's parser.
+/// Adds the help texts to a program's parser. With `is_short` its help is the page of one screen.
 #[must_use]
-pub(crate) fn with_pages(command: Command) -> Command {
+pub(crate) fn with_pages(command: Command, is_short: bool) -> Command {
     let mut path = vec![command.get_name().to_owned()];
-    shaped(command, &mut path)
+    let options: Vec<String> = of_machines(&command).iter().map(|(arg, _)| name_of(arg)).collect();
+    let options: Vec<&str> = options.iter().filter_map(|name| name.split(' ').next()).collect();
+    let machines = format!("`{} help machines` explains {}.", path[0], options.join(", "));
+    shaped(command, &mut path, &machines, is_short)
 }
 
-fn shaped(command: Command, path: &mut Vec<String>) -> Command {
+fn shaped(command: Command, path: &mut Vec<String>, machines: &str, is_short: bool) -> Command {
     let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
     let mut command = command;
     for name in names {
@@ -327,47 +40,155 @@ fn shaped(command: Command, path: &mut Vec<String>) -> Command {
                 (Some(line), Some(full)) => sub.about(line).long_about(full),
                 _ => sub,
             };
-            shaped(sub, path)
+            shaped(sub, path, machines, is_short)
         });
         path.pop();
     }
-    let page = PAGES.iter().find(|page| page.path.iter().eq(path.iter()));
-    let shown: &[(&'static str, &'static str)] = page.map_or(&[], |page| page.shown);
-    let n_options = command.get_arguments().filter(|arg| !arg.is_positional() && !arg.is_hide_set()).count();
-    let command = command.mut_args(|arg| shaped_arg(arg, shown, page.is_some()));
-    let examples = page.map(|page| {
-        let lines: Vec<String> = page.examples.iter().map(|line| format!("  {line}")).collect();
-        format!("Examples:\n{}", lines.join("\n"))
-    });
-    let more = page.map(|_| format!("`--help` explains all {n_options} options."));
-    let short = [examples.clone(), more].into_iter().flatten().collect::<Vec<_>>().join("\n\n");
+    let Some(page) = PAGES.iter().find(|page| page.path.iter().eq(path.iter())) else { return command };
+    let short = short_page(&command, page);
+    let command = command.mut_args(|arg| shaped_arg(arg, page.shown));
     let notes = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
     let codes =
         notes.as_ref().is_none_or(|notes| !notes.contains("Exit codes")).then(|| EXIT_CODES.to_owned());
-    let long = [examples, notes, codes].into_iter().flatten().collect::<Vec<_>>().join("\n\n");
-    command.after_help(short).after_long_help(long)
+    let long = [Some(examples(page)), Some(machines.to_owned()), notes, codes]
+        .into_iter()
+        .flatten()
+        .collect::<Vec<_>>()
+        .join("\n\n");
+    let command = command.after_help(short).after_long_help(long);
+    if is_short {
+        command.help_template("{about}\n\n{usage-heading} {usage}\n\n{after-help}")
+    } else {
+        command
+    }
 }
 
-/// Shapes an option: one of the page gets a line in the short help, and comes before the others in the long help.
-fn shaped_arg(arg: Arg, shown: &[(&'static str, &'static str)], has_page: bool) -> Arg {
-    let id = arg.get_id().as_str().to_owned();
-    let is_common = arg.get_help_heading() == Some("Common options");
-    let line = COMMON.iter().filter(|_| is_common).chain(shown).find(|(own, _)| *own == id);
-    let full = arg.get_long_help().or(arg.get_help()).cloned();
-    match line {
-        Some((_, line)) => {
-            let arg = full
-                .map_or_else(|| arg.clone(), |full| arg.clone().long_help(full))
-                .help(*line)
-                .hide_short_help(false);
-            if is_common { arg } else { arg.help_heading(None::<&str>) }
+fn examples(page: &Page) -> String {
+    let lines: Vec<String> = page.examples.iter().map(|line| format!("  {line}")).collect();
+    format!("Examples:\n{}", lines.join("\n"))
+}
+
+/// Returns the short help of a command below its usage: tasks, options, examples.
+fn short_page(command: &Command, page: &Page) -> String {
+    let is_meant = |arg: &&Arg| {
+        let is_own = !arg.is_hide_set() && !is_common(arg) && !MACHINES.contains(&arg.get_id().as_str());
+        if page.shown.is_empty() { is_own } else { page.shown.iter().any(|(id, _)| arg.get_id() == *id) }
+    };
+    let tasks =
+        rows(page.tasks.iter().map(|(task, line)| ((*task).to_owned(), (*line).to_owned())).collect());
+    let has_all = page.tasks.is_empty() || !page.shown.is_empty();
+    let args = command.get_arguments().filter(is_meant).filter(|_| has_all);
+    let args = rows(args.map(|arg| (name_of(arg), line_of(arg, page))).collect());
+    let more = "Everywhere: -t N threads, -q quiet, -v details, --json; --help explains all.".to_owned();
+    let parts = [tasks, args, examples(page), more];
+    parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n\n")
+}
+
+/// Returns an option as it is typed: `-o, --output <PATH>`.
+fn name_of(arg: &Arg) -> String {
+    let short = arg.get_short().map(|short| format!("-{short}"));
+    let long = arg.get_long().map(|long| format!("--{long}"));
+    let name = short.into_iter().chain(long).collect::<Vec<_>>().join(", ");
+    if !arg.get_action().takes_values() {
+        return name;
+    }
+    let names = arg.get_value_names().unwrap_or_default();
+    let values: Vec<String> = names.iter().map(|value| format!("<{value}>")).collect();
+    let own = || format!("<{}>", arg.get_id().as_str().to_uppercase());
+    let values = if values.is_empty() { own() } else { values.join(" ") };
+    let is_list = arg.get_num_args().is_some_and(|range| range.max_values() > 1);
+    let more = if is_list { "..." } else { "" };
+    format!("{name} {values}{more}").trim_start().to_owned()
+}
+
+/// Returns the line of an option: that of the page, or its own text; with its values and its default.
+fn line_of(arg: &Arg, page: &Page) -> String {
+    let line = page.shown.iter().find(|(id, _)| arg.get_id() == *id).map(|(_, line)| (*line).to_owned());
+    let own = || arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let mut text = line.unwrap_or_else(own);
+    let takes_value = arg.get_action().takes_values();
+    let values: Vec<String> =
+        arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
+    if page.shown.is_empty() && takes_value && !values.is_empty() && !arg.is_hide_possible_values_set() {
+        text += &format!(": {}", values.join(", "));
+    }
+    if let [value] = arg.get_default_values()
+        && takes_value
+        && !text.contains("[default")
+    {
+        text += &format!(" [default: {}]", value.display());
+    }
+    text
+}
+
+/// Sets two columns, the second wrapped at the edge of the screen.
+fn rows(rows: Vec<(String, String)>) -> String {
+    let width = rows.iter().map(|row| row.0.chars().count()).max().unwrap_or_default();
+    let lines = rows.iter().flat_map(|(name, text)| {
+        let text = wrapped(text, COLUMNS - width - 4).into_iter().enumerate();
+        text.map(move |(at, line)| format!("  {:width$}  {line}", if at == 0 { name } else { "" }))
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Wraps a text into lines of at most `columns` columns.
+pub(crate) fn wrapped(text: &str, columns: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.len() + 1 + word.len() <= columns => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
         }
-        None if is_common || has_page => {
-            let heading = arg.get_help_heading().map_or("More options", |_| "");
-            let arg = arg.hide_short_help(true);
-            if heading.is_empty() || arg.is_positional() { arg } else { arg.help_heading(heading) }
-        }
-        None => arg,
+    }
+    lines
+}
+
+/// Returns the options of `help machines` that a program has, with the names of the commands that have them.
+fn of_machines(program: &Command) -> Vec<(&Arg, Vec<&str>)> {
+    let commands: Vec<&Command> = std::iter::once(program).chain(program.get_subcommands()).collect();
+    let row = |id: &&str| {
+        let own = |command: &&Command| command.get_arguments().any(|arg| arg.get_id() == *id);
+        let having: Vec<&Command> = commands.iter().copied().filter(own).collect();
+        let arg = having.first()?.get_arguments().find(|arg| arg.get_id() == *id)?;
+        Some((arg, having.iter().map(|command| command.get_name()).collect()))
+    };
+    MACHINES.iter().filter_map(row).collect()
+}
+
+/// Returns the page of `help machines`: the options that fit a run to a machine, and the commands that have them.
+#[must_use]
+pub(crate) fn machines(program: &Command) -> String {
+    let row = |(arg, commands): (&Arg, Vec<&str>)| {
+        let text = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+        let whose = if is_common(arg) {
+            "All commands have it.".to_owned()
+        } else {
+            format!("Of {}.", commands.join(", "))
+        };
+        (name_of(arg), format!("{}. {whose}", text.trim_end_matches('.')))
+    };
+    let rows = rows(of_machines(program).into_iter().map(row).collect());
+    format!("Options that fit a run to a machine, or share it among several\n\n{rows}\n")
+}
+
+fn is_common(arg: &Arg) -> bool {
+    arg.get_help_heading() == Some(COMMON)
+}
+
+/// Shapes an option of the long help: one of the page comes before the others, one of machines has its own page.
+fn shaped_arg(arg: Arg, shown: &[(&str, &str)]) -> Arg {
+    if MACHINES.contains(&arg.get_id().as_str()) {
+        return arg.hide_short_help(true).hide_long_help(true);
+    }
+    let is_shown = shown.iter().any(|(id, _)| arg.get_id() == *id);
+    match arg.get_help_heading() {
+        Some(COMMON) => arg,
+        _ if is_shown => arg.help_heading(None::<&str>),
+        None if !shown.is_empty() && !arg.is_positional() => arg.help_heading("More options"),
+        _ => arg,
     }
 }
 
@@ -376,57 +197,84 @@ mod tests {
     use super::*;
 
     /// Maximum number of lines of `-h`, and of columns of a line.
-    const SCREEN: (usize, usize) = (40, 80);
+    const SCREEN: (usize, usize) = (24, 80);
 
-    fn programs() -> Vec<Command> {
+    fn programs(is_short: bool) -> Vec<Command> {
         use crate::cli::{convert, inspect, quantize, verify};
         let all = [convert::command(), quantize::command(), verify::command(), inspect::command()];
-        all.into_iter().map(|command| with_pages(command).term_width(SCREEN.1)).collect()
+        all.into_iter().map(|command| with_pages(command, is_short).term_width(SCREEN.1)).collect()
     }
 
-    fn all(command: &mut Command, path: &str, found: &mut Vec<(String, String, String)>) {
+    fn all(command: &mut Command, path: &str, is_short: bool, found: &mut Vec<(String, String)>) {
         let path = format!("{path} {}", command.get_name()).trim().to_owned();
         let mut own = command.clone().term_width(SCREEN.1).bin_name(path.clone());
-        found.push((path.clone(), own.render_help().to_string(), own.render_long_help().to_string()));
+        let text = if is_short { own.render_help() } else { own.render_long_help() };
+        found.push((path.clone(), text.to_string()));
         for sub in command.get_subcommands_mut() {
-            all(sub, &path, found);
+            all(sub, &path, is_short, found);
         }
     }
 
-    fn texts() -> Vec<(String, String, String)> {
+    fn texts(is_short: bool) -> Vec<(String, String)> {
         let mut found = Vec::new();
-        for mut command in programs() {
+        for mut command in programs(is_short) {
             command.build();
-            all(&mut command, "", &mut found);
+            all(&mut command, "", is_short, &mut found);
         }
         found.retain(|(path, ..)| !path.contains(" help"));
         found
     }
 
     #[test]
-    fn the_short_help_of_every_command_fits_a_screen() {
-        let mut n = 0;
-        for (path, short, _) in texts() {
-            assert!(short.lines().count() <= SCREEN.0, "{path}: {} lines\n{short}", short.lines().count());
-            n += 1;
+    fn the_short_help_of_every_command_fits_a_screen_and_has_an_example() {
+        let texts = texts(true);
+        let long: Vec<_> = texts.iter().filter(|(_, text)| text.lines().count() > SCREEN.0).collect();
+        assert!(long.is_empty(), "{long:#?}");
+        for (path, text) in &texts {
+            assert!(text.contains("Examples:\n  gguf-"), "{path}\n{text}");
         }
-        assert!(n >= 30, "{n} commands");
+        assert!(texts.len() >= 35, "{} commands", texts.len());
     }
 
     #[test]
-    fn no_line_is_wider_than_a_screen_and_none_falls_back_to_its_edge() {
-        for (path, short, long) in texts() {
-            for text in [short, long] {
-                for line in text.lines() {
-                    assert!(line.chars().count() <= SCREEN.1, "{path}: {line}");
-                }
+    fn no_line_is_wider_than_a_screen_and_no_default_is_told_twice() {
+        let pages =
+            programs(false).into_iter().map(|program| (program.get_name().to_owned(), machines(&program)));
+        for (path, text) in texts(true).into_iter().chain(texts(false)).chain(pages) {
+            for line in text.lines() {
+                assert!(line.chars().count() <= SCREEN.1, "{path}: {line}");
+                assert!(line.matches("[default").count() <= 1, "{path}: {line}");
             }
         }
     }
 
     #[test]
+    fn the_page_of_a_program_names_every_command() {
+        for program in programs(true) {
+            let page = PAGES.iter().find(|page| page.path == [program.get_name()]).unwrap();
+            let words: Vec<&str> = page.tasks.iter().flat_map(|(_, line)| line.split([' ', ','])).collect();
+            for sub in program.get_subcommands() {
+                assert!(words.contains(&sub.get_name()), "{}: {}", program.get_name(), sub.get_name());
+            }
+        }
+    }
+
+    #[test]
+    fn options_of_machines_have_a_page() {
+        let quantize =
+            programs(false).into_iter().find(|program| program.get_name() == "gguf-quantize").unwrap();
+        let page = machines(&quantize);
+        for option in ["--memory <SIZE>", "--simd <LEVEL>", "--no-sync", "--part <I/N>", "--into <FILE>"] {
+            assert!(page.contains(option), "{option}\n{page}");
+            let own = option.split(' ').next().unwrap();
+            let long = quantize.clone().render_long_help().to_string();
+            assert_eq!(long.matches(own).count(), 1, "{own} is named once, with its page\n{long}");
+        }
+    }
+
+    #[test]
     fn pages_name_options_that_are_there_and_examples_that_parse() {
-        let commands = programs();
+        let commands = programs(false);
         for page in PAGES {
             let [program, subs @ ..] = page.path else { panic!("a page without a program") };
             let mut command = commands.iter().find(|command| command.get_name() == *program).unwrap();
@@ -440,9 +288,10 @@ mod tests {
                     page.path
                 );
             }
-            assert_eq!(page.examples.len(), 3, "{:?}", page.path);
+            assert!(!page.examples.is_empty(), "{:?}", page.path);
             for example in page.examples {
                 let line = example.split(" #").next().unwrap_or_default();
+                let line = line.split(" > ").next().unwrap_or_default().replace('\'', "");
                 let mut words: Vec<&str> = line.split_ascii_whitespace().collect();
                 let program = commands.iter().find(|command| command.get_name() == words[0]).unwrap();
                 if words.get(1).is_some_and(|word| word.starts_with("./") && words[0] == "gguf-convert") {

@@ -46,7 +46,7 @@ pub(crate) fn command() -> clap::Command {
 /// A split model is given by any of its parts. A file that has the name of a command is given as ./NAME. Of a file on a
 /// server (ORG/NAME/FILE.gguf, https://, s3://) only the header is read.
 #[derive(Debug, Parser)]
-#[command(name = "gguf-inspect", version = crate::cli::version(), subcommand_negates_reqs = true)]
+#[command(name = "gguf-inspect", version = crate::cli::version(), long_version = crate::cli::build(), subcommand_negates_reqs = true)]
 #[command(
     after_help = "Exit codes: 0 done, 1 failed (diff: the files differ; checkpoint: not a checkpoint), 2 usage (diff: \
     also failed), \
@@ -131,7 +131,7 @@ enum InspectCommand {
     /// that cannot be converted is listed with the reason, and the rest is described. The exit code is 0 unless there
     /// is no configuration. Weights are not read, except for the scales of one quantized weight of each kind.
     Checkpoint(checkpoint::CheckpointArgs),
-    /// Print what a shell needs to complete the arguments of this program
+    /// Print a script with which a shell completes the arguments of this program
     ///
     /// For bash: `source <(gguf-inspect completions bash)`, in ~/.bashrc to keep.
     Completions(Completions),

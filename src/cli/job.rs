@@ -10,6 +10,7 @@ use std::io;
 use crate::cli::quantize::options::usage;
 use crate::cli::{Session, UsageError, stored};
 use crate::core::progress::Progress;
+use crate::gguf::Imatrix;
 use crate::job::{Events, Job, JobError, JobPlan, JobReport, Remark};
 
 pub(super) use args::{JobArgs, output_path, with_common};
@@ -19,6 +20,10 @@ pub(super) use args::{JobArgs, output_path, with_common};
 /// # Errors
 /// Whatever stops the job; contradictory options are bad usage.
 pub(super) fn carry_out(session: &Session, job: &Job, dry_run: bool) -> anyhow::Result<()> {
+    if let Some(path) = job.importance.path.as_ref().filter(|_| !job.types.is_quantized()) {
+        Imatrix::open(path)?;
+        session.note("`--imatrix` changes nothing: no weight is quantized with importance");
+    }
     if dry_run {
         let plan = job.plan(session).map_err(failure)?;
         return print_plan(session, &plan);

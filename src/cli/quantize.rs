@@ -16,6 +16,7 @@ use clap::{Parser, Subcommand};
 
 use crate::cli::completions::Completions;
 use crate::cli::convert::to_gguf::resolve;
+use crate::cli::help::wrapped;
 use crate::cli::job::{JobArgs, carry_out, output_path};
 use crate::cli::quantize::ladder::LadderArgs;
 use crate::cli::quantize::options::{RequantizeArgs, usage};
@@ -42,7 +43,7 @@ pub(crate) fn command() -> clap::Command {
 #[derive(Parser)]
 #[command(
     name = "gguf-quantize",
-    version = crate::cli::version(),
+    version = crate::cli::version(), long_version = crate::cli::build(),
     override_usage = "gguf-quantize [OPTIONS] --type TYPE | --like FILE IN [OUT]\n       gguf-quantize [OPTIONS] IN [OUT] TYPE [THREADS]",
     after_help = types_help(),
     args_conflicts_with_subcommands = true,
@@ -66,7 +67,7 @@ struct Quantize {
         hide_possible_values = true
     )]
     file_type: Option<String>,
-    /// Output; the same as the second argument
+    /// Output, a file or a folder; the same as the second argument
     #[arg(short, long, value_name = "FILE")]
     output: Option<OsString>,
     /// Print what would be done, write nothing
@@ -91,8 +92,8 @@ struct Quantize {
 
 #[derive(Subcommand)]
 enum QuantizeCommand {
-    /// Keep the second moments of every matrix's inputs on a text, for `--stats`: collected once, for any number of
-    /// quantizations
+    /// Run a text through the model and keep the statistics of every matrix's inputs, for `--stats`: collected once, for
+    /// any number of quantizations
     Stats(StatsArgs),
     /// Write many types of a model from one reading of it: every file has the bytes of its own single run
     Ladder(Box<LadderArgs>),
@@ -105,7 +106,7 @@ enum QuantizeCommand {
     Pack(PackArgs),
     /// Make every file of a packed folder again, byte for byte
     Unpack(UnpackArgs),
-    /// Print what a shell needs to complete the arguments of this program
+    /// Print a script with which a shell completes the arguments of this program
     ///
     /// For bash: `source <(gguf-quantize completions bash)`, in ~/.bashrc to keep.
     Completions(Completions),
@@ -113,21 +114,6 @@ enum QuantizeCommand {
 
 /// Width of the column that describes a type, on a screen of 80 columns.
 const ABOUT_COLUMNS: usize = 48;
-
-/// Wraps a text into lines of at most `columns` columns.
-fn wrapped(text: &str, columns: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split(' ') {
-        match lines.last_mut() {
-            Some(line) if line.len() + 1 + word.len() <= columns => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_owned()),
-        }
-    }
-    lines
-}
 
 fn types_help() -> String {
     let mut table = Table::new(&[
@@ -250,7 +236,6 @@ impl Quantize {
         };
         let path = match (&self.job.share.into, &found.output) {
             (Some(path), _) => OutputPath::File(path.clone()),
-            (None, Some(path)) if !is_checkpoint => OutputPath::File(path.clone()),
             (None, path) => output_path(path.as_deref(), input.directory()),
         };
         let files = if self.keep_split { OutputFiles::AsInput } else { self.job.share.files() };

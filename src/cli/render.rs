@@ -50,7 +50,7 @@ pub(crate) fn failure(text: &str, hints: &[String]) {
 pub(crate) fn error_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
-        let text = cause.to_string();
+        let text = cause.to_string().replace("failed to query resolved metadata `", "cannot find `");
         if line.is_empty() {
             line = text;
         } else if !line.contains(&text) {

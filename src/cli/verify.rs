@@ -39,14 +39,14 @@ use crate::core::platform::held_bytes;
 use crate::engine::EngineOptions;
 use crate::verify::{RowSelection, Scoring, Span};
 
-/// Check whether a model file may be shipped.
+/// Check whether a model file is intact, and how good it is
 #[derive(Debug, Parser)]
 #[command(
     name = "gguf-verify",
-    version = crate::cli::version(),
+    version = crate::cli::version(), long_version = crate::cli::build(),
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "With `-v` the perplexity of every prompt is shown, however many there are.\n\nA pass is earned: structure, tokenizer, 1000 scored tokens, and a baseline (or `--max-ppl`) to judge by.\n\nExit codes: 0 pass, 3 broken or a limit missed, 4 partial: not all was judged, 1 could not run"
+    after_help = "With `-v` the perplexity of every prompt is shown, however many there are.\n\n`pass` means that all of these were checked: structure, tokenizer, 1000 tokens of text, and a baseline (or `--max-ppl`) to compare with.\n\nExit codes: 0 pass, 1 could not run, 2 usage, 3 broken or worse than allowed, 4 partial: not everything could be checked"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -65,7 +65,7 @@ enum VerifyCommand {
     Imatrix(ImatrixArgs),
     /// Combine the parts that `--part` wrote: into the verdict of a single run, an importance matrix, or statistics
     Combine(CombineArgs),
-    /// Print what a shell needs to complete the arguments of this program
+    /// Print a script with which a shell completes the arguments of this program
     ///
     /// For bash: `source <(gguf-verify completions bash)`, in ~/.bashrc to keep.
     Completions(Completions),

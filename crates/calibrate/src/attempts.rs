@@ -78,7 +78,7 @@ impl Attempts<'_> {
         if n_found + n_damaged > 0 {
             let damaged = match n_damaged {
                 0 => String::new(),
-                n => format!("; the blocks of {n} others are damaged, they are solved again"),
+                n => format!("; the saved results of {n} others are damaged, they are made again"),
             };
             let text = format!("resuming: {n_found} of {} matrices are there{damaged}", blocks.n_all());
             self.progress.warn(&text);
@@ -243,7 +243,7 @@ impl Attempts<'_> {
         let work = self.options.keep.work;
         let title = match attempt {
             None => "measuring the file of the importance matrix alone",
-            Some(_) => "measuring the file that was solved",
+            Some(_) => "measuring the calibrated file",
         };
         if let Some(judged) = work.and_then(|work| work.judged(attempt)) {
             // It still counts as a step of the run.

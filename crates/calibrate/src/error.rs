@@ -106,7 +106,10 @@ impl Hint for CalibrateError {
             Self::Allocate(error) => error.hints(),
             Self::Encoder => vec!["`gguf-verify imatrix` collects an importance matrix for it".to_owned()],
             Self::Pruned => {
-                vec!["leave them out in a run of its own (`--type copy`), then calibrate".to_owned()]
+                vec![
+                    "write a file without the layers first (`--type copy`), then calibrate that file"
+                        .to_owned(),
+                ]
             }
             Self::Io(error) => gguf_core::output::io_hints(error),
             Self::Memory { needed_bytes, .. } => {

@@ -103,7 +103,7 @@ impl SolvedBlocks {
         let n_bytes = |(tensor, _): &(String, u64)| {
             blocks.regions.get(tensor).map_or(0, |region| region.n_rows.saturating_mul(region.row_bytes))
         };
-        progress.begin("reading what an earlier run has solved", digests.keys().map(n_bytes).sum());
+        progress.begin("reading what an earlier run has finished", digests.keys().map(n_bytes).sum());
         let mut n_found = 0;
         for (key, expected) in digests {
             if progress.is_cancelled() {

@@ -135,8 +135,7 @@ impl DiffusionConversion {
         }
         if weights.n_scaled() > 0 {
             let n = plural(weights.n_scaled() as u64, "weight");
-            warnings
-                .push(format!("{n} in FP8 with a factor: code times factor, rounded to BF16, is converted"));
+            warnings.push(format!("{n} in FP8 with a scale: multiplied by it and rounded to BF16 first"));
         }
         warnings.extend(without_factors(&weights));
         warnings.extend(unloadable(&rules, &planned));

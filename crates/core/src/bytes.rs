@@ -4,7 +4,7 @@ use serde::Serialize;
 
 /// Error of a read past the end of the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("offset {offset}: {wanted} bytes wanted, {left} left")]
+#[error("offset {offset}: {wanted} bytes expected, {left} left")]
 pub struct Truncated {
     /// Absolute offset of the read, in bytes.
     pub offset: u64,

@@ -125,10 +125,22 @@ pub fn count(n: u64) -> String {
     out
 }
 
-/// Formats a count with its noun: `1 tensor`, `2 tensors`.
+/// Formats a count with its noun: `1 tensor`, `2 tensors`, `3 matrices`, `4 entries`.
 #[must_use]
 pub fn plural(n: u64, noun: &str) -> String {
-    format!("{} {noun}{}", count(n), if n == 1 { "" } else { "s" })
+    format!("{} {}", count(n), noun_of(n, noun))
+}
+
+/// Returns the noun for a count, in the singular or the plural.
+#[must_use]
+pub fn noun_of(n: u64, noun: &str) -> Cow<'_, str> {
+    const ENDINGS: [(&str, &str); 5] =
+        [("rix", "rices"), ("ry", "ries"), ("ty", "ties"), ("ch", "ches"), ("x", "xes")];
+    if n == 1 {
+        return Cow::Borrowed(noun);
+    }
+    let ending = ENDINGS.iter().find_map(|(one, many)| Some(noun.strip_suffix(one)?.to_owned() + many));
+    Cow::Owned(ending.unwrap_or_else(|| format!("{noun}s")))
 }
 
 /// Parses a size with an optional unit K, M, G or T (powers of 1024): `128M`, `1.5G`, `4096`.
@@ -192,6 +204,14 @@ mod tests {
             assert_eq!(shell_word(text), expected);
         }
         assert_eq!([shell_path("-rf"), shell_path("- x"), shell_path("a-b")], ["./-rf", "'./- x'", "a-b"]);
+    }
+
+    #[test]
+    fn nouns_follow_their_count() {
+        let shown =
+            [(1, "matrix"), (2, "matrix"), (1, "entry"), (0, "entry"), (3, "batch"), (1000, "tensor")]
+                .map(|(n, noun)| plural(n, noun));
+        assert_eq!(shown, ["1 matrix", "2 matrices", "1 entry", "0 entries", "3 batches", "1 000 tensors"]);
     }
 
     #[test]

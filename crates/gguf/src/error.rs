@@ -43,7 +43,7 @@ impl fmt::Display for HeaderItem {
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum HeaderError {
     /// The file ends inside the header, or a length exceeds the file.
-    #[error("offset {}: {item}: {} bytes wanted, {} left", at.offset, at.wanted, at.left)]
+    #[error("offset {}: {item}: the file ends too early: {} bytes expected, {} left", at.offset, at.wanted, at.left)]
     Truncated { item: HeaderItem, at: Truncated },
     /// The file is not a GGUF file.
     #[error("offset 0: magic `GGUF` expected, found `{}`", escape_bytes(found))]

@@ -1,7 +1,7 @@
 //! Errors of planning and running a quantization.
 
 use crate::{ChoiceError, StandIn};
-use gguf_core::text::escape;
+use gguf_core::text::{escape, plural};
 use gguf_core::{GgmlType, Hint, Shape};
 use gguf_format::ImatrixError;
 use gguf_format::WriteError;
@@ -27,7 +27,7 @@ pub enum QuantizeError {
     #[error("layer {layer} cannot be pruned: the model has {}", layers(*n_layers))]
     NoLayer { layer: u32, n_layers: u32 },
     /// All layers of the model are pruned.
-    #[error("all {n_layers} layers of the model would be pruned")]
+    #[error("no layer would be left: the model has {}", layers(*n_layers))]
     AllLayers { n_layers: u32 },
     /// A key that names layers by number, which pruning would invalidate.
     #[error("layers cannot be pruned: key `{}` names layers by number", escape(key))]
@@ -58,12 +58,13 @@ pub enum QuantizeError {
     #[error("{} importance data, the importance matrix has none for it{}", needs(tensors), more(tensors))]
     NotCovered { tensors: Vec<(String, GgmlType)>, elsewhere: Option<Box<StandIn>> },
     /// Tensors without importance data, if the policy forbids it.
-    #[error("tensor `{}`: no importance data, nor for {n_more} more", escape(tensor))]
+    #[error("{} without importance data, the first is `{}`", plural(*n_more as u64 + 1, "tensor"), escape(tensor))]
     Coverage { tensor: String, n_more: usize },
     /// Experts that no token reached, if the policy forbids it.
     #[error(
-        "tensor `{}`: {n_experts} of {of} experts were never seen when the importance matrix was made",
-        escape(tensor)
+        "tensor `{}`: no token reached {n_experts} of {} when the importance matrix was made",
+        escape(tensor),
+        plural(*of as u64, "expert")
     )]
     Experts { tensor: String, n_experts: usize, of: usize },
 }

@@ -74,10 +74,11 @@ pub enum TokenizerError {
     PreNotSaid { path: PathBuf },
     /// A name given by `--pre` is unknown to all runtimes.
     #[error(
-        "`--pre {}`: not a pre-tokenizer that llama.cpp knows, the nearest is `{nearest}`",
-        escape(found)
+        "`--pre {}`: not a pre-tokenizer that llama.cpp knows{}",
+        escape(found),
+        crate::pretokenizer::offer(*nearest)
     )]
-    UnknownPreName { found: String, nearest: &'static str },
+    UnknownPreName { found: String, nearest: Option<&'static str> },
     /// A vocabulary has more tokens than any model.
     #[error("{}: a vocabulary of {size} tokens is asked for, at most {limit} are written", path.display())]
     TooManyTokens { path: PathBuf, size: u64, limit: u64 },

@@ -6,6 +6,7 @@
 
 mod excerpt;
 
+use gguf_core::similar::nearest;
 use gguf_core::text::hex;
 use std::path::Path;
 use std::sync::LazyLock;
@@ -252,11 +253,14 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
     PreTable::get().pre.iter().map(|pre| pre.name.as_str())
 }
 
-/// Returns the known name with the most similar spelling.
-pub(super) fn nearest_name(name: &str) -> &'static str {
-    let near =
-        |a: &&PreTokenizer, b: &&PreTokenizer| likeness(&a.name, name).total_cmp(&likeness(&b.name, name));
-    PreTable::get().pre.iter().max_by(near).map_or("default", |pre| pre.name.as_str())
+/// Returns the known name with the most similar spelling, if there is a similar one.
+pub(super) fn nearest_name(name: &str) -> Option<&'static str> {
+    nearest(name, names())
+}
+
+/// Returns the end of a message about an unknown name.
+pub(super) fn offer(nearest: Option<&str>) -> String {
+    nearest.map_or_else(String::new, |nearest| format!(", the nearest is `{nearest}`"))
 }
 
 /// Returns the first name and the steps of the most similar structure (one equal step counts more than two half-similar
@@ -503,6 +507,8 @@ mod tests {
         assert!(accept("llama-bpe").is_ok());
         let error = accept("lama-bpe").unwrap_err();
         assert!(error.to_string().ends_with("the nearest is `llama-bpe`"), "{error}");
+        let error = accept("zz").unwrap_err();
+        assert_eq!(error.to_string(), "`--pre zz`: not a pre-tokenizer that llama.cpp knows");
     }
 
     #[test]

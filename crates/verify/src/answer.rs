@@ -1,6 +1,7 @@
 //! Summary of a report in a sentence or two: whether the file is intact, and how good it is.
 
 use crate::{Aspect, Check, Divergence, Finding, Quality, Report, Severity, Verdict, WeightReport};
+use gguf_core::text::plural;
 
 impl Report {
     /// Returns the quality of the file if it was measured: by its predictions compared with the baseline's, or by the
@@ -43,8 +44,8 @@ impl Report {
                         true
                     }
                 });
-                let (n, s) = (errors().count(), if errors().count() == 1 { "" } else { "s" });
-                format!("Not intact: {n} error{s} in {}.", listed(&subjects))
+                let n = plural(errors().count() as u64, "error");
+                format!("Not intact: {n} in {}.", listed(&subjects))
             }
             Verdict::Partial => {
                 let open: Vec<&str> = self.coverage.open().map(|open| question(open.aspect)).collect();
@@ -68,7 +69,7 @@ impl Report {
                 format!("every weight is what {file_type} makes of the baseline")
             }
             Some(weights) if !weights.tensors.is_empty() && weights.findings.is_empty() => {
-                format!("the weights are the baseline's, with the error expected of {file_type}")
+                format!("the weights are the baseline's, as close as {file_type} can be")
             }
             _ if self.divergence.is_some() => "it predicts what the baseline predicts".to_owned(),
             _ if self.coverage.has(Aspect::Tokenizer) => {

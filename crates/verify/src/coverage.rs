@@ -120,7 +120,7 @@ impl Coverage {
             };
             let remedy = match aspect {
                 Aspect::Metadata | Aspect::Weights => "a run without `--structure-only`",
-                _ => "`--prompts`, and a file without errors",
+                _ => "`--prompts`; a file with errors is not run",
             };
             if self.states[aspect as usize] == Err(open(aspect)) {
                 self.not_judged(aspect, reason, remedy);

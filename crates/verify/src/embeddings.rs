@@ -17,6 +17,7 @@ use crate::{
     Thresholds, VerifyError,
 };
 use gguf_core::progress::Progress;
+use gguf_core::text::plural;
 use gguf_engine::{Engine, GraphPlan, ModelKind, Observer, PooledRow, TokenChunk};
 
 /// Minimum number of texts to judge a file.
@@ -381,7 +382,7 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
     if let Some(against) = &figures.against {
         let healthy = against.healthy.as_ref().map_or(TYPICAL, HealthyVectors::distances);
         if against.healthy.is_none() {
-            let message = "the limits are those of any model: its types cannot be measured on the baseline";
+            let message = "the file is judged by what types cost any model: the cost of its own cannot be measured on the baseline";
             report.add(Finding::warning(Check::Limits, message));
         }
         let limits = lines(against, healthy, own);
@@ -390,7 +391,7 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
             .filter(|line| line.is_missed)
             .map(|line| {
                 let of = if line.is_own {
-                    "the limit that was set".to_owned()
+                    "which an option asks for".to_owned()
                 } else {
                     format!("{MARGIN} times as far as a healthy file of these types is")
                 };
@@ -405,10 +406,10 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
         // Recorded already: there is no baseline, or its vectors cannot be compared.
         (None, _) => {}
         (Some(_), true) => {
-            let reason = format!("only {n} texts were run, figures need {LEAST_TEXTS}");
+            let reason = format!("only {} run, a verdict needs {LEAST_TEXTS}", plural(n as u64, "text"));
             report.not_judged(Aspect::Embeddings, reason, "more prompts, or a smaller `--ctx`");
         }
-        (Some(_), false) => report.judged(Aspect::Embeddings, format!("{n} texts")),
+        (Some(_), false) => report.judged(Aspect::Embeddings, plural(n as u64, "text")),
     }
     report.embeddings = Some(figures);
 }

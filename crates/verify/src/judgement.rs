@@ -9,6 +9,7 @@ use crate::{
     Aspect, Check, Divergence, Figure, Finding, HealthyCost, LimitLine, Measured, Model, Perplexity,
     PromptSource, Report,
 };
+use gguf_core::text::plural;
 use gguf_engine::{GraphPlan, ModelKind};
 use gguf_format::{FileType, Value};
 
@@ -54,7 +55,7 @@ pub(super) fn healthy_cost(typical: Cost, twin: TwinRun, report: &mut Report) ->
         TwinRun::None => typical,
         TwinRun::Positions(positions) => cost_of(&positions).unwrap_or(typical),
         TwinRun::Failed(error) => {
-            let message = format!("the limits are those of a small model: {error}");
+            let message = format!("the file is judged by what its types cost a small model: {error}");
             report.add(Finding::warning(Check::Limits, message));
             typical
         }
@@ -129,10 +130,12 @@ fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLin
     let too_little = if is_decided(report, n, limits) {
         None
     } else if n < LEAST_TOKENS {
-        Some(format!("only {n} tokens were scored, figures need {LEAST_TOKENS}"))
+        Some(format!("only {} scored, a verdict needs {LEAST_TOKENS}", plural(n as u64, "token")))
     } else if is_likelihood && (share > MOST_ERROR || share.is_nan()) {
         let (share, most) = (100.0 * share, 100.0 * MOST_ERROR);
-        Some(format!("its error is {share:.1} % over {n} tokens, {most} % is the most"))
+        Some(format!(
+            "the perplexity of {n} tokens is uncertain by {share:.1} %, a verdict needs {most} % or less"
+        ))
     } else {
         None
     };
@@ -142,12 +145,12 @@ fn judge_sample(report: &mut Report, perplexity: &Perplexity, limits: &[LimitLin
     };
     match too_little.clone().or_else(|| too_close(limits, is_of_text)) {
         Some(why) => report.not_judged(Aspect::Perplexity, why, MORE),
-        None => report.judged(Aspect::Perplexity, format!("{n} tokens")),
+        None => report.judged(Aspect::Perplexity, plural(n as u64, "token")),
     }
     if report.divergence.is_some() {
         match too_little.or_else(|| too_close(limits, is_paired)) {
             Some(why) => report.not_judged(Aspect::Divergence, why, MORE),
-            None => report.judged(Aspect::Divergence, format!("{n} tokens")),
+            None => report.judged(Aspect::Divergence, plural(n as u64, "token")),
         }
     }
 }
@@ -175,7 +178,7 @@ fn is_decided(report: &Report, n: usize, limits: &[LimitLine]) -> bool {
 fn reason(line: &LimitLine, model: &JudgedModel, healthy: Option<HealthyCost>) -> String {
     let relation = line.relation();
     let Some(healthy) = healthy.filter(|_| !line.is_own) else {
-        return format!("{relation}, the limit that was set");
+        return format!("{relation}, which an option asks for");
     };
     let kld = Figure::Kld.show(healthy.cost.kld);
     let whom = match healthy.n_tokens {

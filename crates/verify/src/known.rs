@@ -2,6 +2,7 @@
 
 use crate::windows::{RowSelection, Scoring, Span, cut};
 use crate::{Aspect, Check, Finding, LogitFile, Model, Prompt, PromptFile, Report, VerifyError};
+use gguf_core::text::plural;
 use gguf_format::Value;
 
 /// Returns the text of a logit file and its scoring; records in the report what it cannot judge. `given` holds the
@@ -71,6 +72,6 @@ fn compare(
         }
     }
     let (n_given, n_own) = (given.len(), own.len());
-    let message = format!("prompts: {n_given} chunks, the logit file has {n_own}");
+    let message = format!("the prompts have {}, the logit file {n_own}", plural(n_given as u64, "chunk"));
     Ok((n_given < n_own).then(|| Finding::error(Check::TokenizerParity, message)))
 }

@@ -15,6 +15,7 @@ use crate::{
     Reference, Report, Thresholds, VerifyError, Window,
 };
 use gguf_core::progress::Progress;
+use gguf_core::text::plural;
 use gguf_engine::{Engine, EngineError, GraphPlan, Hidden, ModelKind, TokenChunk};
 use gguf_format::{Metadata, Value};
 
@@ -308,7 +309,7 @@ fn settle(report: &mut Report, found: MaskedReport, model: &Model<'_>, n_vocab: 
         None => "by what the types cost a small model".to_owned(),
     };
     for line in limits.iter().filter(|line| line.is_missed) {
-        let of = if line.is_own { "the limit that was set" } else { &whom };
+        let of = if line.is_own { "which an option asks for" } else { &whom };
         report.add(Finding::error(Check::Limit(line.figure), format!("{}, {of}", line.relation())));
     }
     let close = too_close(&limits, |line| line.is_own || !line.is_kept());
@@ -323,7 +324,11 @@ fn settle(report: &mut Report, found: MaskedReport, model: &Model<'_>, n_vocab: 
             report.not_judged(Aspect::Masked, "the baseline does not predict masked tokens", remedy);
         }
         (Some(_), true) if n < *TOKENS.start() => {
-            let reason = format!("only {n} tokens can be masked, figures need {}", TOKENS.start());
+            let reason = format!(
+                "only {} can be masked, a verdict needs {}",
+                plural(n as u64, "token"),
+                TOKENS.start()
+            );
             report.not_judged(Aspect::Masked, reason, MORE);
         }
         (Some(_), true) if close.is_some() => {

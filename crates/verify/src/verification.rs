@@ -29,7 +29,7 @@ use crate::{
     WeightOptions, WorstToken, compare_weights,
 };
 use gguf_core::progress::Progress;
-use gguf_core::text::escape_bytes;
+use gguf_core::text::{escape_bytes, plural};
 use gguf_engine::{Engine, EngineOptions, GraphPlan, ModelKind, Observer};
 
 /// A logit file holds no weights, so what the file's types cost this model cannot be measured.
@@ -232,7 +232,10 @@ pub(super) fn examine(
     let level = options.engine.level;
     let file = CheckedFile::new(model.source, model.metadata, model.file, level, progress);
     report.extend(check_file(&file)?);
-    report.judged(Aspect::Structure, format!("{} tensors, block by block", model.source.tensors().len()));
+    report.judged(
+        Aspect::Structure,
+        format!("{}, block by block", plural(model.source.tensors().len() as u64, "tensor")),
+    );
     if let Some(file) = model.file {
         let (found, wrong) = label::check(model.metadata, model.source.tensors(), Some(file.path()));
         report.label = found;
@@ -265,8 +268,10 @@ pub(super) fn examine(
     }
     if let Some(baseline) = baseline {
         report.extend(check_baseline(model, baseline));
-        report
-            .judged(Aspect::Metadata, format!("{} keys, compared with the baseline's", model.metadata.len()));
+        report.judged(
+            Aspect::Metadata,
+            format!("{}, compared with the baseline's", plural(model.metadata.len() as u64, "key")),
+        );
         if !options.structure_only {
             weights(&mut report)?;
         }
@@ -373,7 +378,10 @@ fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Rep
     match model.encoder {
         Ok(_) => {
             let source = if model.origin.is_some() { ", ids beside the source's" } else { "" };
-            report.judged(Aspect::Tokenizer, format!("{} texts to ids and back{source}", texts.len()));
+            report.judged(
+                Aspect::Tokenizer,
+                format!("{} to ids and back{source}", plural(texts.len() as u64, "text")),
+            );
         }
         Err(reason) if vocabulary::is_expected(model.metadata) => {
             report.not_judged(Aspect::Tokenizer, reason, "a vocabulary that this program knows");

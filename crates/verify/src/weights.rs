@@ -26,6 +26,7 @@ use compare::{Comparison, RowBuffers, RowsResult};
 use diagnosis::{DamagedTensor, scaled_columns};
 use gguf_core::progress::Progress;
 use gguf_core::simd::SimdLevel;
+use gguf_core::text::plural;
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_engine::EngineError;
 use gguf_format::{Array, Share, Value};
@@ -299,7 +300,8 @@ fn coded_flaw(tensor: &TensorWeights, tally: &TensorTally, limits: &ErrorLimits)
     if tally.bad_rows.count > 0 {
         let row = tally.bad_rows.first.first().map_or(0, |row| row.row);
         let (n, ty) = (tally.bad_rows.count, tensor.ty);
-        return Some(format!("{n} rows with a larger error than {ty} explains, the first {row}"));
+        let rows = plural(n, "row");
+        return Some(format!("{rows} with a larger error than {ty} explains, the first is row {row}"));
     }
     if tally.bad_blocks.count > 0 {
         let block = tally.bad_blocks.first.first();
@@ -314,7 +316,8 @@ fn coded_flaw(tensor: &TensorWeights, tally: &TensorTally, limits: &ErrorLimits)
     let columns = if n_rows >= 64 { scaled_columns(tally, own_error) } else { Vec::new() };
     columns
         .first()
-        .map(|(column, _)| format!("{} columns with another scale, the first {column}", columns.len()))
+        .map(|(column, _)| (plural(columns.len() as u64, "column"), column))
+        .map(|(columns, first)| format!("{columns} with another scale, the first is column {first}"))
 }
 
 /// Describes what is wrong with a float tensor; `None` if nothing is.

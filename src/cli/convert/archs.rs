@@ -286,7 +286,7 @@ fn print_diffusion(card: &DiffusionReport, out: &mut dyn Write) -> io::Result<()
         out,
         "  engine      gguf-verify checks structure and weights: image and video models are not run"
     )?;
-    writeln!(out, "  way back    none")?;
+    writeln!(out, "  to HF       none")?;
     writeln!(out, "\n  recognized by all names of one line")?;
     for set in &card.recognized_by {
         writeln!(out, "    {}", set.join(" "))?;
@@ -318,7 +318,7 @@ fn print(card: &CardReport, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "  options     {options}")?;
     if head.kind == CardKind::Mmproj {
         writeln!(out, "  engine      gguf-verify checks its structure only: towers are not run")?;
-        writeln!(out, "  way back    none")?;
+        writeln!(out, "  to HF       none")?;
         return print_contents(&card.contents, out);
     }
     let engine = match (card.engine, &card.engine_refusal) {
@@ -328,9 +328,9 @@ fn print(card: &CardReport, out: &mut dyn Write) -> io::Result<()> {
     };
     writeln!(out, "  engine      {engine}")?;
     match card.one_way.as_slice() {
-        [] => writeln!(out, "  way back    gguf2hf")?,
+        [] => writeln!(out, "  to HF       gguf2hf")?,
         reasons => {
-            writeln!(out, "  way back    none where the model has these tensors")?;
+            writeln!(out, "  to HF       none where the model has these tensors")?;
             for reason in reasons {
                 writeln!(out, "              {reason}")?;
             }

@@ -105,7 +105,7 @@ pub(in crate::cli) struct ToGguf {
     /// Write metadata and vocabulary without tensors
     #[arg(long, conflicts_with = "part")]
     vocab_only: bool,
-    /// Most bytes of tensors in a part, with K, M or G (powers of 1000, as in llama.cpp)
+    /// Largest size of the tensors in a part, with K, M or G (powers of 1000, as in llama.cpp)
     #[arg(long, value_name = "SIZE", value_parser = crate::cli::split_size, conflicts_with_all = ["target", "part", "resume"])]
     split_max_size: Option<u64>,
     /// Most tensors in a part

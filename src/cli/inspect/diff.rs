@@ -59,10 +59,10 @@ fn print(diff: &Diff<'_>, out: &mut dyn Write) -> io::Result<()> {
         }
     }
     if diff.key_order {
-        writeln!(out, "the common keys come in another order")?;
+        writeln!(out, "the keys that both files have are in another order")?;
     }
     if diff.tensor_order {
-        writeln!(out, "the common tensors come in another order")?;
+        writeln!(out, "the tensors that both files have are in another order")?;
     }
     Ok(())
 }

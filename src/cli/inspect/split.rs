@@ -27,7 +27,7 @@ pub(super) struct SplitArgs {
     /// Name of the parts: PATH-00001-of-00003.gguf
     #[arg(short, long, value_name = "PATH")]
     output: PathBuf,
-    /// Most bytes of tensors in a part, with K, M or G; powers of 1000 here, as in llama.cpp
+    /// Largest size of the tensors in a part, with K, M or G (powers of 1000, as in llama.cpp)
     #[arg(long, value_name = "SIZE", value_parser = crate::cli::split_size)]
     split_max_size: Option<u64>,
     /// Most tensors in a part [default: 128, if no size is given]

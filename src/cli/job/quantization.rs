@@ -9,7 +9,7 @@ use crate::cli::Session;
 use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::core::text::{bytes, escape};
 use crate::job::{QuantizationPlan, QuantizationReport, QuantizedTensorPlan, TargetReport};
-use crate::quantize::{MeasuredKld, Summary};
+use crate::quantize::{MeasuredKld, Summary, TensorClass};
 
 /// Prints the plan, with the expected cost of types that were chosen for a size, and the resources that calibration
 /// would take.
@@ -97,8 +97,11 @@ fn print_summary(out: &mut dyn Write, summary: &Summary) -> std::io::Result<()> 
         ("after", Align::Right),
         ("bits", Align::Right),
     ]);
-    let total = ("all".to_owned(), summary.total);
-    let classes = summary.classes.iter().map(|(class, sizes)| (class.to_string(), *sizes));
+    let total = ("total".to_owned(), summary.total);
+    let classes = summary.classes.iter().map(|(class, sizes)| {
+        let name = if *class == TensorClass::Other { "all others".to_owned() } else { class.to_string() };
+        (name, *sizes)
+    });
     for (name, sizes) in classes.chain([total]) {
         table.row([
             name,
@@ -123,7 +126,7 @@ pub(super) fn print_report(session: &Session, report: &QuantizationReport) -> an
         writeln!(out)?;
         writeln!(
             out,
-            "{}: {}, {} -> {} ({:.2} -> {:.2} bits per weight), {}, {:.0} MB/s, {}",
+            "{}: {}, {} -> {} ({:.2} -> {:.2} bits per weight), {}, {:.0} MB/s{}",
             shown_paths(&report.files),
             if report.target.is_some() {
                 "types for a size".to_owned()
@@ -136,7 +139,10 @@ pub(super) fn print_report(session: &Session, report: &QuantizationReport) -> an
             total.bits_per_weight,
             duration(report.seconds),
             report.mb_per_second,
-            plural(report.n_fallbacks as u64, "fallback"),
+            match report.n_fallbacks {
+                0 => String::new(),
+                n => format!(", {} in another type than asked", plural(n as u64, "tensor")),
+            },
         )?;
         if let Some(target) = &report.target {
             writeln!(out, "{}", target_lines(target))?;

@@ -35,7 +35,7 @@ pub(crate) struct CalibrateArgs {
     /// Keep the work in this folder, new or empty: the same command resumes from it after an interrupt
     #[arg(long, value_name = "DIR", requires = "calibrated")]
     pub work_dir: Option<PathBuf>,
-    /// Solve with the moments that `--save-stats` has kept, instead of running the model on a text (`--solver gptq`)
+    /// Calibrate with the statistics that `--save-stats` has kept, instead of running the model on a text (`--solver gptq`)
     #[arg(long, value_name = "DIR", group = "calibrated", conflicts_with_all = ["calibrate", "imatrix", "include_weights", "exclude_weights", "prune_layers"])]
     pub stats: Option<PathBuf>,
     /// Names of the kinds of text in `--stats` to use
@@ -49,8 +49,8 @@ pub(crate) struct CalibrateArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Calibration options")]
 pub(crate) struct SaveStatsArgs {
-    /// Keep the moments of every matrix and of each kind of text in this folder, new or empty, for `--stats` (`--solver
-    /// gptq`). The same moments of a run that was stopped later on may be there already
+    /// Keep the statistics of every matrix and of each kind of text in this folder, new or empty, for `--stats` (`--solver
+    /// gptq`). The same statistics of a run that was stopped later on may be there already
     #[arg(long, value_name = "DIR", requires = "calibrate")]
     pub save_stats: Option<PathBuf>,
 }

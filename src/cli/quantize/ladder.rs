@@ -351,7 +351,7 @@ fn table<'f>(files: impl Iterator<Item = &'f LadderFilePlan>) -> Table {
         if file.is_calibrated {
             notes.push("calibrated".to_owned());
         } else if file.is_alone {
-            notes.push("a run of its own".to_owned());
+            notes.push("made separately".to_owned());
         }
         table.row([
             escape(&name.to_string_lossy()).into_owned(),
@@ -375,7 +375,7 @@ fn print_plan(session: &Session, plan: &LadderPlan) -> anyhow::Result<()> {
         table(plan.files.iter()).print(out)?;
         writeln!(
             out,
-            "\n{}, {}; {} to make, as what files have in common is made once{}",
+            "\n{}, {}; {} to quantize, since tensors that several files share are quantized once{}",
             plural(plan.files.len() as u64, "file"),
             bytes(plan.file_bytes),
             bytes(plan.made_bytes),

@@ -122,8 +122,7 @@ impl QuantizeArgs {
     /// Returns true if an option was given that requires a quantization.
     #[must_use]
     pub(crate) fn is_any_given(&self) -> bool {
-        self.imatrix.is_some()
-            || self.pure
+        self.pure
             || self.leave_output_tensor
             || self.output_tensor_type.is_some()
             || self.token_embedding_type.is_some()
@@ -210,7 +209,7 @@ impl Args for TensorTypeArgs {
                     .long("tensor-type")
                     .value_name("REGEX=TYPE")
                     .action(clap::ArgAction::Append)
-                    .help("Type of the tensors whose name the expression is found in; repeatable, first match wins"),
+                    .help("Type of the tensors whose names match the regular expression; repeatable, first match wins"),
             )
             .arg(
                 clap::Arg::new(FILE)
@@ -218,7 +217,7 @@ impl Args for TensorTypeArgs {
                     .value_name("FILE")
                     .value_parser(clap::value_parser!(PathBuf))
                     .action(clap::ArgAction::Append)
-                    .help("The same from a file, between white space"),
+                    .help("Read such REGEX=TYPE rules from a file, with blanks or line ends between them"),
             )
     }
 

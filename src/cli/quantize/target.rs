@@ -11,7 +11,7 @@ use crate::quantize::{SizeTarget, parse_ggml_type};
 
 /// Options of types that are chosen for a size. Flatten it.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Options of types for a size")]
+#[command(next_help_heading = "Types chosen for a file size")]
 pub(crate) struct TargetArgs {
     /// Choose the type of each tensor so that the file, header included, has at most this size: bytes, or with K, M or
     /// G (powers of 1024)

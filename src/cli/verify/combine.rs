@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::calibrate::{CombinedStatistics, StatisticsPart, combine_statistics};
 use crate::cli::folder::folder_bytes;
-use crate::cli::render::{count, plural};
+use crate::cli::render::plural;
 use crate::cli::verify::limits::{LimitArgs, against_baseline, given};
 use crate::cli::verify::report::{Detail, ModelReport, VerifyDocument};
 use crate::cli::verify::{imatrix, printout, report};
@@ -178,9 +178,9 @@ impl CombineArgs {
             session.print(|out| {
                 writeln!(
                     out,
-                    "{}: statistics of {} tokens of {} of text in {}, {}",
+                    "{}: statistics of {} of {} of text in {}, {}",
                     escape(&path.display().to_string()),
-                    count(report.found.n_tokens),
+                    plural(report.found.n_tokens, "token"),
                     plural(report.found.kinds.len() as u64, "kind"),
                     plural(report.found.n_parts as u64, "part"),
                     bytes(report.n_bytes)

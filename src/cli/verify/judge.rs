@@ -44,7 +44,7 @@ enum Score {
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct VerifyArgs {
-    /// GGUF files (any part of a split model) or Hugging Face directories; several end in a table
+    /// GGUF files (any part of a split model) or Hugging Face directories; several are compared in a table
     #[arg(required = true, value_name = "MODEL")]
     models: Vec<PathBuf>,
     /// Text (one document), or JSON: an array, or a prompt a line (a text, or text, tokens, prompt + completion,

@@ -8,7 +8,7 @@ use crate::arch::{ArchError, OutType};
 use crate::cli::Common;
 use crate::convert::{Conversion, ConvertError, ConvertOptions, DiffusionConversion, ShownOptions};
 use crate::core::TensorSource;
-use crate::core::text::escape;
+use crate::core::text::{escape, plural};
 use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions};
 use crate::tokenizer::{Encoder, TokenizerError};
 use crate::verify::{Model, ModelParts, OriginTokenizer, Recall};
@@ -64,10 +64,10 @@ fn plan_without(path: &Path, options: &ConvertOptions, error: ArchError) -> Resu
     let ArchError::Leftover { card, names, drop: Some(pattern) } = &error else { return Err(error.into()) };
     let Ok(pattern) = Regex::new(pattern) else { return Err(error.into()) };
     let planned = Conversion::plan(path, &ConvertOptions { drop: vec![pattern], ..options.clone() })?;
-    let (n, s) = (names.len(), if names.len() == 1 { "" } else { "s" });
+    let n = plural(names.len() as u64, "tensor");
     let first = names.first().map(|(name, _)| escape(name).to_string()).unwrap_or_default();
     log::warn!(
-        "{}: {n} tensor{s} of the checkpoint that `{card}` does not have, first `{first}`: compared without, as a file is \
+        "{}: {n} of the checkpoint that `{card}` does not have, first `{first}`: compared without, as a file is \
          that was made with `--drop`",
         escape(&path.display().to_string())
     );

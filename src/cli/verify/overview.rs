@@ -96,7 +96,7 @@ fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
         for figure in Figure::of_subject(Subject::Predictions).filter(|figure| figure.row().needs_baseline) {
             columns.push(Column::of(figure));
             if figure == Figure::Kld {
-                let limit = Column::new("limit", |entry| {
+                let limit = Column::new("allowed", |entry| {
                     let line = entry.report.limits.iter().find(|line| line.figure == Figure::Kld);
                     line.map(|line| Figure::Kld.show(line.limit)).unwrap_or_default()
                 });

@@ -2,13 +2,13 @@
 
 use std::io::Write;
 
-use crate::cli::render::{Align, Table};
+use crate::cli::render::{Align, Table, plural};
 use crate::cli::verify::report::{self, Detail, ModelReport};
 use crate::cli::verify::{experts, file_rows, overview, reasons, statistics, tasks};
 use crate::core::text::escape;
 use crate::engine::Arithmetic;
 use crate::verify::{
-    Divergence, EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightOutcome, WeightReport,
+    Better, Divergence, EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightOutcome, WeightReport,
 };
 
 impl ModelReport {
@@ -25,7 +25,13 @@ impl ModelReport {
         }
         if let Some(p) = &report.perplexity {
             let limit = self.limit(Figure::Ppl);
-            writeln!(out, "perplexity    {:.4} ± {:.4} over {} tokens{limit}", p.value, p.stderr, p.tokens)?;
+            writeln!(
+                out,
+                "perplexity    {:.4} ± {:.4} over {}{limit}",
+                p.value,
+                p.stderr,
+                plural(p.tokens as u64, "token")
+            )?;
         }
         if let Some(bits) = report.bits_per_byte.filter(|_| has_details) {
             writeln!(out, "bits per byte {bits:.4}")?;
@@ -104,11 +110,10 @@ impl ModelReport {
     }
 
     fn print_embeddings(&self, embeddings: &EmbeddingReport, out: &mut dyn Write) -> std::io::Result<()> {
-        let EmbeddingReport { texts, tokens, width, pooling, against } = embeddings;
-        writeln!(
-            out,
-            "vectors       {texts} texts, {tokens} tokens, {width} values each (pooling: {pooling})"
-        )?;
+        let EmbeddingReport { width, pooling, against, .. } = embeddings;
+        let texts = plural(embeddings.texts as u64, "text");
+        let tokens = plural(embeddings.tokens as u64, "token");
+        writeln!(out, "vectors       {texts}, {tokens}, {width} values each (pooling: {pooling})")?;
         let Some(against) = against else { return Ok(()) };
         if let Some(error) = against.score_error {
             let limit = self.limit(Figure::ScoreError);
@@ -131,8 +136,8 @@ impl ModelReport {
 
     fn print_masked(&self, masked: &MaskedReport, out: &mut dyn Write) -> std::io::Result<()> {
         let (p, limit) = (&masked.perplexity, self.limit(Figure::PseudoPpl));
-        let (value, stderr, tokens) = (p.value, p.stderr, p.tokens);
-        writeln!(out, "pseudo-ppl    {value:.4} ± {stderr:.4} over {tokens} masked tokens{limit}")?;
+        let (value, stderr, tokens) = (p.value, p.stderr, plural(p.tokens as u64, "masked token"));
+        writeln!(out, "pseudo-ppl    {value:.4} ± {stderr:.4} over {tokens}{limit}")?;
         let Some(d) = &masked.divergence else { return Ok(()) };
         let (mean, delta) = (&d.mean, &d.delta_ln_ppl);
         let limit = self.limit(Figure::MaskedKld);
@@ -146,7 +151,8 @@ impl ModelReport {
     /// Returns the limit of a figure, to be printed after it.
     fn limit(&self, figure: Figure) -> String {
         let line = self.report.limits.iter().find(|line| line.figure == figure);
-        line.map(|line| format!("   (limit {})", figure.show(line.limit))).unwrap_or_default()
+        let most = if figure.row().better == Better::Less { "most" } else { "least" };
+        line.map(|line| format!("   (allowed: at {most} {})", figure.show(line.limit))).unwrap_or_default()
     }
 }
 

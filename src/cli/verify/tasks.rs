@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::cli::UsageError;
+use crate::core::text::plural;
 use crate::verify::{TaskKind, TaskReport, TaskSet};
 
 #[derive(Clone, Debug, Args)]
@@ -55,10 +56,11 @@ impl TaskArgs {
 pub(super) fn print(report: &TaskReport, out: &mut dyn Write) -> std::io::Result<()> {
     let percent = |share: f64| 100.0 * share;
     let n = report.n_tasks;
-    let of = if n < report.n_in_file { format!(" of {}", report.n_in_file) } else { String::new() };
+    let of = if n < report.n_in_file { format!("{n} of ") } else { String::new() };
+    let of = of + &plural(report.n_in_file as u64, "task");
     writeln!(
         out,
-        "{:<15} {:.4} ± {:.4} % right of {n}{of} tasks (95 %: {:.4} to {:.4}, guessing: {:.4})",
+        "{:<15} {:.4} ± {:.4} % right of {of} (95 %: {:.4} to {:.4}, guessing: {:.4})",
         report.kind.name(),
         percent(report.accuracy),
         percent(report.stderr),

@@ -170,7 +170,7 @@ fn the_program_lists_and_shows_cards() {
         "  classes     SmolLM3ForCausalLM\n",
         "    model.layers.{bid}.self_attn.q_proj -> blk.{bid}.attn_q",
         "    smollm3.block_count\n",
-        "  way back    gguf2hf\n",
+        "  to HF       gguf2hf\n",
     ] {
         assert!(card.contains(part), "{part}: {card}");
     }

@@ -226,7 +226,7 @@ fn types_that_need_an_importance_matrix() {
     options.coverage = CoveragePolicy::Tensors;
     assert_eq!(
         plan_error(&two, &options, Some(&partial)).to_string(),
-        "tensor `blk.0.attn_q.weight`: no importance data, nor for 0 more"
+        "1 tensor without importance data, the first is `blk.0.attn_q.weight`"
     );
 }
 

@@ -122,7 +122,7 @@ fn what_is_no_header_is_told_as_of_files_here() {
                    long.gguf, none.gguf, page.gguf, short.gguf: name one, such as \
                    `org/shelf/cut-00001-of-00003.gguf`";
     for (address, code, words) in [
-        ("org/shelf/half.gguf", 3, "bytes wanted"),
+        ("org/shelf/half.gguf", 3, "the file ends too early"),
         ("org/shelf/page.gguf", 3, "a web page (HTML)"),
         ("org/shelf/none.gguf", 3, "org/shelf/none.gguf"),
         ("org/shelf/other.gguf", 1, "there is no `other.gguf`"),

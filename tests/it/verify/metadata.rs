@@ -330,7 +330,7 @@ fn planned_damages_of_the_arithmetic_are_named() {
     #[rustfmt::skip]
     let table: Vec<(&str, &str, Damage, Severity, &str)> = vec![
         ("llama/rope_yarn", "rope.freq_base", float(5e5), Severity::Error, "is 500000"),
-        ("llama/rope_yarn", "rope.scaling.type", Drop, Severity::Error, "is missing, the baseline's is `yarn`: what is taken without it is not that"),
+        ("llama/rope_yarn", "rope.scaling.type", Drop, Severity::Error, "is missing, the baseline's is `yarn`: without it, another value is used"),
         ("llama/rope_yarn", "rope.scaling.factor", Drop, Severity::Error, "is missing"),
         ("llama/rope_yarn", "rope.scaling.factor", float(2.0), Severity::Error, "is 2, "),
         ("llama/rope_yarn_short", "rope.scaling.original_context_length", Drop, Severity::Error, "is missing"),
@@ -445,12 +445,12 @@ fn planned_damages_of_the_tokenizer_are_named() {
         ("ggml.scores", Set(scores.into()), error, "entry 9 is 0.5, not -9"),
         ("ggml.scores", Drop, error, "is missing"),
         ("ggml.precompiled_charsmap", Set(Value::Array(Array::U8(vec![1, 2, 4]))), error, "entry 2 is 4, not 3"),
-        ("ggml.precompiled_charsmap", Drop, error, "texts are read otherwise"),
+        ("ggml.precompiled_charsmap", Drop, error, "without it, text becomes other tokens"),
         ("ggml.bos_token_id", Set(5u32.into()), error, "5, not 0"),
-        ("ggml.bos_token_id", Drop, error, "texts are read otherwise"),
+        ("ggml.bos_token_id", Drop, error, "without it, text becomes other tokens"),
         ("ggml.eos_token_id", Set(0u32.into()), error, "0, not 1"),
         ("ggml.unknown_token_id", Set(0u32.into()), error, "0, not 3"),
-        ("ggml.unknown_token_id", Drop, error, "texts are read otherwise"),
+        ("ggml.unknown_token_id", Drop, error, "without it, text becomes other tokens"),
         ("ggml.add_bos_token", Set(false.into()), error, "false, not true"),
         ("ggml.add_bos_token", Set(1u32.into()), error, "a number 1, not a bool true"),
         // Default of this kind of vocabulary without the key.
@@ -458,7 +458,7 @@ fn planned_damages_of_the_tokenizer_are_named() {
         ("ggml.add_eos_token", Set(true.into()), error, "true, not false"),
         ("ggml.add_eos_token", Drop, warning, "is missing"),
         ("ggml.add_space_prefix", Set(true.into()), error, "true, not false"),
-        ("ggml.add_space_prefix", Drop, error, "texts are read otherwise"),
+        ("ggml.add_space_prefix", Drop, error, "without it, text becomes other tokens"),
         ("ggml.eot_token_id", Set(9u32.into()), error, "9, not 1"),
         ("ggml.eot_token_id", Drop, warning, "is missing"),
         ("ggml.padding_token_id", Set(9u32.into()), warning, "9, not 1"),

@@ -196,11 +196,7 @@ fn damaged_work_is_solved_again(tier: Tier) {
             let is_blocks = name == "blocks-0";
             assert!(is_less || !is_blocks, "{name}: {} of {n}", found.n_resumed);
             let warning = &progress.warnings()[0];
-            assert_eq!(
-                is_blocks,
-                warning.contains("are damaged, they are solved again"),
-                "{name}: {warning}"
-            );
+            assert_eq!(is_blocks, warning.contains("are damaged, they are made again"), "{name}: {warning}");
         }
     }
 }

@@ -97,7 +97,7 @@ pub enum FlmError {
     Overflow { name: String, dims: Vec<u64> },
     /// More data than the file has.
     #[error(
-        "tensor `{}`: unexpected end of file inside tensor data: {wanted} bytes wanted, {left} left",
+        "tensor `{}`: unexpected end of file inside tensor data: {wanted} bytes expected, {left} left",
         escape(name)
     )]
     DataTruncated { name: String, wanted: u64, left: u64 },

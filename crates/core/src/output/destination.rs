@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn names_that_are_no_file_names_are_refused() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(message(Path::new("-")), "standard output is not written to");
+        assert_eq!(message(Path::new("-")), "cannot write to standard output, only to a file");
         for name in ["new/", "./", "new/.."] {
             assert_eq!(message(&dir.path().join(name)), "not a file name", "{name}");
         }

@@ -72,7 +72,7 @@ pub enum Obstacle {
 impl std::fmt::Display for Obstacle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
-            Self::StandardOutput => "standard output is not written to",
+            Self::StandardOutput => "cannot write to standard output, only to a file",
             Self::DirectoryName => "not a file name",
             Self::Directory => "this is a directory, a file name expected",
             Self::Fifo => "this is a FIFO, which has no positions to write at",
@@ -100,7 +100,7 @@ impl Hint for OutputError {
     fn hints(&self) -> Vec<String> {
         let hint = match self {
             Self::Refused { obstacle, .. } => match obstacle {
-                Obstacle::StandardOutput => "what is called `-` is given as `./-`",
+                Obstacle::StandardOutput => "name a file; one that is called `-` is given as `./-`",
                 Obstacle::DirectoryName | Obstacle::Directory => "name a file in it",
                 Obstacle::Fifo | Obstacle::Socket | Obstacle::Stream => {
                     "several threads write at several places of the output: write a file, then send that"

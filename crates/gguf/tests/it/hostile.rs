@@ -149,15 +149,15 @@ fn counts_beyond_the_file() {
     );
     refused(
         &key(b"k", 8).u64(1 << 63).data(1, 2),
-        "offset 45: key `k`: 9223372036854775808 bytes wanted, 2 left",
+        "offset 45: key `k`: the file ends too early: 9223372036854775808 bytes expected, 2 left",
     );
     refused(
         &Raw::header(0, 1).u64(u64::MAX - 3).data(1, 11),
-        "offset 32: key 0: 18446744073709551612 bytes wanted, 11 left",
+        "offset 32: key 0: the file ends too early: 18446744073709551612 bytes expected, 11 left",
     );
     refused(
         &Raw::header(1, 0).u64(1 << 40).data(1, 32),
-        "offset 32: name of tensor 0: 1099511627776 bytes wanted, 32 left",
+        "offset 32: name of tensor 0: the file ends too early: 1099511627776 bytes expected, 32 left",
     );
     let limits = Limits { n_keys: 2, n_tensors: 2, ..Limits::default() };
     let raw = Raw::header(3, 0).data(1, 1000);
@@ -320,8 +320,8 @@ fn magic_and_version() {
     refused(&start(b"GGUF", 1u32.swap_bytes()), "offset 4: version 1 (big-endian), expected 2 or 3");
     assert!(parse(&start(b"GGUF", 2), Strictness::Format).is_ok());
     assert!(parse(&start(b"GGUF", 3u32.swap_bytes()), Strictness::Format).is_ok());
-    refused(&Raw(b"GG".to_vec()), "offset 0: magic: 4 bytes wanted, 2 left");
-    refused(&Raw(b"".to_vec()), "offset 0: magic: 4 bytes wanted, 0 left");
+    refused(&Raw(b"GG".to_vec()), "offset 0: magic: the file ends too early: 4 bytes expected, 2 left");
+    refused(&Raw(b"".to_vec()), "offset 0: magic: the file ends too early: 4 bytes expected, 0 left");
 }
 
 #[test]

@@ -57,8 +57,7 @@ impl Bpe {
         let pre =
             vocab.pre.ok_or(EncodeError::MissingKey { key: "tokenizer.ggml.pre", expected: "string" })?;
         let splitter = table.steps(pre).and_then(Splitter::new);
-        let splitter =
-            splitter.ok_or_else(|| EncodeError::Pre { found: pre.name.clone(), nearest: "default" })?;
+        let splitter = splitter.ok_or_else(|| EncodeError::Pre { found: pre.name.clone(), nearest: None })?;
         let missing = EncodeError::MissingKey { key: MERGES, expected: "array of strings" };
         let rows = match strings(metadata, MERGES)? {
             Some(rows) => rows,

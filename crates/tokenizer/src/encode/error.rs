@@ -1,5 +1,6 @@
 //! Errors of a file's vocabulary that prevent encoding.
 
+use crate::pretokenizer::offer;
 use gguf_core::Hint;
 use gguf_core::text::escape;
 
@@ -23,8 +24,8 @@ pub enum EncodeError {
     #[error("`tokenizer.ggml.model` is `{}`, text is encoded for {expected}", escape(found))]
     Model { found: String, expected: &'static str },
     /// The pre-tokenizer is not in the table.
-    #[error("`tokenizer.ggml.pre` is `{}`, which is not known, the nearest is `{nearest}`", escape(found))]
-    Pre { found: String, nearest: &'static str },
+    #[error("`tokenizer.ggml.pre` is `{}`, which is not known{}", escape(found), offer(*nearest))]
+    Pre { found: String, nearest: Option<&'static str> },
     /// A merge does not consist of two texts.
     #[error("`tokenizer.ggml.merges[{rank}]`: no blank between two tokens in `{}`", escape(merge))]
     Merge { rank: usize, merge: String },
@@ -49,7 +50,8 @@ impl Hint for EncodeError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::Pre { nearest, .. } => vec![format!(
-                "if its splitting is the same, `gguf-inspect set FILE tokenizer.ggml.pre=str:{nearest}` writes a known name"
+                "if its splitting is the same, `gguf-inspect set FILE tokenizer.ggml.pre=str:{}` writes a known name",
+                nearest.unwrap_or("NAME")
             )],
             _ => Vec::new(),
         }

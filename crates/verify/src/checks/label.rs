@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::checks::{adapter, towers};
 use crate::{Check, Finding};
 use gguf_core::TensorMeta;
-use gguf_core::text::escape;
+use gguf_core::text::{escape, plural};
 use gguf_format::{FileType, Metadata, Value};
 use gguf_quantization::Recipe;
 
@@ -151,7 +151,7 @@ fn importance(metadata: &Metadata) -> Option<String> {
     has?;
     let text = metadata.get("quantize.imatrix.dataset").and_then(Value::as_str);
     let text = text.filter(|text| !text.is_empty()).map(|text| format!(" of `{}`", escape(text)));
-    let chunks = number("quantize.imatrix.chunks_count").map(|n| format!(" ({n} chunks)"));
+    let chunks = number("quantize.imatrix.chunks_count").map(|n| format!(" ({})", plural(n, "chunk")));
     Some(format!("importance matrix{}{}", text.unwrap_or_default(), chunks.unwrap_or_default()))
 }
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::exact;
 use crate::weights::sums::ComparisonSums;
 use gguf_core::GgmlType;
-use gguf_core::text::escape;
+use gguf_core::text::{escape, noun_of, plural};
 
 /// Cause of the damage in a tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -111,7 +111,7 @@ impl fmt::Display for BlockState {
             Self::Zero => write!(f, "zeros"),
             Self::Scaled(factor) => write!(f, "scaled by {}", number(*factor)),
             Self::Unrelated => write!(f, "unrelated values"),
-            Self::Partly => write!(f, "partly other values"),
+            Self::Partly => write!(f, "partly wrong values"),
         }
     }
 }
@@ -201,19 +201,21 @@ impl fmt::Display for Cause {
             Self::Scaled { factor } => write!(f, "all values are multiplied by {}", number(*factor)),
             Self::RowsScaled { count, first } => {
                 let rows = list(first, *count, |(row, factor)| format!("row {row} by {}", number(*factor)));
-                write!(f, "{count} rows are multiplied: {rows}")
+                write!(f, "{}: {rows}", plural(*count, "multiplied row"))
             }
             Self::ColumnsScaled { count, first } => {
                 let columns =
                     list(first, *count, |(at, factor)| format!("column {at} by {}", number(*factor)));
-                write!(f, "{count} columns are multiplied: {columns}")
+                write!(f, "{}: {columns}", plural(*count, "multiplied column"))
             }
             Self::Transposed => write!(f, "rows and columns are exchanged"),
-            Self::ElementsShifted { by } => write!(f, "values are shifted by {by} elements"),
+            Self::ElementsShifted { by } => {
+                write!(f, "values are shifted by {by} {}", noun_of(by.unsigned_abs(), "element"))
+            }
             Self::Blocks { count, first } => {
                 let blocks =
                     list(first, *count, |(row, block, state)| format!("row {row} block {block} {state}"));
-                write!(f, "{count} damaged blocks: {blocks}")
+                write!(f, "{}: {blocks}", plural(*count, "damaged block"))
             }
             Self::RoundedThrough { ty } => write!(f, "values were rounded to {ty} on their way"),
             Self::Unrelated => write!(f, "values have nothing to do with the baseline's"),

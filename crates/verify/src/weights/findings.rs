@@ -6,6 +6,7 @@ use std::fmt::Write;
 use crate::weights::tensor::split_name;
 use crate::weights::{Cause, TensorWeights, WeightOutcome, WeightReport};
 use crate::{Check, Finding};
+use gguf_core::text::plural;
 
 const CHECK: Check = Check::Weights;
 /// Number of damaged tensors that are reported one by one.
@@ -65,7 +66,10 @@ impl WeightReport {
                 _ => "their types",
             };
             let worst = self.with(WeightOutcome::Within).map(|tensor| tensor.ratio).fold(0.0, f64::max);
-            let _ = write!(line, ", {within} with the error expected of {what} (largest {worst:.2} times)");
+            let _ = write!(
+                line,
+                ", {within} as close as {what} can be (error up to {worst:.2} times that of a fresh quantization)"
+            );
         }
         for (outcome, word) in [(WeightOutcome::Damaged, "damaged"), (WeightOutcome::Unjudged, "not judged")]
         {
@@ -92,7 +96,10 @@ impl WeightReport {
                         "layers {layer} and {from} are swapped: {n} tensors of each hold the other's values"
                     )
                 } else {
-                    format!("layer {layer} holds layer {from} of the baseline: {n} tensors")
+                    format!(
+                        "layer {layer} holds layer {from} of the baseline: {}",
+                        plural(n as u64, "tensor")
+                    )
                 },
             ));
         }
@@ -119,7 +126,7 @@ impl WeightReport {
             findings.push(finding.of(&tensor.name));
         }
         if damaged.len() > SHOWN {
-            let message = format!("{} more tensors are damaged", damaged.len() - SHOWN);
+            let message = format!("{} more damaged", plural((damaged.len() - SHOWN) as u64, "tensor"));
             findings.push(Finding::error(CHECK, message));
         }
         for tensor in self.with(WeightOutcome::Unjudged) {
@@ -170,7 +177,7 @@ impl WeightReport {
             }
             _ if n > SAME_LAYER && kinds.len() == 1 && !kinds.contains("") => {
                 let kind = damaged.first().and_then(|tensor| tensor.cause.as_ref()).map_or("", Cause::kind);
-                Some(Finding::error(CHECK, format!("{kind} in {n} tensors")))
+                Some(Finding::error(CHECK, format!("{kind} in {}", plural(n as u64, "tensor"))))
             }
             _ => None,
         }

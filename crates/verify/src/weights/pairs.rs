@@ -7,7 +7,7 @@ use crate::weights::tensor_reader::TensorReader;
 use crate::{Check, Finding, Model, drafts};
 use gguf_core::TensorMeta;
 use gguf_core::simd::SimdLevel;
-use gguf_core::text::escape;
+use gguf_core::text::{escape, plural};
 use gguf_engine::{EngineError, fits};
 
 const CHECK: Check = Check::Weights;
@@ -173,8 +173,8 @@ impl<'a> TensorPairs<'a> {
             return;
         }
         let message = format!(
-            "{} tensors hold what the baseline has under other names, and are not compared: {}",
-            names.len(),
+            "{} that the baseline has under other names, not compared: {}",
+            plural(names.len() as u64, "tensor"),
             shown(&names)
         );
         self.findings.push(Finding::unchecked(CHECK, message));
@@ -187,7 +187,7 @@ impl<'a> TensorPairs<'a> {
             self.findings.push(Finding::error(CHECK, what).of(&meta.name));
         } else if !metas.is_empty() {
             let names: Vec<String> = metas.iter().copied().map(quoted).collect();
-            let message = format!("{} tensors: {what}: {}", names.len(), shown(&names));
+            let message = format!("{}: {what}: {}", plural(names.len() as u64, "tensor"), shown(&names));
             self.findings.push(Finding::error(CHECK, message));
         }
     }

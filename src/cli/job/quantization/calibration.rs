@@ -10,14 +10,18 @@ use crate::job::{CalibrationPlan, CalibrationReport, KindFacts};
 pub(super) fn print_forecast(out: &mut dyn Write, plan: &CalibrationPlan) -> std::io::Result<()> {
     writeln!(
         out,
-        "calibration by `{}`: {} of {} to solve",
+        "calibration by `{}`: {} of {} to calibrate",
         plan.solver.name(),
-        if plan.n_matrices == 1 { "1 matrix".to_owned() } else { format!("{} matrices", plan.n_matrices) },
+        plural(plan.n_matrices as u64, "matrix"),
         plural(plan.n_tensors as u64, "tensor"),
     )?;
     if let Some((tensor, ty)) = plan.without_solver.first() {
         let n = plural(plan.without_solver.len() as u64, "tensor");
-        writeln!(out, "without a solver for their type: {n}: `{}` ({ty}), for example", escape(tensor))?;
+        writeln!(
+            out,
+            "rounded as usual, since their type cannot be calibrated: {n}: `{}` ({ty}), for example",
+            escape(tensor)
+        )?;
     }
     let kind = |kind: &KindFacts| {
         let to_come = if kind.is_to_come { ", to be written by the model" } else { "" };
@@ -49,11 +53,11 @@ pub(super) fn line(report: &CalibrationReport) -> String {
     let last = report.trials.last().zip(report.ratio);
     let found = last.map_or_else(String::new, |(trial, ratio)| {
         let solved = &trial.figures;
-        let what = if report.is_used { "solved" } else { "solved (not used)" };
+        let what = if report.is_used { "calibrated" } else { "calibrated (not used)" };
         format!(", {what} {:.6} ± {:.6}, ratio {ratio:.3}", solved.mean_kld, solved.stderr)
     });
     format!(
-        "calibrated on {n_tokens} tokens of {kinds} of text; mean KLD on {n_held_out} others: importance matrix \
+        "calibrated on {n_tokens} tokens of {kinds} of text; mean KLD on {n_held_out} others: with the importance matrix alone \
          {:.6} ± {:.6}{found}",
         plain.mean_kld, plain.stderr
     )

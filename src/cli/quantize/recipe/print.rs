@@ -81,13 +81,10 @@ fn importance(report: &FileRecipe) -> String {
     let found = &report.importance;
     match found.is_used {
         ImportanceUse::Used => {
-            format!("used: {} reproduced only with the matrix", plural(found.n_with as u64, "tensor"))
+            format!("used: without the matrix, {} would differ", plural(found.n_with as u64, "tensor"))
         }
         ImportanceUse::NotUsed => {
-            format!(
-                "not used: {} reproduced only without the matrix",
-                plural(found.n_without as u64, "tensor")
-            )
+            format!("not used: with the matrix, {} would differ", plural(found.n_without as u64, "tensor"))
         }
         ImportanceUse::Unknown if found.is_given => "cannot be told: no tensor depends on it".to_owned(),
         ImportanceUse::Unknown if found.keys.is_empty() => {

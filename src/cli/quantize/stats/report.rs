@@ -95,8 +95,8 @@ impl StatisticsReport {
             StatisticsOutcome::Collected(_) if session.common.quiet => Ok(()),
             StatisticsOutcome::Collected(CollectedStatistics { counts, n_bytes, .. }) => {
                 let (path, size) = (self.path.display().to_string(), bytes(*n_bytes));
-                let (path, n_matrices) = (escape(&path), counts.n_matrices);
-                session.print(|out| writeln!(out, "{path}: moments of {n_matrices} matrices, {size}; {text}"))
+                let (path, n_matrices) = (escape(&path), plural(counts.n_matrices as u64, "matrix"));
+                session.print(|out| writeln!(out, "{path}: statistics of {n_matrices}, {size}; {text}"))
             }
         }
     }
@@ -104,13 +104,16 @@ impl StatisticsReport {
     /// Describes the text that is run.
     fn text(&self) -> String {
         let kinds = plural(self.kinds.len() as u64, "kind");
-        let all = count(self.n_all_tokens as u64);
+        let all = plural(self.n_all_tokens as u64, "token");
         match &self.part {
-            None => format!("{all} tokens of {kinds} of text"),
+            None => format!("{all} of {kinds} of text"),
             Some(part) => {
                 let BatchRange { n, of, .. } = self.batches;
                 let own = count(self.n_tokens as u64);
-                format!("part {part}: {own} of {all} tokens of {kinds} of text, {n} of {of} batches")
+                format!(
+                    "part {part}: {own} of {all} of {kinds} of text, {n} of {}",
+                    plural(of as u64, "batch")
+                )
             }
         }
     }

@@ -16,7 +16,7 @@ use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::{Destination, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text;
-use crate::core::text::escape;
+use crate::core::text::{escape, plural};
 use crate::core::written::as_path;
 use crate::gguf::{ImatrixSums, Share, StoredImatrix, merge_imatrices};
 use crate::job::Guard;
@@ -207,9 +207,9 @@ impl CollectArgs {
         let before = merge_imatrices(&files, self.cut.scoring(Span::SecondHalf, RowSelection::Scored).n_ctx)?;
         let unknown = run.check(&before, &files)?;
         if let Some(example) = unknown.first() {
-            let n = unknown.len();
+            let n = plural(unknown.len() as u64, "entry");
             session.progress.warn(&format!(
-                "the model has no tensor for {n} entries of `--in-file`, which are kept: `{}`, for example",
+                "the model has no tensor for {n} of `--in-file`, which are kept: `{}`, for example",
                 escape(example)
             ));
         }
@@ -253,11 +253,12 @@ impl ImatrixReport<'_> {
         session.print(|out| {
             let name = self.file.display().to_string();
             let MatrixContents { n_tensors, n_chunks, chunk_tokens, .. } = self.contents;
+            let (tensors, chunks) = (plural(n_tensors as u64, "tensor"), plural(n_chunks as u64, "chunk"));
             let size = text::bytes(self.file_bytes);
             let name = escape(&name);
             let part = self.part.zip(self.n_parts);
             let part = part.map(|(number, count)| format!("part {number}/{count}, ")).unwrap_or_default();
-            writeln!(out, "{name}: {part}{n_tensors} tensors, {n_chunks} chunks of {chunk_tokens}, {size}")?;
+            writeln!(out, "{name}: {part}{tensors}, {chunks} of {chunk_tokens}, {size}")?;
             if let Some(p) = &self.perplexity {
                 writeln!(out, "perplexity {:.4} ± {:.4}", p.value, p.stderr)?;
             }

@@ -12,7 +12,7 @@ use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::progress::Progress;
 use crate::core::text;
-use crate::core::text::escape;
+use crate::core::text::{escape, plural};
 use crate::core::written::as_path;
 use crate::gguf::{ImatrixError, ImatrixFormat, ImatrixPart, StoredImatrix, merge_imatrices};
 use crate::job::Guard;
@@ -74,10 +74,10 @@ impl MergeMatricesArgs {
                     return Err(ImatrixError::IsPart { path, number, count }.into());
                 }
                 session.progress.warn(&format!(
-                    "`{}` is of a run that was not finished: {} of {} chunks",
+                    "`{}` is of a run that was not finished: {} of {}",
                     shown(file.path()),
                     run.n_done,
-                    run.n_total
+                    plural(run.n_total as u64, "chunk")
                 ));
             }
         }
@@ -105,11 +105,11 @@ impl MergeMatricesArgs {
             session.print(|out| {
                 writeln!(
                     out,
-                    "{}: {} files, {} tensors, {} chunks of {}, {}",
+                    "{}: {}, {}, {} of {}, {}",
                     shown(report.file),
-                    report.n_merged,
-                    report.contents.n_tensors,
-                    report.contents.n_chunks,
+                    plural(report.n_merged as u64, "file"),
+                    plural(report.contents.n_tensors as u64, "tensor"),
+                    plural(report.contents.n_chunks as u64, "chunk"),
                     report.contents.chunk_tokens,
                     text::bytes(report.file_bytes)
                 )

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::cli::Session;
 use crate::core::progress::{Progress, Silent};
-use crate::core::text::escape;
+use crate::core::text::{escape, plural};
 use crate::gguf::{ImatrixSums, UnfinishedRun, WriteOptions, imatrix_identity};
 use crate::verify::{Collected, ImportanceRun};
 
@@ -110,10 +110,10 @@ impl CollectRun<'_, '_> {
         let is_stopped = |run: &UnfinishedRun| run.n_done < run.n_total;
         if let Some(run) = UnfinishedRun::find(self.target.path).filter(is_stopped) {
             self.session.note(&format!(
-                "`{}` holds {} of {} chunks of a run that was stopped, and will be overwritten: `--resume` would continue it",
+                "`{}` holds {} of {} of a run that was stopped, and will be overwritten: `--resume` would continue it",
                 self.output(),
                 run.n_done,
-                run.n_total
+                plural(run.n_total as u64, "chunk")
             ));
         }
         Collected::from_sums(self.before.clone())
@@ -146,7 +146,11 @@ impl CollectRun<'_, '_> {
         }
         let (run, sums) = UnfinishedRun::open(self.target.path)?;
         let collected = self.run.resume(self.target.path, &self.before, run, sums)?;
-        self.session.note(&format!("{} of {} chunks are done", collected.n_done, self.run.n_chunks()));
+        self.session.note(&format!(
+            "{} of {} done",
+            collected.n_done,
+            plural(self.run.n_chunks() as u64, "chunk")
+        ));
         Ok(collected)
     }
 
@@ -190,7 +194,7 @@ impl CollectRun<'_, '_> {
         if n_done == 0 {
             return;
         }
-        let (output, n_chunks) = (self.output(), self.run.n_chunks());
+        let (output, chunks) = (self.output(), plural(self.run.n_chunks() as u64, "chunk"));
         let rest = if self.target.legacy {
             format!(
                 "`--in-file {output} --from-chunk {}` adds the rest, to another output",
@@ -199,6 +203,6 @@ impl CollectRun<'_, '_> {
         } else {
             "the same command with `--resume` resumes from it".to_owned()
         };
-        self.session.note(&format!("`{output}` holds {n_done} of {n_chunks} chunks: {rest}"));
+        self.session.note(&format!("`{output}` holds {n_done} of {chunks}: {rest}"));
     }
 }

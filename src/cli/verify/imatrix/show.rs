@@ -10,7 +10,7 @@ use crate::cli::verify::imatrix::contents::dataset_names;
 use crate::cli::verify::imatrix::coverage;
 use crate::cli::{Exit, Session};
 use crate::core::progress::Progress;
-use crate::core::text::{escape, escape_bytes};
+use crate::core::text::{escape, escape_bytes, plural};
 use crate::core::written::as_path;
 use crate::gguf::{ImatrixFormat, ImatrixPart, ImatrixSums, StoredImatrix, merge_imatrices};
 use crate::verify::{
@@ -107,13 +107,14 @@ impl ShowArgs {
         let name = self.file.display().to_string();
         let chunks = match (stored.n_chunks(), stored.chunk_size()) {
             (0, _) => "an unknown number of chunks".to_owned(),
-            (n, Some(size)) => format!("{n} chunks of {size}"),
-            (n, None) => format!("{n} chunks"),
+            (n, Some(size)) => format!("{} of {size}", plural(n as u64, "chunk")),
+            (n, None) => plural(n as u64, "chunk"),
         };
         let datasets = stored.datasets().iter().map(|name| escape_bytes(name));
         let datasets = datasets.collect::<Vec<_>>().join(", ");
         let of = if datasets.is_empty() { "" } else { " of " };
-        format!("{}: {} tensors, {chunks}{of}{datasets}", escape(&name), stored.n_entries())
+        let tensors = plural(stored.n_entries() as u64, "tensor");
+        format!("{}: {tensors}, {chunks}{of}{datasets}", escape(&name))
     }
 }
 
@@ -145,7 +146,8 @@ impl<'a> MatrixReport<'a> {
             warnings.push(format!("part {number} of {count}: figures are those of its chunks alone"));
         }
         if let Some(DoneChunks { n_done, n_total }) = self.unfinished {
-            warnings.push(format!("the run was not finished: {n_done} of {n_total} chunks"));
+            warnings
+                .push(format!("the run was not finished: {n_done} of {}", plural(n_total as u64, "chunk")));
         }
         if !self.unseen.is_empty() {
             let names: Vec<_> = self.unseen.iter().map(|name| escape(name)).collect();

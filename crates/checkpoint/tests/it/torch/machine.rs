@@ -71,8 +71,8 @@ fn numbers_and_constants() {
         (&b"I1x\n"[..], "offset 100: not an integer of 64 bits"),
         (b"L99999999999999999999L\n", "offset 100: not an integer of 64 bits"),
         (b"I1", "offset 101: line without end"),
-        (b"J\x00\x00", "offset 101: 4 bytes wanted, 2 left"),
-        (b"\x8b\xff\xff\xff\x7f", "offset 105: 2147483647 bytes wanted, 0 left"),
+        (b"J\x00\x00", "offset 101: 4 bytes expected, 2 left"),
+        (b"\x8b\xff\xff\xff\x7f", "offset 105: 2147483647 bytes expected, 0 left"),
     ] {
         assert_eq!(error(body).to_string(), expected, "{body:?}");
     }
@@ -98,8 +98,8 @@ fn texts_and_bytes() {
     }
     for (body, expected) in [
         (&b"X\x01\x00\x00\x00\xff"[..], "offset 100: not valid UTF-8"),
-        (b"X\xff\xff\xff\xffa", "offset 105: 4294967295 bytes wanted, 1 left"),
-        (b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "offset 109: 18446744073709551615 bytes wanted, 0 left"),
+        (b"X\xff\xff\xff\xffa", "offset 105: 4294967295 bytes expected, 1 left"),
+        (b"\x8d\xff\xff\xff\xff\xff\xff\xff\xff", "offset 109: 18446744073709551615 bytes expected, 0 left"),
         (b"S'a\n", "offset 100: not a quoted string"),
         (b"S'\\q'\n", "offset 100: not a quoted string"),
         (b"V\\ud800\n", "offset 100: not a line of Unicode"),
@@ -171,7 +171,7 @@ fn frames_protocols_and_unknown_opcodes() {
     assert_eq!(value(b"\x80\x05\x95\x02\x00\x00\x00\x00\x00\x00\x00N"), "None");
     assert_eq!(
         error(b"\x95\xff\x00\x00\x00\x00\x00\x00\x00N.").to_string(),
-        "offset 109: 255 bytes wanted, 2 left"
+        "offset 109: 255 bytes expected, 2 left"
     );
     assert_eq!(error(b"\x80\x06N.").to_string(), "offset 100: pickle protocol 6, at most 5 expected");
     assert_eq!(error(b"N").to_string(), "offset 101: pickle ends without STOP");

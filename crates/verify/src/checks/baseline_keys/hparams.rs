@@ -98,11 +98,11 @@ impl MetadataPair<'_> {
         let message = format!("`{}` is missing, the baseline's is {}", escape(key), show(value));
         match self.effect(key) {
             GraphEffect::Differs => {
-                Some(Finding::error(CHECK, format!("{message}: what is taken without it is not that")))
+                Some(Finding::error(CHECK, format!("{message}: without it, another value is used")))
             }
             _ if local_class(key) == Class::Free => None,
             GraphEffect::None => {
-                Some(Finding::warning(CHECK, format!("{message}: nothing is computed otherwise without it")))
+                Some(Finding::warning(CHECK, format!("{message}: the model computes the same without it")))
             }
             // For two architectures it is unknown which keys mean the same.
             GraphEffect::Unknown if self.graphs.is_none() || is_neutral(key, value) => {
@@ -110,7 +110,7 @@ impl MetadataPair<'_> {
             }
             GraphEffect::Unknown => Some(Finding::error(
                 CHECK,
-                format!("{message}: what a runtime takes without it is not known"),
+                format!("{message}: the value that a runtime uses without it is not known"),
             )),
         }
     }
@@ -120,7 +120,7 @@ impl MetadataPair<'_> {
         let message = format!("`{}` is not in the baseline", escape(key));
         match self.effect(key) {
             GraphEffect::Differs => {
-                let more = format!(", and {} is not what is taken without it", show(value));
+                let more = format!(", and without it another value than {} is used", show(value));
                 Some(Finding::error(CHECK, message + &more))
             }
             _ if local_class(key) == Class::Free => None,

@@ -95,7 +95,7 @@ fn keys_that_the_file_lacks_are_errors_unless_they_say_the_usual() {
     full.set("llama.no_such_key", 3u32);
     full.set("llama.context_length", 4096u32);
     full.set("xielu.beta", vec![0.5f32]);
-    let unknown = "what a runtime takes without it is not known";
+    let unknown = "the value that a runtime uses without it is not known";
     assert_eq!(
         found(&plain, &full),
         [

@@ -38,7 +38,7 @@ pub(crate) fn tokenizer(model: &Metadata, other: &Metadata, check: Check, whose:
                     Some(_) => format!("`{name}` is not in {whose}"),
                 };
                 if is_error && !NEEDED.contains(&key.as_str()) {
-                    message.push_str(": texts are read otherwise without it");
+                    message.push_str(": without it, text becomes other tokens");
                 }
                 (is_error, message)
             }

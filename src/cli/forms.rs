@@ -1,0 +1,144 @@
+//! Command lines that people type and that mean something else here: the offers after an error.
+
+use std::ffi::OsString;
+use std::path::Path;
+use std::sync::LazyLock;
+
+use clap::Command;
+use regex::Regex;
+
+use crate::core::similar::{did_you_mean, meant};
+use crate::gguf::FileType;
+
+/// Form of a command line, as an expression in which TYPE is any file type; and the line that is meant, or advice that
+/// begins with `:`. The first form that fits is used.
+const FORMS: [(&str, &str); 8] = [
+    (r"^gguf-quantize (TYPE) (\S+)( \S+)?$", "gguf-quantize $2$3 $1"),
+    (
+        r"^gguf-convert (?:gguf2hf )?(\S+\.gguf)(?: .*)? --(?:type|outtype)[ =](TYPE)( .*)?$",
+        "gguf-quantize $1 --type $2",
+    ),
+    (r"^(gguf-convert|gguf-quantize)( hf2gguf)? ([\w.-]+/[\w.-]+):(TYPE)( .*)?$", "$1$2 $3$5 --type $4"),
+    (r"^gguf-(?:inspect|verify) (?:\w+ )?[\w.-]+/[\w.-]+:TYPE\b", ":name the file: ORG/NAME/FILE.gguf"),
+    (
+        r"^gguf-(?:quantize|convert)(?: hf2gguf)? ([^- ]\S*)(?: .*)? (?:--\w+=)?(TYPE(?:,TYPE)+)( .*)?$",
+        "gguf-quantize ladder $1 -o DIR --types $2",
+    ),
+    (r"^(.* --tensor-type)[ =]([^ ,]+=[^ ,=]+),(.*)$", "$1 $2 --tensor-type $3"),
+    (r"(?i)[ =](Q[2-6]_K_X?L)\b", ":`gguf-quantize ladder IN -o DIR --types $1` writes it"),
+    (
+        r"(?i)[ =](UD-\S+)",
+        ":$1 is a choice of types that Unsloth makes for each model: `--like FILE` takes it from a file of theirs",
+    ),
+];
+
+/// [`FORMS`], compiled.
+static COMPILED: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
+    let names: Vec<String> = FileType::all()
+        .flat_map(|file_type| [Some(file_type.name()), file_type.alias()])
+        .flatten()
+        .map(regex::escape)
+        .collect();
+    let types = format!("(?i:{})", names.join("|"));
+    let compiled = FORMS
+        .iter()
+        .filter_map(|(form, offer)| Some((Regex::new(&form.replace("TYPE", &types)).ok()?, *offer)));
+    compiled.collect()
+});
+
+/// Returns what a refused command line probably means, as a hint. `arguments` begins with the name of the program.
+pub(super) fn offer(program: &Command, arguments: &[OsString]) -> Option<String> {
+    let words: Option<Vec<&str>> = arguments.iter().skip(1).map(|word| word.to_str()).collect();
+    let words = [vec![program.get_name()], words?].concat();
+    let quoted = |line: &str| did_you_mean([line]);
+    if let Some(line) = other_command(program, &words) {
+        return quoted(&line);
+    }
+    let line = words.join(" ");
+    let (form, offer) = COMPILED.iter().find(|(form, _)| form.is_match(&line))?;
+    if let Some(advice) = offer.strip_prefix(':') {
+        let mut text = String::new();
+        form.captures(&line)?.expand(advice, &mut text);
+        return Some(text);
+    }
+    let mut meant = form.replace(&line, *offer).into_owned();
+    // A form that keeps the beginning of the line may occur again in its rest.
+    while offer.starts_with('$') && form.is_match(&meant) {
+        meant = form.replace(&meant, *offer).into_owned();
+    }
+    quoted(&meant)
+}
+
+/// Returns the line with a command that is spelled right, or that comes before its options.
+fn other_command(program: &Command, words: &[&str]) -> Option<String> {
+    let is_command = |word: &str| program.get_subcommands().any(|sub| sub.get_name() == word);
+    let first = *words.get(1)?;
+    let mut words = words.to_vec();
+    if first.starts_with('-') {
+        let at = words.iter().position(|word| is_command(word));
+        let command = match at {
+            Some(at) => words.remove(at),
+            None if is_command("hf2gguf") => "hf2gguf",
+            None => return None,
+        };
+        words.insert(1, command);
+    } else {
+        let is_path =
+            first.contains(['/', '.']) || Path::new(first).exists() || FileType::parse(first).is_some();
+        let known = program.get_subcommands().map(Command::get_name);
+        let near = if is_path || is_command(first) { Vec::new() } else { meant(first, known) };
+        words[1] = near.first()?;
+    }
+    Some(words.join(" "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{convert, inspect, quantize, verify};
+
+    fn offered(line: &str) -> Option<String> {
+        let programs = [convert::command(), quantize::command(), verify::command(), inspect::command()];
+        let words: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        let program = programs.iter().find(|program| words[0] == program.get_name()).unwrap();
+        offer(program, &words)
+    }
+
+    #[test]
+    fn what_people_type_is_offered_as_it_is_meant() {
+        assert_eq!(COMPILED.len(), FORMS.len(), "an expression is not valid");
+        let cases = [
+            ("gguf-quantize q4_k_m in.gguf out.gguf", "gguf-quantize in.gguf out.gguf q4_k_m"),
+            ("gguf-quantize Q8_0 in.gguf", "gguf-quantize in.gguf Q8_0"),
+            ("gguf-convert f.gguf --type q4_0", "gguf-quantize f.gguf --type q4_0"),
+            ("gguf-convert f.gguf -o x --outtype=iq3_xxs", "gguf-quantize f.gguf --type iq3_xxs"),
+            ("gguf-convert org/name:Q4_K_M", "gguf-convert org/name --type Q4_K_M"),
+            ("gguf-quantize org/name:q5_k out.gguf", "gguf-quantize org/name out.gguf --type q5_k"),
+            ("gguf-quantize a b --type q4_0,q8_0", "gguf-quantize ladder a -o DIR --types q4_0,q8_0"),
+            ("gguf-quantize a q4_0,q8_0,q6_k", "gguf-quantize ladder a -o DIR --types q4_0,q8_0,q6_k"),
+            (
+                "gguf-quantize a b q4_0 --tensor-type a=q6_k,b=q5_k,c=f16",
+                "gguf-quantize a b q4_0 --tensor-type a=q6_k --tensor-type b=q5_k --tensor-type c=f16",
+            ),
+            ("gguf-inspect dif a b", "gguf-inspect diff a b"),
+            ("gguf-verify imatrx m", "gguf-verify imatrix m"),
+            ("gguf-quantize ladr m -o x", "gguf-quantize ladder m -o x"),
+            ("gguf-convert --type q4_0 hf2gguf d", "gguf-convert hf2gguf --type q4_0 d"),
+            ("gguf-convert -o x.gguf d", "gguf-convert hf2gguf -o x.gguf d"),
+            ("gguf-verify --legacy imatrix m", "gguf-verify imatrix --legacy m"),
+        ];
+        for (line, meant) in cases {
+            assert_eq!(offered(line), Some(format!("did you mean `{meant}`?")), "{line}");
+        }
+        for (line, advice) in [
+            ("gguf-quantize a b UD-Q4_K_XL", "`--like FILE`"),
+            ("gguf-quantize a b Q4_K_L", "--types Q4_K_L`"),
+            ("gguf-inspect org/name:Q4_K_M", "ORG/NAME/FILE.gguf"),
+        ] {
+            assert!(offered(line).is_some_and(|text| text.contains(advice)), "{line}");
+        }
+        for line in ["gguf-quantize a b q4_0", "gguf-inspect zzz", "gguf-verify --structure-only m.gguf"] {
+            assert_eq!(offered(line), None, "{line}");
+        }
+    }
+}
