@@ -3,7 +3,7 @@
 
 Usage: browser_check.py CHROMIUM SCREENSHOT_DIRECTORY PAGE.. [--text PAGE STRING]..
 
-Every page is opened at 400 and 1600 pixels, light and dark, and once more as it is printed. It is an error if
+Every page is opened at 400, 720, 1200 and 1600 pixels, light and dark, and once more as it is printed. It is an error if
 - the console says anything, or a request goes beyond the page itself;
 - anything reaches beyond the window, unless it scrolls in a box of its own that the keyboard can reach;
 - the page has scripts, a picture without a name, a table without a caption;
@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 # Width and scheme; on paper of A4, between its margins, whatever the screen likes.
-WINDOWS = [(400, "light"), (400, "dark"), (1600, "light"), (1600, "dark"), (680, "paper")]
+WINDOWS = [(width, mode) for width in (400, 720, 1200, 1600) for mode in ("light", "dark")] + [(680, "paper")]
 TIMEOUT_S = 120
 # A browser that ends by itself has said nothing about the pages: they are opened again.
 ATTEMPTS = 3

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Reports of gguf-verify in a real browser: one file, six, encoders, experts, a failing one, names that are markup.
-# Opened by headless Chromium at 400 and 1600 pixels, light and dark: nothing in the console, nothing outside the window,
+# Opened by headless Chromium at 400, 720, 1200 and 1600 pixels, light and dark: nothing in the console, nothing outside the window,
 # no request beyond the page, foreign names as text. Screenshots are kept. Without Chromium it says so and passes.
 # Usage: scripts/browser_check.sh [OUTPUT_DIRECTORY]
 set -euo pipefail

@@ -35,7 +35,7 @@ for type in $types; do
         python3 - "$name" "$out/$name.json" <<'PY'
 import json, sys
 
-name, report = sys.argv[1], json.load(open(sys.argv[2]))
+name, report = sys.argv[1], json.load(open(sys.argv[2]))["models"][0]
 kld, cost, weights = report.get("kld") or {}, report.get("healthy_cost") or {}, report.get("weights") or {}
 reasons = [f["check"] for f in report["findings"] if f["severity"] == "error"]
 reasons += [f"{open['aspect']}: {open['reason']}" for open in report["not_judged"]]

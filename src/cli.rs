@@ -52,7 +52,7 @@ use crate::core::progress::Progress;
 use crate::core::simd::SimdLevel;
 use crate::core::text::{bytes, parse_bytes};
 use failure::Failure;
-use progress::TerminalProgress;
+use progress::{ProgressForm, TerminalProgress};
 
 #[cfg(any(not(unix), target_vendor = "apple"))]
 pub use isolated::CountedMemory;
@@ -139,7 +139,7 @@ pub struct Common {
     /// Number of threads [default: all cores]
     #[arg(short, long, global = true, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
-    /// Memory budget, with K, M or G (powers of 1024) [default: 128M; verify: half of what is free]
+    /// Memory budget, with K, M or G (powers of 1024) [default: 128M; verify: half of what is free, in a container of what its limit leaves]
     #[arg(long, global = true, value_name = "SIZE", value_parser = size)]
     pub memory: Option<u64>,
     /// Vector instructions: auto, scalar, avx2, avx512 or neon; the output is the same
@@ -154,6 +154,16 @@ pub struct Common {
     /// No progress; warnings stay
     #[arg(long, global = true)]
     pub no_progress: bool,
+    /// Form of the progress on standard error: auto (a bar on a terminal, otherwise lines) or json (an object a line)
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "FORM",
+        default_value = "auto",
+        hide_possible_values = true
+    )]
+    pub progress: ProgressForm,
     /// Print more details, and what the run took
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub verbose: u8,
@@ -320,6 +330,11 @@ pub fn run<T: Tool>() -> ExitCode {
         return exit.into();
     }
     isolated::install();
+    if std::env::args_os().skip(1).eq(["help", "machines"]) {
+        // A closed pipe is ignored, as with other help.
+        let _ = std::io::stdout().write_all(help::machines(&T::command()).as_bytes());
+        return Exit::Done.into();
+    }
     let offer = || forms::offer(&T::command(), &std::env::args_os().collect::<Vec<_>>());
     let tool = match parse::<T>() {
         Ok(tool) => tool,
@@ -329,6 +344,7 @@ pub fn run<T: Tool>() -> ExitCode {
     let progress = match (common.quiet, common.no_progress) {
         (true, _) => TerminalProgress::quiet(),
         (false, true) => TerminalProgress::warnings_only(),
+        (false, false) if common.progress == ProgressForm::Json => TerminalProgress::json(),
         (false, false) => TerminalProgress::new(),
     };
     let session = Session { common, progress };
@@ -368,9 +384,6 @@ fn resources(seconds: f64, level: SimdLevel) -> String {
 /// Parses the arguments of the process.
 fn parse<T: Tool>() -> Result<T, clap::Error> {
     let arguments = T::arguments(command_first(std::env::args_os().collect()));
-    if arguments.iter().skip(1).eq(["help", "machines"]) {
-        return Err(clap::Error::raw(clap::error::ErrorKind::DisplayHelp, help::machines(&T::command())));
-    }
     let mut command = help::with_pages(T::command(), arguments.iter().any(|word| word == "-h"));
     let matches = command.try_get_matches_from_mut(arguments)?;
     T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))

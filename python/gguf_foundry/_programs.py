@@ -45,8 +45,8 @@ class Verification(dict):  # type: ignore[type-arg]
 
     @property
     def models(self) -> list[Verification]:
-        """The reports of several files, in their order; of one file this report alone."""
-        return [Verification(model) for model in self["models"]] if "models" in self else [self]
+        """The reports of the files, in their order."""
+        return [Verification(model) for model in self["models"]]
 
 
 def program(name: str) -> str:

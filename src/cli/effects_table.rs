@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Options of every command, each with one line in all.
-const COMMON: &[&str] = &["--verbose", "--json", "--quiet", "--threads", "--simd", "--memory"];
+const COMMON: &[&str] = &["--verbose", "--json", "--quiet", "--threads", "--simd", "--memory", "--progress"];
 
 /// Options of every command that the table leaves out, with the reason.
 const UNSEEN: &[&str] = &["--no-progress", "--no-sync"];

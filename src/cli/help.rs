@@ -56,11 +56,7 @@ fn shaped(command: Command, path: &mut Vec<String>, machines: &str, is_short: bo
         .collect::<Vec<_>>()
         .join("\n\n");
     let command = command.after_help(short).after_long_help(long);
-    if is_short {
-        command.help_template("{about}\n\n{usage-heading} {usage}\n\n{after-help}")
-    } else {
-        command
-    }
+    if is_short { command.help_template("{about}\n\n{usage-heading} {usage}{after-help}") } else { command }
 }
 
 fn examples(page: &Page) -> String {
@@ -264,11 +260,11 @@ mod tests {
         let quantize =
             programs(false).into_iter().find(|program| program.get_name() == "gguf-quantize").unwrap();
         let page = machines(&quantize);
+        let long = quantize.clone().render_long_help().to_string();
+        assert!(long.contains("`gguf-quantize help machines` explains --memory"));
         for option in ["--memory <SIZE>", "--simd <LEVEL>", "--no-sync", "--part <I/N>", "--into <FILE>"] {
             assert!(page.contains(option), "{option}\n{page}");
-            let own = option.split(' ').next().unwrap();
-            let long = quantize.clone().render_long_help().to_string();
-            assert_eq!(long.matches(own).count(), 1, "{own} is named once, with its page\n{long}");
+            assert!(!long.contains(option), "{option} is on its own page\n{long}");
         }
     }
 

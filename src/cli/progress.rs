@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use pace::{Pace, rough};
+use serde::Serialize;
 
 use crate::cli::render::{count, message, plural};
 use crate::core::progress::Progress;
@@ -18,6 +19,8 @@ use crate::core::text::{self, escape};
 
 /// Time between two plain lines.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// Time between two lines of JSON.
+const JSON_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two updates of a bar.
 const BAR_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -30,6 +33,64 @@ enum Mode {
     Warnings,
     Bar,
     Lines,
+    /// A JSON object a line.
+    Json,
+}
+
+/// Form that `--progress` names.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ProgressForm {
+    /// A bar on a terminal, otherwise lines
+    #[default]
+    Auto,
+    /// A JSON object a line, for programs
+    Json,
+}
+
+/// What all stages are about: one of several pieces of work.
+#[derive(Clone, Debug, Default)]
+struct Subject {
+    /// Name of the piece, with its number if there are several; empty if it is clear.
+    name: String,
+    number: usize,
+    of: usize,
+    /// Begin of the first piece.
+    begin: Option<Instant>,
+}
+
+impl Subject {
+    /// Maximum length of a name: the line has room for what is done to it.
+    const MAX_CHARS: usize = 36;
+
+    /// Returns the name as it is shown, with its end, by which names differ, and a colon.
+    fn shown(&self) -> String {
+        let n_left = self.name.chars().count().saturating_sub(Self::MAX_CHARS);
+        let tail: String = self.name.chars().skip(n_left).collect();
+        match (tail.is_empty(), n_left) {
+            (true, _) => tail,
+            (_, 0) => tail + ": ",
+            _ => format!("…{tail}: "),
+        }
+    }
+
+    /// Returns the seconds left for all pieces, of which `share` of the current one is done.
+    fn left(&self, share: f64, now: Instant) -> Option<f64> {
+        let spent = now.duration_since(self.begin?).as_secs_f64();
+        let done = (self.number as f64 - 1.0 + share) / self.of as f64;
+        (self.of > 1 && done > 0.0 && spent > 3.0).then(|| spent * (1.0 - done) / done)
+    }
+}
+
+/// State of a stage as programs read it.
+#[derive(Serialize)]
+struct ProgressRecord<'a> {
+    progress: &'a str,
+    subject: &'a str,
+    step: usize,
+    steps: usize,
+    done_bytes: u64,
+    total_bytes: u64,
+    seconds_left: Option<f64>,
 }
 
 /// Shows progress on standard error. Reports a cancellation once the user has interrupted the run.
@@ -40,8 +101,7 @@ pub struct TerminalProgress {
     /// Number of stages of the run that are known so far. `step` is the number of stages that have begun.
     n_steps: AtomicUsize,
     step: AtomicUsize,
-    /// Subject of all stages, such as a file name; empty if it is clear.
-    subject: Mutex<String>,
+    subject: Mutex<Subject>,
     stage: Mutex<Option<ProgressStage>>,
     bar: Arc<Mutex<Option<ProgressBar>>>,
 }
@@ -49,8 +109,7 @@ pub struct TerminalProgress {
 #[derive(Debug)]
 struct ProgressStage {
     what: String,
-    /// File that the stage is about; empty if it is clear.
-    subject: String,
+    subject: Subject,
     /// Number of the stage, from 1.
     step: usize,
     total_bytes: u64,
@@ -70,7 +129,7 @@ impl ProgressStage {
     fn new(what: &str, step: usize, total_bytes: u64, now: Instant) -> Self {
         Self {
             what: what.to_owned(),
-            subject: String::new(),
+            subject: Subject::default(),
             step,
             total_bytes,
             start: now,
@@ -87,8 +146,7 @@ impl ProgressStage {
         let step = self.step;
         match n_steps {
             0 | 1 if step <= 1 => self.what.clone(),
-            _ if step > n_steps => format!("step {step}: {}", self.what),
-            _ => format!("step {step} of {n_steps}: {}", self.what),
+            _ => format!("[{step}/{}] {}", n_steps.max(step), self.what),
         }
     }
 
@@ -120,10 +178,13 @@ impl ProgressStage {
             None => (rate >= 1.0).then(|| format!("{}/s", text::bytes(rate as u64))),
         });
         let left = self.pace.left().map(|left| {
-            let of = if self.step < n_steps { format!(" of step {}", self.step) } else { String::new() };
+            let of = if self.step < n_steps { " for this step" } else { "" };
             format!("{} left{of}", rough(left))
         });
-        rate.into_iter().chain(left).collect()
+        let steps = n_steps.max(self.step).max(1) as f64;
+        let share = (self.step as f64 - 1.0 + self.share(done)) / steps;
+        let all = self.subject.left(share, now).map(|left| format!("{} for all", rough(left)));
+        rate.into_iter().chain(left).chain(all).collect()
     }
 
     fn percent(&self, done: u64) -> String {
@@ -134,8 +195,7 @@ impl ProgressStage {
     fn line(&mut self, done: u64, n_steps: usize, now: Instant) -> String {
         let parts = [vec![self.percent(done)], self.amounts(done), self.outlook(done, n_steps, now)];
         let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
-        let subject = if self.subject.is_empty() { String::new() } else { format!(": {}", self.subject) };
-        format!("{}{subject}: {}{figures}", self.title(n_steps), parts.concat().join(", "))
+        format!("{}{}: {}{figures}", self.subject.shown(), self.title(n_steps), parts.concat().join(", "))
     }
 
     /// Returns the two texts of a bar: the line above it, and the text behind it.
@@ -143,9 +203,22 @@ impl ProgressStage {
         let amounts = self.amounts(done).join(", ");
         let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
         let behind = [vec![self.percent(done)], self.outlook(done, n_steps, now)].concat().join(", ");
-        // The subject comes last, because it may be long.
-        let subject = if self.subject.is_empty() { String::new() } else { format!("; {}", self.subject) };
-        [format!("{}, {amounts}{figures}{subject}", self.title(n_steps)), behind]
+        [format!("{}{}, {amounts}{figures}", self.subject.shown(), self.title(n_steps)), behind]
+    }
+
+    /// Returns the state as a line of JSON.
+    fn record(&mut self, done: u64, n_steps: usize, now: Instant) -> String {
+        self.pace.look(now.duration_since(self.start).as_secs_f64(), done, self.total_bytes);
+        let record = ProgressRecord {
+            progress: &self.what,
+            subject: &self.subject.name,
+            step: self.step,
+            steps: n_steps.max(self.step),
+            done_bytes: done,
+            total_bytes: self.total_bytes,
+            seconds_left: self.pace.left(),
+        };
+        serde_json::to_string(&record).unwrap_or_default()
     }
 }
 
@@ -154,6 +227,12 @@ impl TerminalProgress {
     #[must_use]
     pub fn new() -> Self {
         Self::with(if io::stderr().is_terminal() { Mode::Bar } else { Mode::Lines })
+    }
+
+    /// Writes lines of JSON.
+    #[must_use]
+    pub fn json() -> Self {
+        Self::with(Mode::Json)
     }
 
     /// Shows nothing, not even warnings.
@@ -185,9 +264,13 @@ impl TerminalProgress {
         suspend(&self.bar, print)
     }
 
-    /// Restarts the step count for another piece of work, which is named `subject`.
-    pub(crate) fn restart(&self, subject: &str) {
-        subject.clone_into(&mut self.subject.lock().unpoisoned());
+    /// Restarts the step count for another piece of work: `name`, the `number`-th `of` all.
+    pub(crate) fn restart(&self, name: &str, number: usize, of: usize) {
+        let mut subject = self.subject.lock().unpoisoned();
+        let begin = subject.begin.or_else(|| Some(Instant::now()));
+        let name = if of > 1 { format!("{name} ({number} of {of})") } else { name.to_owned() };
+        *subject = Subject { name, number, of, begin };
+        drop(subject);
         self.n_steps.store(0, Ordering::Relaxed);
         self.step.store(0, Ordering::Relaxed);
     }
@@ -226,8 +309,13 @@ impl Progress for TerminalProgress {
         self.done.store(0, Ordering::Relaxed);
         let step = self.step.fetch_add(1, Ordering::Relaxed) + 1;
         let subject = self.subject.lock().unpoisoned().clone();
-        let stage = ProgressStage { subject, ..ProgressStage::new(what, step, total_bytes, Instant::now()) };
-        let title = stage.title(self.n_steps.load(Ordering::Relaxed));
+        let mut stage =
+            ProgressStage { subject, ..ProgressStage::new(what, step, total_bytes, Instant::now()) };
+        let n_steps = self.n_steps.load(Ordering::Relaxed);
+        let title = stage.title(n_steps);
+        if self.mode == Mode::Json {
+            let _ = writeln!(io::stderr(), "{}", stage.record(0, n_steps, Instant::now()));
+        }
         *self.stage.lock().unpoisoned() = Some(stage);
         if self.mode == Mode::Bar {
             let bar = ProgressBar::new(total_bytes)
@@ -253,6 +341,7 @@ impl Progress for TerminalProgress {
             Mode::Quiet | Mode::Warnings => return,
             Mode::Bar => BAR_INTERVAL,
             Mode::Lines => INTERVAL,
+            Mode::Json => JSON_INTERVAL,
         };
         // Another thread is printing the same line.
         let Ok(mut stage) = self.stage.try_lock() else { return };
@@ -262,7 +351,9 @@ impl Progress for TerminalProgress {
         };
         stage.shown = now;
         let n_steps = self.n_steps.load(Ordering::Relaxed);
-        if self.mode == Mode::Lines {
+        if self.mode == Mode::Json {
+            let _ = writeln!(io::stderr(), "{}", stage.record(done, n_steps, now));
+        } else if self.mode == Mode::Lines {
             let line = stage.line(done, n_steps, now);
             let _ = writeln!(io::stderr(), "{}", escape(&ranged::shown(&line)));
         } else if let Some(bar) = lock(&self.bar).as_ref() {
@@ -349,12 +440,28 @@ mod tests {
         let shown = line(|stage| "perplexity 7.5".clone_into(&mut stage.figures), 1);
         assert!(shown.ends_with("about 30 s left; perplexity 7.5"), "{shown}");
         let shown = line(|stage| stage.piece = Some(("tensor", 12, 291)), 2);
-        assert!(shown.starts_with("step 2 of 2: writing a.gguf: 25 %, tensor 12 of 291, 100 MiB"), "{shown}");
+        assert!(shown.starts_with("[2/2] writing a.gguf: 25 %, tensor 12 of 291, 100 MiB"), "{shown}");
         let shown = line(|stage| stage.units = Some(("token", 4096)), 3);
         assert_eq!(
             shown,
-            "step 2 of 3: writing a.gguf: 25 %, 1 024 of 4 096 tokens, 102 tokens/s, about 30 s left of step 2"
+            "[2/3] writing a.gguf: 25 %, 1 024 of 4 096 tokens, 102 tokens/s, about 30 s left for this step"
         );
+    }
+
+    #[test]
+    fn the_file_its_number_and_the_time_for_all_come_first_and_last() {
+        let start = Instant::now();
+        let name = "a-model-with-a-name-that-fills-the-line-Q4_K_M.gguf (2 of 6)".to_owned();
+        let mut stage = ProgressStage::new("weights", 1, 400 << 20, start + Duration::from_secs(10));
+        stage.subject = Subject { name, number: 2, of: 6, begin: Some(start) };
+        // One and a quarter of six pieces took 20 seconds.
+        let now = start + Duration::from_secs(20);
+        let [above, behind] = stage.lines(100 << 20, 1, now);
+        assert_eq!(above, "…-fills-the-line-Q4_K_M.gguf (2 of 6): weights, 100 MiB of 400 MiB");
+        assert!(above.chars().count() <= 80 && behind.ends_with("about 2 min for all"), "{behind}");
+        let record: serde_json::Value = serde_json::from_str(&stage.record(100 << 20, 1, now)).unwrap();
+        assert_eq!((record["progress"].as_str(), record["steps"].as_u64()), (Some("weights"), Some(1)));
+        assert_eq!(record["done_bytes"], 100 << 20);
     }
 
     #[test]
@@ -363,6 +470,6 @@ mod tests {
         let mut stage = ProgressStage::new("writing", 1, 0, start);
         assert_eq!(stage.line(0, 0, start), "writing: 100 %, 0 B of 0 B");
         let mut stage = ProgressStage::new("writing", 3, 100, start);
-        assert_eq!(stage.line(0, 2, start + Duration::from_secs(9)), "step 3: writing: 0 %, 0 B of 100 B");
+        assert_eq!(stage.line(0, 2, start + Duration::from_secs(9)), "[3/3] writing: 0 %, 0 B of 100 B");
     }
 }

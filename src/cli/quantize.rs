@@ -39,7 +39,7 @@ pub(crate) fn command() -> clap::Command {
     <Quantize as clap::CommandFactory>::command()
 }
 
-/// Quantizes a GGUF file, the same bytes as llama-quantize, or a checkpoint
+/// Quantize a GGUF file, to the bytes of llama-quantize, or a checkpoint
 #[derive(Parser)]
 #[command(
     name = "gguf-quantize",

@@ -21,7 +21,7 @@ pub(super) fn table<'a>(rows: impl Iterator<Item = (&'a StoredClass, Vec<String>
         ("quantized weights", Align::Left),
         ("count", Align::Right),
         ("stored as", Align::Left),
-        ("bits", Align::Right),
+        ("bits per weight", Align::Right),
     ];
     heads.extend(fates.iter().map(|fate| (*fate, Align::Left)));
     let mut table = Table::new(&heads);

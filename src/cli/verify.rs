@@ -1,5 +1,6 @@
 //! `gguf-verify`: checks whether a model file may be shipped.
 
+mod against;
 mod combine;
 mod details;
 mod experts;
@@ -11,6 +12,7 @@ mod logits;
 pub(crate) mod model;
 mod overview;
 pub(super) mod page;
+mod pairs;
 mod per_token;
 mod printout;
 mod prompt_files;
@@ -202,12 +204,44 @@ pub(crate) fn engine_options(common: &Common, arithmetic: ArithmeticArg) -> Engi
     options
 }
 
-/// Half of the memory that the system can provide without swapping.
+/// Half of the memory that the system, and the control group of the process, can provide without swapping.
 fn half_of_free_memory() -> Option<u64> {
     let text = fs_err::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kib.saturating_mul(512))
+    let groups = fs_err::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let left = left_in_groups(&groups, Path::new("/sys/fs/cgroup")).unwrap_or(u64::MAX);
+    Some(kib.saturating_mul(1024).min(left) / 2)
+}
+
+/// Returns the memory that the control groups of a process leave it, of which each in the path may have a limit.
+/// `groups` is its `/proc/self/cgroup`, of version 2 (`0::/PATH`) or 1 (`4:memory:/PATH`).
+fn left_in_groups(groups: &str, root: &Path) -> Option<u64> {
+    let number = |path: PathBuf| fs_err::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+    let left = |line: &str| {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (controllers, group) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+        let (root, limit, used) = match controllers {
+            "" => (root.to_owned(), "memory.max", "memory.current"),
+            _ if controllers.split(',').any(|own| own == "memory") => {
+                (root.join("memory"), "memory.limit_in_bytes", "memory.usage_in_bytes")
+            }
+            _ => return None,
+        };
+        // In a container the path of the host is not there: its own group is the root.
+        let folder = root.join(group);
+        let folders = folder.ancestors().take_while(|folder| folder.starts_with(&root));
+        let left = folders.filter_map(|folder| {
+            // Pages of files that were read count as used, and are given back when memory is needed.
+            let stat = fs_err::read_to_string(folder.join("memory.stat")).unwrap_or_default();
+            let cached =
+                stat.lines().find_map(|line| line.strip_prefix("inactive_file ")?.parse::<u64>().ok());
+            let used = number(folder.join(used))?.saturating_sub(cached.unwrap_or_default());
+            Some(number(folder.join(limit))?.saturating_sub(used))
+        });
+        left.min()
+    };
+    groups.lines().filter_map(left).min()
 }
 
 impl CutArgs {
@@ -225,6 +259,29 @@ impl CutArgs {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_narrowest_control_group_bounds_the_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            fs_err::write(path, text).unwrap();
+        };
+        let left = |groups: &str| left_in_groups(groups, dir.path());
+        assert_eq!(left("0::/a/b\n"), None);
+        write("a/memory.max", "1000\n");
+        write("a/memory.current", "400\n");
+        write("a/b/memory.max", "max\n");
+        write("a/b/memory.current", "300\n");
+        assert_eq!(left("0::/a/b\n"), Some(600));
+        write("a/b/memory.max", "500\n");
+        write("a/b/memory.stat", "anon 7\ninactive_file 100\n");
+        assert_eq!(left("0::/a/b\n"), Some(300));
+        write("memory/c/memory.limit_in_bytes", "50\n");
+        write("memory/c/memory.usage_in_bytes", "60\n");
+        assert_eq!(left("3:cpu:/\n4:cpuset,memory:/c\n0::/\n"), Some(0));
+    }
 
     #[test]
     fn models_by_option_come_first() {

@@ -312,6 +312,13 @@ checks! {
         is_measured: false,
         run: Run::Step,
     }
+    /// Figures that are not worse than those of an earlier report.
+    Against {
+        name: "against",
+        part: FilePart::Predictions,
+        is_measured: false,
+        run: Run::Step,
+    }
     /// Quality that was asked for.
     MinQuality {
         name: "min-quality",

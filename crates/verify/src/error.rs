@@ -119,6 +119,10 @@ impl Hint for PromptError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::TooLong { tokens, .. } => vec![format!("pass `--ctx {tokens}` or more")],
+            Self::Template { reason: ChatError::Missing, .. } => vec![
+                "give the prompts as text, or the model a template: `gguf-inspect template MODEL --set FILE`"
+                    .to_owned(),
+            ],
             Self::Empty { .. } => {
                 vec!["a text file is one document; a file named `*.jsonl` is one prompt a line".to_owned()]
             }

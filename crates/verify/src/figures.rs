@@ -231,7 +231,7 @@ figures! {
         help: "Lowest share of tokens with the same first choice [default: likewise]",
         placeholder: "SHARE",
         range: LimitRange::Share,
-        label: "same choice",
+        label: "same first choice",
         column: "same",
         cell: percent,
         is_spare: false,
@@ -337,7 +337,7 @@ figures! {
         help: "Lowest share of masked tokens with the same first choice [default: likewise]",
         placeholder: "SHARE",
         range: LimitRange::Share,
-        label: "same choice at masked tokens",
+        label: "same first choice at masked tokens",
         column: "masked same",
         cell: percent,
         is_spare: false,
@@ -562,6 +562,6 @@ mod tests {
         assert_eq!(Figure::Top1.show(0.98765), "98.77 %");
         let top1 = LimitLine::new(Figure::Top1, 0.9, None, 0.95, false);
         assert!(top1.is_missed);
-        assert_eq!(top1.relation(), "same choice 90.00 % < 95.00 %");
+        assert_eq!(top1.relation(), "same first choice 90.00 % < 95.00 %");
     }
 }

@@ -152,7 +152,6 @@ pub(super) const PAGES: &[Page] = &[
             ("completion in a shell", "completions SHELL"),
         ],
         shown: &[
-            ("arguments", "Input, output, TYPE, THREADS, as in llama-quantize"),
             ("file_type", "Type: q8_0, q6_k, q4_k_m, ... (see --help)"),
             IMATRIX,
             CALIBRATE,
@@ -262,15 +261,11 @@ pub(super) const PAGES: &[Page] = &[
             ("completion in a shell", "completions SHELL"),
         ],
         shown: &[
-            ("models", "GGUF files, or directories of checkpoints"),
             ("prompts", "Text or chats to score"),
             ("baseline", "Checkpoint or file to compare with"),
-            ("report", "Write a report: .html, .md or .json"),
+            ("report", "Write a report: .html, .md, .json or .csv"),
             ("min-quality", "near-lossless, very-good, good or fair"),
             ("max-kld", "Highest mean divergence that passes"),
-            ("ctx", "Tokens of a chunk [default: 512]"),
-            ("chunks", "Maximum number of chunks"),
-            ("weights_only", "Compare the weights, run nothing"),
             ("structure_only", "Check the file, run nothing"),
         ],
         examples: &[
@@ -350,7 +345,7 @@ pub(super) const PAGES: &[Page] = &[
         shown: &[],
         examples: &[
             "gguf-convert gguf2hf model-f16.gguf -o model-hf",
-            "gguf-convert gguf2hf model-f16.gguf --type bf16",
+            "gguf-convert gguf2hf model-f16.gguf -o model-hf --type bf16",
         ],
     },
     Page {
@@ -448,7 +443,14 @@ pub(super) const PAGES: &[Page] = &[
     Page {
         path: &["gguf-inspect", "template"],
         tasks: &[],
-        shown: &[],
+        shown: &[
+            ("file", "File, or any part of a split model"),
+            ("set", "Replace all templates by this Jinja or .json file"),
+            ("render", "Print a chat as the template writes it: user, turns, tools, or a JSON file"),
+            ("name", "Print the template of this name"),
+            ("output", "Write another file instead"),
+            ("dry_run", "Show what would change and write nothing"),
+        ],
         examples: &[
             "gguf-inspect template model.gguf > chat.jinja",
             "gguf-inspect template model.gguf --set chat.jinja",
@@ -497,7 +499,12 @@ pub(super) const PAGES: &[Page] = &[
     Page {
         path: &["gguf-inspect", "checkpoint"],
         tasks: &[],
-        shown: &[],
+        shown: &[
+            ("path", "Directory, file, or a model on a server: ORG/NAME"),
+            ("tensors", "List every tensor as it is stored"),
+            ("account", "Print what becomes of each file, key and tensor, and why"),
+            ("card", "Use an architecture card from a file"),
+        ],
         examples: &[
             "gguf-inspect checkpoint ./Llama-3.2-1B",
             "gguf-inspect checkpoint Qwen/Qwen3-0.6B --account",

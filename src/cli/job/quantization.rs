@@ -95,7 +95,7 @@ fn print_summary(out: &mut dyn Write, summary: &Summary) -> std::io::Result<()> 
         ("weights", Align::Right),
         ("before", Align::Right),
         ("after", Align::Right),
-        ("bits", Align::Right),
+        ("bits per weight", Align::Right),
     ]);
     let total = ("total".to_owned(), summary.total);
     let classes = summary.classes.iter().map(|(class, sizes)| {

@@ -335,7 +335,7 @@ fn table<'f>(files: impl Iterator<Item = &'f LadderFilePlan>) -> Table {
     let mut table = Table::new(&[
         ("file", Align::Left),
         ("type", Align::Left),
-        ("bits", Align::Right),
+        ("bits per weight", Align::Right),
         ("size", Align::Right),
         ("notes", Align::Left),
     ]);

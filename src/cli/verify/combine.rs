@@ -123,13 +123,9 @@ impl CombineArgs {
         let combined = combine_parts(parts, limits)?;
         let label = combined.label;
         let entries = [ModelReport {
-            path: PathBuf::from(label.file),
             size_bytes: label.size_bytes,
             file_type: label.file_type,
-            report: combined.report,
-            details: None,
-            inputs: Vec::new(),
-            next: None,
+            ..ModelReport::new(PathBuf::from(label.file), combined.report, Vec::new())
         }];
         if session.common.json {
             session.print_json(&VerifyDocument::new(&entries, &[]))?;

@@ -10,6 +10,7 @@ use clap::{Args, ValueEnum};
 use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::failure::Failure;
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
+use crate::cli::verify::against::Earlier;
 use crate::cli::verify::details::Details;
 use crate::cli::verify::limits::{LimitArgs, OtherLimitArgs, against_baseline};
 use crate::cli::verify::model::OpenedModel;
@@ -19,7 +20,7 @@ use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::verify::report::{Detail, ModelReport, VerifyDocument};
 use crate::cli::verify::tasks::TaskArgs;
 use crate::cli::verify::trace::Trace;
-use crate::cli::verify::{CutArgs, engine_options, printout, report};
+use crate::cli::verify::{CutArgs, engine_options, pairs, printout, report};
 use crate::cli::{Common, Exit, Session, UsageError, is_interrupted};
 use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::progress::Progress;
@@ -77,9 +78,16 @@ pub(super) struct VerifyArgs {
     /// Write a JSON line per model and prompt: its tokens, their losses, and the tokens that the models predict
     #[arg(long, value_name = "FILE")]
     per_token: Option<PathBuf>,
-    /// Write a report to look at, by suffix: `.html` (a page), `.md` (for a model card), `.json`; may be repeated
+    /// Write a report, by suffix: `.html` (a page), `.md` (for a model card), `.json`, `.csv`; may be repeated
     #[arg(long, value_name = "FILE")]
     report: Vec<PathBuf>,
+    /// Write the verdicts as test cases of JUnit, for systems that build and test
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
+    /// Fail a file that is worse than in this report of an earlier run (`--json`, or `--report FILE.json`) by more than the
+    /// error of the figure: the mean KLD, or the perplexity without a baseline
+    #[arg(long, value_name = "REPORT", conflicts_with_all = ["structure_only", "weights_only", "part"])]
+    against: Option<PathBuf>,
     /// Title of the reports [default: the model's name]
     #[arg(long, value_name = "TEXT", requires = "report")]
     title: Option<String>,
@@ -190,7 +198,8 @@ impl VerifyArgs {
         self.check_use(!tasks.is_empty(), logits.as_ref())?;
         self.check_lock()?;
         let mut guard = self.guard(session)?;
-        let reports = Reports::of(&self.report, &mut guard)?;
+        let reports = Reports::of(&self.report, self.junit.as_deref(), &mut guard)?;
+        let earlier = self.against.as_deref().map(Earlier::open).transpose()?;
         let baseline = match &self.baseline {
             Some(path) if logits.is_none() => {
                 Some(open_baseline(&self.models, path, &session.common, self.mlock)?)
@@ -215,7 +224,8 @@ impl VerifyArgs {
         let mut outputs = Outputs::begin(self)?;
         let (mut entries, mut failures) = (Vec::new(), Vec::new());
         for (number, path) in self.models.iter().enumerate() {
-            session.progress.restart(&subject(path, number + 1, self.models.len()));
+            let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+            session.progress.restart(&escape(&name), number + 1, self.models.len());
             match self.verify(path, &job, &mut outputs, &mut guard) {
                 Ok(mut model) => {
                     read.extend(model.inputs.drain(..).map(|path| ("model", path)));
@@ -232,6 +242,13 @@ impl VerifyArgs {
         // Verdicts of other files are shown even if some files failed.
         if let Some(at) = (0..failures.len()).next().filter(|_| entries.is_empty()) {
             return Err(failures.swap_remove(at).1);
+        }
+        if let Some(earlier) = &earlier {
+            let is_alone = entries.len() == 1;
+            for entry in &mut entries {
+                let findings = earlier.findings(entry, is_alone);
+                entry.report.extend(findings);
+            }
         }
         outputs.commit(session)?;
         reports.write(&entries, named, self.title.as_deref(), &read, session)?;
@@ -291,6 +308,7 @@ impl VerifyArgs {
         guard.read_all("the prompts", &self.prompts)?;
         guard.read_all("tasks", self.tasks.inputs())?;
         guard.read_all("the source", &self.source)?;
+        guard.read_all("the earlier report", &self.against)?;
         let tables = [
             ("--per-token", &self.per_token, OutputKind::PerToken),
             ("--save-baseline", &self.save_baseline, OutputKind::LogitFile),
@@ -418,13 +436,9 @@ impl VerifyArgs {
                     let inputs = vec![path.to_owned()];
                     let path = path.to_owned();
                     return Ok(ModelReport {
-                        path,
                         size_bytes,
-                        file_type: None,
-                        report,
-                        details: None,
                         inputs,
-                        next: None,
+                        ..ModelReport::new(path, report, Vec::new())
                     });
                 }
             },
@@ -474,7 +488,17 @@ impl VerifyArgs {
         let (size_bytes, file_type) = (opened.size_bytes(), opened.file_type());
         let inputs = opened.inputs();
         let next = self.with_baseline(path, opened.metadata());
-        Ok(ModelReport { path: path.to_owned(), size_bytes, file_type, report, details, inputs, next })
+        let losses = if self.models.len() > 1 { pairs::losses(&positions) } else { Vec::new() };
+        Ok(ModelReport {
+            path: path.to_owned(),
+            size_bytes,
+            file_type,
+            report,
+            details,
+            inputs,
+            next,
+            losses,
+        })
     }
 
     /// Returns the command that judges a file without a baseline: against its checkpoint, by the hub name if the file
@@ -536,13 +560,6 @@ impl VerifyArgs {
             Verdict::Fail => Exit::Broken,
         }
     }
-}
-
-/// Name of a model, with its number if there are several.
-fn subject(path: &Path, number: usize, of: usize) -> String {
-    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let number = if of > 1 { format!(" ({number} of {of})") } else { String::new() };
-    format!("{}{number}", escape(&name))
 }
 
 /// Inputs that all models are judged with.

@@ -81,7 +81,7 @@ fn without_common_start(names: &[String]) -> Vec<String> {
 fn columns(entries: &[ModelReport]) -> Vec<Column<'_>> {
     let mut columns = vec![
         Column::new("size", |entry| entry.size_bytes.map(text::bytes).unwrap_or_default()).spare(),
-        Column::new("bits", |entry| {
+        Column::new("bits per weight", |entry| {
             entry.report.bits_per_weight.map(|bits| format!("{bits:.2}")).unwrap_or_default()
         })
         .spare(),

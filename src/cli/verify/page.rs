@@ -12,6 +12,7 @@ mod markdown;
 mod public;
 mod render;
 mod run_info;
+mod tables;
 
 use std::path::{Path, PathBuf};
 
@@ -34,6 +35,8 @@ enum ReportFormat {
     Html,
     Markdown,
     Json,
+    Csv,
+    Junit,
 }
 
 impl ReportFormat {
@@ -42,6 +45,8 @@ impl ReportFormat {
             Self::Html => OutputKind::HtmlReport,
             Self::Markdown => OutputKind::MarkdownReport,
             Self::Json => OutputKind::Json,
+            Self::Csv => OutputKind::FigureTable,
+            Self::Junit => OutputKind::TestCases,
         }
     }
 
@@ -51,9 +56,10 @@ impl ReportFormat {
             Some("html") => Ok(Self::Html),
             Some("md") => Ok(Self::Markdown),
             Some("json") => Ok(Self::Json),
+            Some("csv") => Ok(Self::Csv),
             _ => {
                 let name = path.display().to_string();
-                let message = "a report's name ends in `.html`, `.md` or `.json`";
+                let message = "a report's name ends in `.html`, `.md`, `.json` or `.csv`";
                 Err(UsageError(format!("`--report {}`: {message}", escape(&name))))
             }
         }
@@ -133,19 +139,21 @@ pub(super) struct Reports {
 }
 
 impl Reports {
-    /// Checks the paths of `--report`.
+    /// Checks the paths of `--report` and `--junit`.
     ///
     /// # Errors
     /// Another suffix, a path at which no file can be written, a file that is read or of another kind.
-    pub(super) fn of(paths: &[PathBuf], guard: &mut Guard<'_>) -> anyhow::Result<Self> {
+    pub(super) fn of(paths: &[PathBuf], junit: Option<&Path>, guard: &mut Guard<'_>) -> anyhow::Result<Self> {
         let mut targets: Vec<(PathBuf, ReportFormat)> = Vec::new();
         for path in paths {
             let format = ReportFormat::of(path)?;
             targets.push((path.clone(), format));
         }
+        targets.extend(junit.map(|path| (path.to_owned(), ReportFormat::Junit)));
         for (path, format) in &targets {
+            let option = if *format == ReportFormat::Junit { "--junit" } else { "--report" };
             Destination::of(path)?;
-            guard.write("--report", path, format.kind())?;
+            guard.write(option, path, format.kind())?;
         }
         Ok(Self { targets })
     }
@@ -180,6 +188,8 @@ impl Reports {
             let text = match format {
                 ReportFormat::Html => html::render(&page)?,
                 ReportFormat::Markdown => markdown::render(&page)?,
+                ReportFormat::Csv => tables::csv(&page),
+                ReportFormat::Junit => tables::junit(&page),
                 ReportFormat::Json => {
                     let document = ReportFile { document: VerifyDocument::new(entries, &[]), run: &page.run };
                     json_text(&document)?

@@ -4,11 +4,11 @@ use std::io::Write;
 
 use crate::cli::render::{Align, Table, plural};
 use crate::cli::verify::report::{self, Detail, ModelReport};
-use crate::cli::verify::{experts, file_rows, overview, reasons, statistics, tasks};
+use crate::cli::verify::{experts, file_rows, overview, pairs, reasons, statistics, tasks};
 use crate::core::text::escape;
 use crate::engine::Arithmetic;
 use crate::verify::{
-    Better, Divergence, EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightOutcome, WeightReport,
+    Better, Divergence, EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightReport,
 };
 
 impl ModelReport {
@@ -143,7 +143,7 @@ impl ModelReport {
         let limit = self.limit(Figure::MaskedKld);
         writeln!(out, "              divergence {:.6} ± {:.6}{limit}", mean.value, mean.stderr)?;
         let limit = self.limit(Figure::MaskedTop1);
-        writeln!(out, "              same choice {:.2} %{limit}", 100.0 * d.top1_agreement)?;
+        writeln!(out, "              same first choice {:.2} %{limit}", 100.0 * d.top1_agreement)?;
         let baseline = d.baseline_ppl;
         writeln!(out, "              Δ ln {:.6} ± {:.6} (baseline {baseline:.4})", delta.value, delta.stderr)
     }
@@ -156,19 +156,33 @@ impl ModelReport {
     }
 }
 
-/// Prints the number of tensors that are as expected; with details, also the worst of the others with their errors.
+/// Prints the number of tensors that are as expected; with details, also the tensors with an error, the worst first.
 fn print_weights(weights: &WeightReport, has_details: bool, out: &mut dyn Write) -> std::io::Result<()> {
-    const WORST: usize = 5;
     writeln!(out, "weights       {}", weights.summary())?;
-    if !has_details || weights.with(WeightOutcome::Damaged).next().is_none() {
+    let mut worst: Vec<_> = weights.tensors.iter().filter(|tensor| tensor.error != 0.0).collect();
+    worst.sort_by(|a, b| b.error.total_cmp(&a.error));
+    if !has_details || worst.is_empty() {
         return Ok(());
     }
-    for tensor in weights.worst(WORST) {
-        let (error, own, ratio) = (tensor.error, tensor.own_error, tensor.ratio);
-        let name = escape(&tensor.name);
-        writeln!(out, "  {ratio:.2} `{name}` {}: error {error:.4}, the type's {own:.4}", tensor.ty)?;
+    let mut table = Table::new(&[
+        ("tensor", Align::Left),
+        ("type", Align::Left),
+        ("error", Align::Right),
+        ("of its type", Align::Right),
+        ("ratio", Align::Right),
+    ]);
+    for tensor in worst {
+        let figures = [tensor.error, tensor.own_error].map(|error| format!("{error:.4}"));
+        let [error, own] = figures;
+        table.row([
+            escape(&tensor.name).into_owned(),
+            tensor.ty.to_string(),
+            error,
+            own,
+            format!("{:.2}", tensor.ratio),
+        ]);
     }
-    Ok(())
+    table.print(out)
 }
 
 fn prompts(report: &Report) -> Table {
@@ -206,5 +220,6 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, detail: Detail
         writeln!(out)?;
     }
     overview::table(entries).print(out)?;
+    pairs::print(entries, out)?;
     reasons::print_verdict(report::verdict(entries), out)
 }

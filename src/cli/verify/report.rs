@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::cli::render::error_line;
 use crate::cli::verify::details::Details;
+use crate::cli::verify::pairs::{Pair, pairs};
 use crate::core::written::as_path;
 use crate::verify::{Report, ReportDocument, Verdict};
 
@@ -34,19 +35,21 @@ pub(super) struct ModelReport {
     pub(super) inputs: Vec<PathBuf>,
     /// Command that would judge what was left open for lack of a baseline.
     pub(super) next: Option<String>,
+    /// Figure of each scored token, if there are several models.
+    pub(super) losses: Vec<f64>,
+}
+
+impl ModelReport {
+    /// Makes the report of a model of which nothing else is known.
+    pub(super) fn new(path: PathBuf, report: Report, losses: Vec<f64>) -> Self {
+        let (size_bytes, file_type, details) = (None, None, None);
+        Self { path, size_bytes, file_type, report, details, inputs: Vec::new(), next: None, losses }
+    }
 }
 
 /// Returns the worst of all verdicts.
 pub(super) fn verdict(entries: &[ModelReport]) -> Verdict {
     entries.iter().map(|entry| entry.report.verdict).max().unwrap_or(Verdict::Pass)
-}
-
-/// Document of `--json`.
-#[derive(Clone, Debug, Serialize)]
-#[serde(untagged)]
-pub(super) enum VerifyDocument<'a> {
-    One(Box<ModelDocument<'a>>),
-    Several(ModelsDocument<'a>),
 }
 
 /// Report of one model.
@@ -64,13 +67,16 @@ pub(super) struct ModelDocument<'a> {
     report: ReportDocument<'a>,
 }
 
-/// Reports of several models.
+/// Document of `--json`: the same form for one model and for several.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct ModelsDocument<'a> {
+pub(super) struct VerifyDocument<'a> {
     /// Worst of all verdicts.
     verdict: Verdict,
     /// Report of each model that was judged.
     models: Vec<ModelDocument<'a>>,
+    /// Comparison of each model with the next worse one, over the same tokens.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pairs: Vec<Pair<'a>>,
     /// Models that could not be judged.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     failed: Vec<FailedModel<'a>>,
@@ -86,18 +92,16 @@ struct FailedModel<'a> {
 }
 
 impl<'a> VerifyDocument<'a> {
-    /// Makes the document of all models; a single one without failures stands alone.
+    /// Makes the document of all models.
     pub(super) fn new(entries: &'a [ModelReport], failures: &'a [(PathBuf, anyhow::Error)]) -> Self {
-        if let ([entry], []) = (entries, failures) {
-            return Self::One(Box::new(ModelDocument::from(entry)));
-        }
         let failed =
             failures.iter().map(|(path, error)| FailedModel { file: path, error: error_line(error) });
-        Self::Several(ModelsDocument {
+        Self {
             verdict: verdict(entries),
             models: entries.iter().map(ModelDocument::from).collect(),
+            pairs: pairs(entries),
             failed: failed.collect(),
-        })
+        }
     }
 }
 

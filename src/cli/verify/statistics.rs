@@ -14,7 +14,12 @@ pub(super) fn print(
 ) -> std::io::Result<()> {
     let Statistics { mean_dp, rms_dp, same_top, ppl_ratio, ln_ppl_correlation, .. } = &d.statistics;
     let percent = |share: f64| 100.0 * share;
-    writeln!(out, "same choice   {:.3} ± {:.3} %{limit}", percent(same_top.value), percent(same_top.stderr))?;
+    writeln!(
+        out,
+        "same first choice  {:.3} ± {:.3} %{limit}",
+        percent(same_top.value),
+        percent(same_top.stderr)
+    )?;
     if !has_details {
         return Ok(());
     }

@@ -131,7 +131,7 @@ fn a_chat_that_fails_leaves_the_others_scored() {
     let said = &ended.out;
     assert!(said.contains("prompt 1: messages: chat template: line 1: "), "{said}");
     assert!(said.contains("(2 of 3 prompts)"), "{said}");
-    let document = ended.json();
+    let document = ended.model();
     assert!(document["perplexity"]["value"].is_number(), "{document:#}");
     // Figures over fewer texts than were asked for are not printed as complete.
     let mut logits = programs::command("gguf-verify", root());

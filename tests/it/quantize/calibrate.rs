@@ -76,7 +76,7 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less(tier: Tier) {
         let chunks = tier.of("4", "12");
         let args =
             [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--chunks", chunks];
-        let report = programs::run("gguf-verify", dir, &[&args[..], &["--json"]].concat()).json();
+        let report = programs::run("gguf-verify", dir, &[&args[..], &["--json"]].concat()).model();
         let findings = report["findings"].as_array().unwrap();
         let is_of_keys = |finding: &&Json| finding["message"].as_str().unwrap().contains("quantize.");
         assert_eq!(findings.iter().find(is_of_keys), None);

@@ -280,7 +280,7 @@ fn a_folder_is_ready_to_be_published(tier: Tier) {
     assert!(kld.is_sorted() && kld[0] < 0.001 && kld[2] > 0.01, "{kld:?}");
     // The figures are those of gguf-verify.
     let verify = ["out/in-Q4_K_M.gguf", "--baseline", "in.gguf", "--prompts", text, "--json"];
-    let single = programs::run("gguf-verify", dir, &verify).ok().json();
+    let single = programs::run("gguf-verify", dir, &verify).ok().model();
     assert_eq!(single["kld"]["mean"].as_f64(), Some(kld[1]));
     let page = fs_err::read_to_string(dir.join("out/README.md")).unwrap();
     let (front, body) = page.strip_prefix("---\n").unwrap().split_once("\n---\n").unwrap();

@@ -72,7 +72,7 @@ fn by_text(dir: &Path, name: &str, args: &[&str]) -> Json {
 /// Mean divergence from the input, measured by gguf-verify on text that was not used for calibration.
 fn kld(dir: &Path, name: &str) -> f64 {
     let args = [name, "--baseline", "in.gguf", "--prompts", "rest.txt", "--ctx", "256", "--chunks", "12"];
-    programs::run("gguf-verify", dir, &[&args[..], &["--json"]].concat()).json()["kld"]["mean"]
+    programs::run("gguf-verify", dir, &[&args[..], &["--json"]].concat()).model()["kld"]["mean"]
         .as_f64()
         .unwrap()
 }

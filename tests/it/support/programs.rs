@@ -34,6 +34,14 @@ impl Outcome {
         parsed.unwrap_or_else(|error| panic!("{}: {error}: {}", self.command, self.text()))
     }
 
+    /// Returns the only model of a report of `gguf-verify --json`.
+    #[track_caller]
+    pub fn model(&self) -> Json {
+        let mut report = self.json();
+        assert_eq!(report["models"].as_array().map(Vec::len), Some(1), "{}: {report}", self.command);
+        report["models"][0].take()
+    }
+
     /// Checks the exit code.
     #[track_caller]
     pub fn exits_with(self, code: i32) -> Self {

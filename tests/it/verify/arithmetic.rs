@@ -132,7 +132,7 @@ fn the_program_takes_integers_if_asked_and_says_so() {
         ("q8.gguf", &["--arithmetic", "f32"], "f32"),
         ("base.gguf", &["--arithmetic", "auto"], "f32"),
     ] {
-        let report = run(model, own).json();
+        let report = run(model, own).model();
         assert_eq!(report["arithmetic"], want, "{model} {own:?}: {report:#}");
     }
     let refused = run("base.gguf", &["--arithmetic", "integer"]);

@@ -89,7 +89,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     let args = ["base.gguf", "--prompts", "p.txt", "--ctx", "64", "--chunks", "6"];
     let names = parts(at, &args, 3);
     let [one, two, three] = [&names[0], &names[1], &names[2]].map(String::as_str);
-    assert!(refused(at, &[one, three]).contains("of 3 parts 1 missing: 2/3"));
+    assert!(refused(at, &[one, three]).contains("of 3 parts one is missing: 2/3"));
     assert!(refused(at, &[one, two, three, two]).contains("part 2 is given twice"));
     let run = |args: &[&str], share: &str, name: &str| collect(at, args, &["--part", share, "-o", name]);
     let mut tiny = Tiny::new().with_layers(1);

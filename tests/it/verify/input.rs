@@ -34,7 +34,7 @@ fn has_finding(report: &Value, severity: &str, check: &str, part: &str) -> bool 
 fn short_prompts_are_scored_at_every_position() {
     let dir = tiny::directory_of_a_layer();
     let prompts = b"{\"tokens\": [0, 342, 278, 341, 290]}\n{\"tokens\": [7]}\n{\"tokens\": [0, 300]}\n";
-    let report = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).json();
+    let report = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).model();
     assert_eq!(report["perplexity"]["tokens"], 5, "{report}");
     assert_eq!(report["prompts"][0]["perplexity"]["tokens"], 4);
     assert_eq!(report["prompts"][1]["perplexity"], Value::Null);
@@ -50,14 +50,14 @@ fn what_the_engine_does_not_know_is_said_and_the_rest_judged() {
     let mut unknown = base.clone();
     unknown.metadata.set("tokenizer.ggml.pre", "of-tomorrow");
     unknown.write(dir.path(), "base.gguf");
-    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(3).json();
+    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(3).model();
     assert_eq!(found["verdict"], "fail", "{found}");
     assert!(has_finding(&found, "error", "tokenizer", "`of-tomorrow`: llama.cpp knows no such"), "{found}");
 
     let mut without = base.clone();
     without.metadata.set("tokenizer.ggml.model", "none");
     without.write(dir.path(), "base.gguf");
-    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(4).json();
+    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(4).model();
     assert_eq!(found["verdict"], "partial", "{found}");
     assert!(has_finding(&found, "unchecked", "perplexity", "1 of 2 prompts are text"), "{found}");
     assert_eq!(found["perplexity"]["tokens"], 3, "ids need no tokenizer");
@@ -65,7 +65,7 @@ fn what_the_engine_does_not_know_is_said_and_the_rest_judged() {
     let mut unknown = base.clone();
     unknown.metadata.set("general.architecture", "of-tomorrow");
     unknown.write(dir.path(), "base.gguf");
-    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(4).json();
+    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(4).model();
     assert_eq!(found["verdict"], "partial");
     assert!(has_finding(&found, "unchecked", "graph", "of-tomorrow"), "{found}");
     assert_eq!(found["perplexity"], Value::Null);
@@ -74,7 +74,7 @@ fn what_the_engine_does_not_know_is_said_and_the_rest_judged() {
     let mut unknown = unknown.quantized(GgmlType::Q8_0);
     unknown.tensors.bytes_mut("blk.1.attn_output.weight")[..2].copy_from_slice(&0x7c00u16.to_le_bytes());
     unknown.write(dir.path(), "base.gguf");
-    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(3).json();
+    let found = with_prompts(dir.path(), "p.jsonl", prompts, &["--json"]).exits_with(3).model();
     assert!(has_finding(&found, "error", "non-finite", "from row 0"), "{found}");
     let mut tensors = found["findings"].as_array().unwrap().iter().filter_map(|f| f["tensor"].as_str());
     assert_eq!(tensors.next(), Some("blk.1.attn_output.weight"));
@@ -97,7 +97,7 @@ fn baselines_that_cannot_serve_are_said() {
     run("empty").says(1, "baseline: ");
 
     // A model says nothing of itself.
-    let found = run("base.gguf").exits_with(4).json();
+    let found = run("base.gguf").exits_with(4).model();
     assert!(has_finding(&found, "warning", "baseline", "the model itself"), "{found}");
     assert_eq!(found["kld"]["max"], 0.0);
 
@@ -108,7 +108,7 @@ fn baselines_that_cannot_serve_are_said() {
     tokens.swap(300, 301);
     other.metadata.set("tokenizer.ggml.tokens", Gguf::Array(Array::String(tokens)));
     other.write(dir.path(), "other.gguf");
-    let found = run("other.gguf").exits_with(3).json();
+    let found = run("other.gguf").exits_with(3).model();
     assert!(has_finding(&found, "error", "tokenizer-parity", "entry 300 is `"), "{found}");
 
     let mut bare = base.clone();
@@ -119,7 +119,7 @@ fn baselines_that_cannot_serve_are_said() {
     }
     bare.metadata.set("tokenizer.ggml.model", "none");
     bare.write(dir.path(), "bare.gguf");
-    let found = run("bare.gguf").exits_with(4).json();
+    let found = run("bare.gguf").exits_with(4).model();
     assert!(has_finding(&found, "unchecked", "tokenizer-parity", "no vocabulary"), "{found}");
 }
 
@@ -137,13 +137,13 @@ fn chats_are_written_out_by_the_file() {
     // The chat is scored as its rendered text.
     let text = |line: &str| with_prompts(dir.path(), "p.jsonl", line.as_bytes(), &["--json"]);
     let chat =
-        text("{\"messages\": [{\"role\": \"user\", \"content\": \"Hi there.\"}]}").exits_with(4).json();
-    let plain = text("{\"text\": \"user: Hi there.\\n\"}").json();
+        text("{\"messages\": [{\"role\": \"user\", \"content\": \"Hi there.\"}]}").exits_with(4).model();
+    let plain = text("{\"text\": \"user: Hi there.\\n\"}").model();
     assert_eq!(chat["perplexity"], plain["perplexity"]);
 
     base.metadata.set("tokenizer.chat_template", "{% if %}");
     base.write(dir.path(), "base.gguf");
-    let found = text("{\"tokens\": [0, 342, 278]}").exits_with(3).json();
+    let found = text("{\"tokens\": [0, 342, 278]}").exits_with(3).model();
     assert!(has_finding(&found, "error", "chat-template", "line 1"), "{found}");
 }
 
@@ -186,7 +186,7 @@ fn several_files_end_in_one_table() {
         &[&["broken.gguf", "--json"], &rest[..], &[prompts.to_str().unwrap()]].concat(),
         dir.path(),
     )
-    .json();
+    .model();
     for name in ["perplexity", "kld", "worst", "baseline_ppl"] {
         assert_eq!(found[name], models[1][name], "{name}");
     }
@@ -220,7 +220,7 @@ fn a_file_alone_is_scored_on_the_text_that_comes_with_the_program() {
     let base = Tiny::new().with_layers(1);
     base.write(dir.path(), "base.gguf");
     base.quantized(GgmlType::Q4_0).write(dir.path(), "q4_0.gguf");
-    let found = gguf_verify(&["q4_0.gguf", "--json"], dir.path()).exits_with(4).json();
+    let found = gguf_verify(&["q4_0.gguf", "--json"], dir.path()).exits_with(4).model();
     assert!(found["perplexity"]["tokens"].as_u64().unwrap() >= 1000, "{found}");
     assert_eq!(found["quality"], Value::Null);
     // A part of that text is enough for what follows.

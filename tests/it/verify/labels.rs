@@ -22,7 +22,7 @@ fn label(dir: &Path, name: &str, file_type: FileType) {
 }
 
 fn labels(dir: &Path, name: &str) -> (Json, Vec<String>) {
-    let report = gguf_verify(&[name, "--structure-only", "--json"], dir).json();
+    let report = gguf_verify(&[name, "--structure-only", "--json"], dir).model();
     let findings = report["findings"].as_array().unwrap().iter();
     let own = findings.filter(|finding| finding["check"] == "label" && finding["severity"] == "error");
     let messages = own.map(|finding| finding["message"].as_str().unwrap().to_owned()).collect();

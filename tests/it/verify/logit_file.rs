@@ -28,7 +28,7 @@ fn directory() -> tempfile::TempDir {
 
 fn json(args: &[&str], dir: &Path) -> (i32, Value) {
     let ended = gguf_verify(&[args, &["--json", "--no-sync"]].concat(), dir);
-    (ended.code(), ended.json())
+    (ended.code(), ended.model())
 }
 
 fn number(report: &Value, pointer: &str) -> f64 {

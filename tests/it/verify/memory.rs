@@ -147,7 +147,7 @@ fn a_file_larger_than_the_address_space_is_verified_to_the_end() {
         shell.arg(&path).arg("--prompts").arg(&prompts);
         shell.args(["--ctx", "8", "--score", "all", "--threads", "2", "--memory", "64M", "--json"]);
         let ended = programs::finish(&mut shell);
-        ended.json()["perplexity"]["value"].as_f64().unwrap_or_else(|| panic!("{}", ended.text()))
+        ended.model()["perplexity"]["value"].as_f64().unwrap_or_else(|| panic!("{}", ended.text()))
     };
     let limited = verify(&format!("ulimit -v {LIMIT_KIB}"));
     // The figures are the same with read and mapped files.

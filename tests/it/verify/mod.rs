@@ -201,7 +201,7 @@ fn the_program_prints_verdicts_and_says_them_by_exit_code() {
     let cut = ["--prompts", prompts, "--ctx", "64", "--chunks", "4"];
 
     let args = [&["q8_0.gguf", "--baseline", "base.gguf", "--json"][..], &cut].concat();
-    let report = gguf_verify(&args, dir.path()).ok().json();
+    let report = gguf_verify(&args, dir.path()).ok().model();
     assert_eq!(report["verdict"], "pass", "{report}");
     for name in [
         "/perplexity/value",
@@ -231,7 +231,7 @@ fn a_text_file_is_scored_as_llama_perplexity_scores_it() {
     let corpus = fixture("tiny-llama/corpus.txt");
     let args = ["base.gguf", "--prompts", corpus.to_str().unwrap(), "--ctx", "256", "--json"];
     // There is no expected value for the figure.
-    let report = gguf_verify(&args, dir.path()).exits_with(4).json();
+    let report = gguf_verify(&args, dir.path()).exits_with(4).model();
     assert_eq!(report["verdict"], "partial", "{report}");
     // Value of llama-perplexity (llama.cpp 0.5.0) on the same text.
     let value = report["perplexity"]["value"].as_f64().unwrap();
@@ -248,8 +248,9 @@ fn a_checkpoint_is_a_baseline_without_being_written() {
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let args =
         ["m.gguf", "--baseline", checkpoint.to_str().unwrap(), "--json", "--ctx", "64", "--chunks", "1"];
-    let report =
-        gguf_verify(&[&args[..], &["--prompts", prompts.to_str().unwrap()]].concat(), dir.path()).ok().json();
+    let report = gguf_verify(&[&args[..], &["--prompts", prompts.to_str().unwrap()]].concat(), dir.path())
+        .ok()
+        .model();
     assert_eq!(report["kld"]["max"].as_f64(), Some(0.0), "bf16 in the file, f32 in memory: the same values");
 }
 

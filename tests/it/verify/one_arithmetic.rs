@@ -60,7 +60,7 @@ fn parts_of_a_verification_have_one_arithmetic() {
         .says(1, "hint: run all parts with the same `--arithmetic`");
     combined(dir, &["i1.part", "f2.part"]).says(1, "f2.part: products with the model's weights in f32");
     for (names, arithmetic) in [(["f1.part", "f2.part"], "f32"), (["i1.part", "i2.part"], "integer")] {
-        assert_eq!(combined(dir, &names).json()["arithmetic"], arithmetic);
+        assert_eq!(combined(dir, &names).model()["arithmetic"], arithmetic);
     }
     // Only the baseline has blocks.
     let against = ["base.gguf", "--baseline", "q8.gguf", "--arithmetic"];
@@ -71,7 +71,7 @@ fn parts_of_a_verification_have_one_arithmetic() {
     // What has no blocks is the same in every arithmetic.
     part(dir, &["base.gguf", "--arithmetic", "f32"], "1/2", "c.part");
     part(dir, &["base.gguf", "--arithmetic", "auto"], "2/2", "d.part");
-    assert_eq!(combined(dir, &["c.part", "d.part"]).json()["arithmetic"], "f32");
+    assert_eq!(combined(dir, &["c.part", "d.part"]).model()["arithmetic"], "f32");
 }
 
 /// Rewrites a part as earlier versions wrote it, which had F32 alone.
@@ -275,7 +275,7 @@ fn without_attention_levels_agree_to_the_last_bit(tier: Tier) {
 /// Perplexity, divergence and per-token figures of a run.
 fn figures(dir: &Path, more: &[&str]) -> (Value, String) {
     let args = ["q4.gguf", "--baseline", "base.gguf", "--arithmetic", "integer", "--json"];
-    let mut report = verified(dir, &[&args[..], &["--per-token", "t.csv"], more].concat()).json();
+    let mut report = verified(dir, &[&args[..], &["--per-token", "t.csv"], more].concat()).model();
     report.as_object_mut().unwrap().remove("tokens_per_second");
     (report, fs_err::read_to_string(dir.join("t.csv")).unwrap())
 }
@@ -319,7 +319,7 @@ fn parts_of_machines_of_different_levels_come_together(tier: Tier) {
         name
     };
     let report =
-        |names: &[String]| combined(dir, &names.iter().map(String::as_str).collect::<Vec<_>>()).json();
+        |names: &[String]| combined(dir, &names.iter().map(String::as_str).collect::<Vec<_>>()).model();
     let alike: Vec<String> = (1..=3).map(|number| run(number, last, "1")).collect();
     let threads = [&alike[..2], &[run(3, last, "3")]].concat();
     assert_eq!(report(&alike), report(&threads), "threads change something");

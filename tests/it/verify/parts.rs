@@ -62,7 +62,7 @@ fn parts(dir: &Path, args: &[&str], n: usize) -> Vec<String> {
 
 /// Report without its speed.
 fn report(ended: &Outcome) -> Value {
-    let mut report = ended.json();
+    let mut report = ended.model();
     assert!(report.as_object_mut().unwrap().insert("tokens_per_second".to_owned(), Value::Null).is_some());
     report
 }

@@ -19,7 +19,7 @@ fn corpus_texts() -> Vec<String> {
 
 fn perplexity(dir: &Path, file: &str, more: &[&str]) -> f64 {
     let args = ["base.gguf", "--prompts", file, "--ctx", "128", "--json", "--quiet"];
-    let report = gguf_verify(&[&args[..], more].concat(), dir).json();
+    let report = gguf_verify(&[&args[..], more].concat(), dir).model();
     report["perplexity"]["value"].as_f64().unwrap_or_else(|| panic!("{report}"))
 }
 
@@ -82,7 +82,7 @@ fn files_share_the_chunks_and_each_has_its_row() {
     let beside = ["--baseline", "base.gguf"];
     let ended = gguf_verify(&[&["q8_0.gguf", "--json"][..], &cut, &beside].concat(), dir.path());
     assert!(ended.code() != 1, "{}", ended.err);
-    let report = ended.json();
+    let report = ended.model();
     let files = report["prompt_files"].as_array().unwrap();
     let chunks: Vec<u64> = files.iter().map(|file| file["chunks"].as_u64().unwrap()).collect();
     assert!(chunks[2] > 0 && chunks[2] < 3, "the short file has what it has: {chunks:?}");
@@ -103,7 +103,7 @@ fn files_share_the_chunks_and_each_has_its_row() {
     // Each file's figures are those of a run over that file only.
     let chunks_of_b = chunks[1].to_string();
     let alone = ["q8_0.gguf", "--json", "--prompts", "b.txt", "--ctx", "32", "--chunks", &chunks_of_b];
-    let alone = gguf_verify(&alone, dir.path()).json();
+    let alone = gguf_verify(&alone, dir.path()).model();
     let (found, expected) = (&files[1]["perplexity"]["value"], &alone["perplexity"]["value"]);
     assert!((found.as_f64().unwrap() / expected.as_f64().unwrap() - 1.0).abs() < 1e-6, "{found} {expected}");
     assert!(alone.get("prompt_files").is_none(), "of one file the figures are the report's");

@@ -99,7 +99,7 @@ fn locked_files_give_the_same_figures_and_directories_are_refused() {
     let args = ["q8_0.gguf", "--baseline", "base.gguf", "--ctx", "64", "--chunks", "2", "--json"];
     let args = [&args[..], &["--prompts", prompts.to_str().unwrap()]].concat();
     let figures = |args: &[&str]| {
-        let report = gguf_verify(args, dir.path()).json();
+        let report = gguf_verify(args, dir.path()).model();
         (report["perplexity"].clone(), report["kld"].clone())
     };
     assert_eq!(figures(&[&args[..], &["--mlock"]].concat()), figures(&args));

@@ -41,7 +41,7 @@ pub(super) fn directory() -> tempfile::TempDir {
 fn run(dir: &Path, args: &[&str]) -> Value {
     let ended = gguf_verify(&[args, &["--json", "--score", "all"]].concat(), dir);
     assert!([0, 3, 4].contains(&ended.code()), "{}", ended.err);
-    ended.json()
+    ended.model()
 }
 
 fn sum(tokens: &Value) -> u64 {

@@ -51,7 +51,7 @@ fn figures_of_smollm2_in_integers_are_those_in_f32() {
                 "--arithmetic",
                 arithmetic,
             ];
-            run("gguf-verify", dir.path(), &[&args[..], &text].concat()).json()
+            run("gguf-verify", dir.path(), &[&args[..], &text].concat()).model()
         };
         let [exact, fast] = ["f32", "integer"].map(report);
         assert_eq!((&exact["arithmetic"], &fast["arithmetic"]), (&"f32".into(), &"integer".into()));

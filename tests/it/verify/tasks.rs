@@ -32,7 +32,7 @@ fn every_task_is_answered_as_llama_perplexity_answers_it(tier: Tier) {
             if n_tasks != "0" {
                 args.extend(["--tasks", n_tasks]);
             }
-            let report = gguf_verify(&args, dir.path()).json();
+            let report = gguf_verify(&args, dir.path()).model();
             let tasks = &report["tasks"][0];
             assert_eq!((tasks["kind"].as_str(), tasks["tasks_in_file"].as_u64()), (Some(kind), Some(24)));
             let peer = &peer[format!("{kind}/{n_tasks}")];
@@ -102,7 +102,7 @@ fn tasks_that_cannot_be_scored_are_not_counted() {
     let tasks = binary(&[("Sound?", &[(" yes", 1), (" no", 0)]), ("Which?", &[(" a", 0), (" b", 2)])]);
     fs_err::write(dir.path().join("tasks"), tasks).unwrap();
     let args = ["base.gguf", "--multiple-choice", "tasks", "--json"];
-    let report = gguf_verify(&args, dir.path()).exits_with(4).json();
+    let report = gguf_verify(&args, dir.path()).exits_with(4).model();
     let tasks = &report["tasks"][0];
     assert_eq!((&tasks["tasks"], &tasks["tasks_in_file"]), (&1.into(), &2.into()), "{report}");
     assert_eq!(tasks["left_out"][0]["task"], 1);

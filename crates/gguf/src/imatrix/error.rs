@@ -134,7 +134,7 @@ pub enum ImatrixError {
     #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
     TwicePart { path: PathBuf, other: PathBuf, number: usize },
     /// Parts are missing.
-    #[error("of {count} parts {} missing: {}", numbers.len(), listed(numbers, *count))]
+    #[error("of {count} parts {} missing: {}", if numbers.len() == 1 { "one is" } else { "some are" }, listed(numbers, *count))]
     MissingParts { numbers: Vec<usize>, count: usize },
     /// The contents of a part do not match its checksum.
     #[error("{}: damaged: it does not hold what its checksum is of", path.display())]

@@ -27,7 +27,10 @@ pub(super) fn prompt(value: Json) -> Result<PromptSource, String> {
         Json::Array(entries) if is_chat(&entries) => Ok(PromptSource::Messages(Json::Array(entries))),
         Json::Object(_) => match serde_json::from_value::<PromptFields>(value) {
             Ok(fields) => object(fields),
-            Err(error) => Err(error.to_string()),
+            // The caller says what is expected.
+            Err(error) => {
+                Err(error.to_string().split(", expected one of").next().unwrap_or_default().to_owned())
+            }
         },
         other => Err(format!("found {}", kind(&other))),
     }

@@ -403,11 +403,11 @@ fn summary(entries: &[ModelReport], verdict: Verdict) -> String {
     match (verdict, entries.len()) {
         (Verdict::Pass, 1) => "Everything that was judged is in order.".to_owned(),
         (Verdict::Partial, 1) => "In order as far as it was judged; a pass needs more.".to_owned(),
-        (Verdict::Fail, 1) => "This file is broken, or misses a limit.".to_owned(),
+        (Verdict::Fail, 1) => "This file is broken, or worse than allowed.".to_owned(),
         (Verdict::Pass, all) => format!("All {all} files are in order."),
         (Verdict::Partial, all) => format!("{n} of {all} files were judged only in part; none fails."),
         (Verdict::Fail, all) => {
-            format!("{n} of {all} files {} broken or miss a limit.", if n == 1 { "is" } else { "are" })
+            format!("{n} of {all} files {} broken or worse than allowed.", if n == 1 { "is" } else { "are" })
         }
     }
 }

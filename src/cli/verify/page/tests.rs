@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::data::{PageData, TensorError};
 use super::run_info::{InputFile, RunInfo};
-use super::{Reports, html, markdown};
+use super::{Reports, html, markdown, tables};
 use crate::cli::Session;
 use crate::cli::progress::TerminalProgress;
 use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
@@ -89,19 +89,13 @@ fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelRepo
         }),
         inputs: Vec::new(),
         next: None,
+        losses: Vec::new(),
     }
 }
 
 fn unreadable(path: &str) -> ModelReport {
-    ModelReport {
-        path: PathBuf::from(path),
-        size_bytes: Some(7),
-        file_type: None,
-        report: Report::unreadable("cut.gguf: at 7 of 24 bytes the header ends"),
-        details: None,
-        inputs: Vec::new(),
-        next: None,
-    }
+    let report = Report::unreadable("cut.gguf: at 7 of 24 bytes the header ends");
+    ModelReport { size_bytes: Some(7), ..ModelReport::new(PathBuf::from(path), report, Vec::new()) }
 }
 
 fn six() -> Vec<ModelReport> {
@@ -294,7 +288,7 @@ fn of_encoders_vectors_stand_in_the_place_of_predictions() {
     assert!(!html.contains("perplexity</th>") && !html.contains("<dt>perplexity</dt>"), "{html}");
     assert!(html.contains("at least 0.99000000") && html.contains("at most 0.990"), "{html}");
     let card = markdown::render(&page(&entries)).unwrap();
-    let head = "| file | type | size | bits/weight | mean cosine | worst cosine | same neighbour | correlation of ranks | \
+    let head = "| file | type | size | bits per weight | mean cosine | worst cosine | same neighbour | correlation of ranks | \
                 error of the scores | verdict |";
     assert!(card.contains(head), "{card}");
     assert!(card.contains("| 0.99800000 | 0.98765432 | 95.50 % | 0.987600 | – | pass |"), "{card}");
@@ -380,11 +374,11 @@ fn cards_are_markdown() {
     insta::assert_snapshot!(card, @r#"
     ## Tiny: verification
 
-    **Verdict: fail.** 1 of 2 files is broken or miss a limit. Compared with base.gguf.
+    **Verdict: fail.** 1 of 2 files is broken or worse than allowed. Compared with base.gguf.
 
     - **a&#124;b\`**: error header: cut.gguf&#58; at 7 of 24 bytes the header ends
 
-    | file | type | size | bits/weight | perplexity | Δ ppl | mean KLD | 99 % KLD | same top | quality | verdict | recommendation |
+    | file | type | size | bits per weight | perplexity | Δ ppl | mean KLD | 99 % KLD | same first choice | quality | verdict | recommendation |
     |---|---|--:|--:|--:|--:|--:|--:|--:|---|---|---|
     | m\_q4.gguf | Q4\_K\_M | 4.77 MiB | 4.50 | 20.5000 ± 0.2500 | +1.01 % | 0.004000 | 0.032000 | 95.00 % | near lossless | pass | recommended, the smallest that is very good |
     | a&#124;b\`.gguf | – | 7 B | – | – | – | – | – | – | – | fail | do not use |
@@ -430,9 +424,30 @@ fn reports_are_named_by_what_they_are() {
     let paths = |names: &[&str]| names.iter().map(|name| dir.path().join(name)).collect::<Vec<_>>();
     let common = <PageProbe as clap::Parser>::try_parse_from(["probe"]).unwrap().common;
     let session = Session { common, progress: TerminalProgress::quiet() };
-    let of = |names: &[&str]| Reports::of(&paths(names), &mut Guard::new(&session.progress, false));
+    let of = |names: &[&str]| Reports::of(&paths(names), None, &mut Guard::new(&session.progress, false));
     assert_eq!(of(&["a.html", "b.MD", "c.json"]).unwrap().targets.len(), 3);
     for bad in [&["a.txt"][..], &["html"], &["a.html", "a.html"], &["none/a.html"]] {
         assert!(of(bad).is_err(), "{bad:?}");
     }
+}
+
+#[test]
+fn other_programs_get_tables_and_test_cases() {
+    let mut broken = unreadable("a,\"b\"<.gguf");
+    broken.report.add(Finding::warning(Check::Header, "odd"));
+    let page = page(&[measured("m_q4.gguf", "Q4_K_M", 5_000_000, 0.004), broken]);
+    insta::assert_snapshot!(tables::csv(&page), @r#"
+    file,type,size_bytes,bits_per_weight,perplexity,perplexity_stderr,mean_kld,mean_kld_stderr,kld_99,same_first_choice,quality,verdict
+    m_q4.gguf,Q4_K_M,5000000,4.5,20.5,0.25,0.004,0.0002,0.032,0.95,near lossless,pass
+    "a,""b""<.gguf",,7,,,,,,,,,fail
+    "#);
+    insta::assert_snapshot!(tables::junit(&page), @r#"
+    <?xml version="1.0" encoding="UTF-8"?>
+    <testsuites name="gguf-verify">
+    <testsuite name="Tiny" tests="2" failures="1" skipped="0">
+    <testcase classname="gguf-verify" name="m_q4.gguf"></testcase>
+    <testcase classname="gguf-verify" name="a,&quot;b&quot;&lt;.gguf"><failure message="Not intact: 1 error in the structure. Quality: not measured.">header: cut.gguf: at 7 of 24 bytes the header ends</failure></testcase>
+    </testsuite>
+    </testsuites>
+    "#);
 }

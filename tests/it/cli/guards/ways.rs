@@ -265,7 +265,7 @@ pub(super) const WAYS: &[Way] = &[
     way(
         "gguf-verify",
         "base.gguf a.gguf --baseline base.gguf --prompts p.jsonl --ctx 8 --source model --tasks 1 \
-         --hellaswag hellaswag.txt --winogrande winogrande.csv --multiple-choice multiple-choice.bin",
+         --against old.json --hellaswag hellaswag.txt --winogrande winogrande.csv --multiple-choice multiple-choice.bin",
         &["models"],
         &[
             Out { name: "per_token", option: "--per-token", suffix: "", own: &[] },
@@ -273,6 +273,8 @@ pub(super) const WAYS: &[Way] = &[
             Out { name: "report", option: "--report", suffix: ".html", own: &[] },
             Out { name: "report", option: "--report", suffix: ".md", own: &[] },
             Out { name: "report", option: "--report", suffix: ".json", own: &[] },
+            Out { name: "report", option: "--report", suffix: ".csv", own: &[] },
+            Out { name: "junit", option: "--junit", suffix: "", own: &[] },
         ],
     ),
     // A checkpoint as a model, parts of a split one, and a file of logits as the baseline.

@@ -64,6 +64,7 @@ impl Workbench {
             ("gguf-verify", "imatrix base.gguf --prompts p.jsonl --ctx 8 -o m.dat --legacy --no-sync"),
             ("gguf-verify", "imatrix tiny.gguf --prompts p.jsonl --ctx 8 -o tiny.imatrix --no-sync"),
             ("gguf-verify", "tiny.gguf --prompts p.jsonl --ctx 8 --save-baseline base.logits --no-sync"),
+            ("gguf-verify", "base.gguf --prompts p.jsonl --ctx 8 --report old.json --no-sync"),
             ("gguf-verify", "base.gguf --prompts p.jsonl --ctx 8 --part 1/1 -o whole.part --no-sync"),
             ("gguf-verify", "imatrix base.gguf --prompts p.jsonl --ctx 4 --part 1/2 -o m-1.part --no-sync"),
             ("gguf-verify", "imatrix base.gguf --prompts p.jsonl --ctx 4 --part 2/2 -o m-2.part --no-sync"),

@@ -146,7 +146,7 @@ fn the_program_compares_weights_alone() {
     assert!(out.starts_with("Intact: every weight is what Q4_K"), "{out}");
     assert!(out.ends_with("verdict       pass\n"), "{out}");
     assert!(out.contains("weights       20 of 20 identical to a fresh quantization\n"), "{out}");
-    let report = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path()).json();
+    let report = gguf_verify(&[&args[..], &["--json"]].concat(), dir.path()).model();
     assert_eq!(report["weights"]["reproduced"], 20);
     let k =
         report["weights"]["tensors"].as_array().unwrap().iter().find(|tensor| tensor["name"] == K).unwrap();

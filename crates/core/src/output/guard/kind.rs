@@ -27,6 +27,10 @@ pub enum OutputKind {
     MarkdownReport,
     /// A verdict as JSON.
     Json,
+    /// Figures of verdicts as CSV.
+    FigureTable,
+    /// Verdicts as test cases of JUnit.
+    TestCases,
     /// An architecture card that was drafted and not edited since.
     CardDraft,
     /// Tensor types as rules, one per line, each with a whole tensor name.
@@ -63,6 +67,8 @@ impl fmt::Display for OutputKind {
             Self::HtmlReport => "an HTML report",
             Self::MarkdownReport => "a Markdown report",
             Self::Json => "a JSON report",
+            Self::FigureTable => "a table of figures",
+            Self::TestCases => "a report of test cases",
             Self::CardDraft => "a drafted card",
             Self::TypeRules => "a list of types",
             Self::LadderPage => "a page of `gguf-quantize ladder`",
@@ -228,6 +234,12 @@ fn report(text: &str) -> Option<OutputKind> {
     if is_one || (text.starts_with("{\n  \"verdict\": ") && text.contains("\n  \"models\": [")) {
         return Some(OutputKind::Json);
     }
+    if text.starts_with("file,type,size_bytes,bits_per_weight,") {
+        return Some(OutputKind::FigureTable);
+    }
+    if text.starts_with("<?xml ") && text.contains("\n<testsuites name=\"gguf-verify\">") {
+        return Some(OutputKind::TestCases);
+    }
     if text.starts_with("{\"file\":\"") && text.contains("\",\"prompt\":") && text.contains(",\"tokens\":[") {
         return Some(OutputKind::PerToken);
     }
@@ -302,6 +314,9 @@ mod tests {
             (b"{\n  \"file\": \"a\",\n  \"size_bytes\": 1\n}\n", Output(OutputKind::Json)),
             (b"{\n  \"verdict\": \"pass\",\n  \"models\": []\n}\n", Output(OutputKind::Json)),
             (b"{\n  \"file\": \"a\"\n}\n", Json),
+            (b"file,type,size_bytes,bits_per_weight,perplexity\n", Output(OutputKind::FigureTable)),
+            (b"file,type\n", Text),
+            (b"<?xml version=\"1.0\"?>\n<testsuites name=\"gguf-verify\">", Output(OutputKind::TestCases)),
             (b"{\n  \"made_by\": \"gguf-quantize ladder 0.1.0\"\n}\n", Output(OutputKind::LadderJson)),
             (
                 b"---\n# Written by gguf-quantize ladder. Remove this line to keep changes.\n---\n",

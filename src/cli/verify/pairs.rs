@@ -1,0 +1,98 @@
+//! Files compared with one another over the same tokens: the error of a difference is smaller than that of each figure.
+
+use std::io::Write;
+use std::path::Path;
+
+use serde::Serialize;
+
+use crate::cli::verify::report::ModelReport;
+use crate::core::text::escape;
+use crate::core::written::as_path;
+use crate::verify::Position;
+
+/// Comparison of a file with the next worse one.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Pair<'a> {
+    /// File with the lower figure.
+    #[serde(serialize_with = "as_path")]
+    better: &'a Path,
+    /// File with the next higher figure.
+    #[serde(serialize_with = "as_path")]
+    worse: &'a Path,
+    /// Mean difference in nats per token: of the divergences, or of the losses without a baseline.
+    by: f64,
+    /// Standard error of the mean difference, over the same tokens.
+    stderr: f64,
+}
+
+/// Returns the divergence of each scored token, or its loss without a baseline.
+pub(super) fn losses(positions: &[Position]) -> Vec<f64> {
+    let scored = positions.iter().filter(|position| position.is_scored);
+    scored.map(|position| position.reference.map_or(position.score.nll, |reference| reference.kld)).collect()
+}
+
+/// Compares each file with the next worse one; files of other tokens, or with a figure that is no number, are left out.
+pub(super) fn pairs(entries: &[ModelReport]) -> Vec<Pair<'_>> {
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    let mut ranked: Vec<(f64, &ModelReport)> =
+        entries.iter().map(|entry| (mean(&entry.losses), entry)).collect();
+    ranked.retain(|(mean, entry)| entry.losses.len() > 1 && mean.is_finite());
+    ranked.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let pair = |two: &[(f64, &'_ ModelReport)]| {
+        let [(_, better), (_, worse)] = two else { return None };
+        let n = better.losses.len();
+        (worse.losses.len() == n).then_some(())?;
+        let differences: Vec<f64> = worse.losses.iter().zip(&better.losses).map(|(a, b)| a - b).collect();
+        let by = mean(&differences);
+        let squares: f64 = differences.iter().map(|value| (value - by).powi(2)).sum();
+        Some((by, (squares / (n - 1) as f64 / n as f64).sqrt()))
+    };
+    let compared = ranked.windows(2).filter_map(|two| Some((two[0].1, two[1].1, pair(two)?)));
+    compared
+        .map(|(better, worse, (by, stderr))| Pair { better: &better.path, worse: &worse.path, by, stderr })
+        .collect()
+}
+
+/// Prints a line for each pair.
+pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write) -> std::io::Result<()> {
+    let name =
+        |path: &Path| escape(&path.file_name().unwrap_or(path.as_os_str()).to_string_lossy()).into_owned();
+    for Pair { better, worse, by, stderr } in pairs(entries) {
+        let (better, worse) = (name(better), name(worse));
+        writeln!(out, "{better} is better than {worse} by {by:.4} ± {stderr:.4} over the same tokens")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::{Report, Thresholds};
+
+    #[test]
+    fn neighbours_are_compared_token_by_token() {
+        let entry = |name: &str, losses: &[f64]| {
+            ModelReport::new(name.into(), Report::new(None, None, Thresholds::default()), losses.to_vec())
+        };
+        let entries = [
+            entry("worst", &[0.5, 0.7, 0.9]),
+            entry("best", &[0.1, 0.2, 0.3]),
+            entry("other text", &[0.2, 0.3]),
+            entry("broken", &[f64::NAN, 0.3, 0.1]),
+            entry("not run", &[]),
+        ];
+        let found = pairs(&entries[..2]);
+        assert_eq!((found[0].better, found[0].worse), (Path::new("best"), Path::new("worst")));
+        assert!((found[0].by - 0.5).abs() < 1e-12);
+        // Differences of 0.4, 0.5 and 0.6: the error of their mean is 0.1 / sqrt(3), that of either figure twice it.
+        assert!((found[0].stderr - 0.1 / 3f64.sqrt()).abs() < 1e-12);
+        assert!(pairs(&entries).is_empty(), "the file between them has other tokens");
+        assert!(pairs(&entries[3..]).is_empty());
+        let mut text = Vec::new();
+        print(&entries[..2], &mut text).unwrap();
+        assert_eq!(
+            String::from_utf8(text).unwrap(),
+            "best is better than worst by 0.5000 ± 0.0577 over the same tokens\n"
+        );
+    }
+}
