@@ -9,7 +9,7 @@ use crate::calibrate::Solver;
 pub(crate) enum SolverName {
     /// As in llama.cpp, with the importance matrix of the same tokens
     Reference,
-    /// Error feedback and coordinate descent with the second moments of the unquantized model's activations
+    /// Rounding that makes up for its own error, by statistics of the unquantized model's activations
     Gptq,
     /// The same with the activations of the model whose earlier tensors are already quantized, and weights that
     /// compensate for their error

@@ -332,7 +332,7 @@ pub(super) fn read_manifest(path: &Path, limits: &Limits) -> Result<StatisticsMa
             if input.moments.len() != n_kinds || input.matrices.is_empty() {
                 let found = input.moments.len();
                 return Err(broken(format!(
-                    "`layers[{at}]`: an input of {} matrices with moments of {found} kinds; expected {n_kinds}",
+                    "`layers[{at}]`: an input of {} matrices with statistics of {found} kinds; expected {n_kinds}",
                     input.matrices.len()
                 )));
             }

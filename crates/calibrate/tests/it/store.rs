@@ -255,7 +255,7 @@ fn a_manifest_that_lies_is_refused_before_memory_is_taken() {
         (|json| json["format"] = json!("x"), "`format` is not `gguf-foundry statistics`"),
         (|json| json["extra"] = json!(1), "unknown field `extra`"),
         (|json| json["n_ctx"] = json!(-1), "invalid value"),
-        (|json| json["kinds"].as_array_mut().unwrap().truncate(1), "with moments of 2 kinds; expected 1"),
+        (|json| json["kinds"].as_array_mut().unwrap().truncate(1), "with statistics of 2 kinds; expected 1"),
         (
             |json| json["kinds"][1]["check"][0]["rows"][1] = json!(16),
             "`kinds[1].check[0]`: rows that are not",
