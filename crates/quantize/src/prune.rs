@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(error(&[1]), None);
         assert_eq!(error(&[]), None);
         assert_eq!(error(&[1, 3]).unwrap(), "layer 3 cannot be pruned: the model has layers 0 to 2");
-        assert_eq!(error(&[0, 1, 2]).unwrap(), "all 3 layers of the model would be pruned");
+        assert_eq!(error(&[0, 1, 2]).unwrap(), "no layer would be left: the model has layers 0 to 2");
     }
 
     #[test]

@@ -136,7 +136,7 @@ fn what_contradicts_is_not_added_up() {
     }
     merge(&["a.gguf", "long.gguf"])
         .says(0, "warning: chunks of [8, 16] tokens: they are counted in 16")
-        .prints(0, "1 chunks of 16");
+        .prints(0, "1 chunk of 16");
     merge(&["a.gguf", "old.dat", "long.gguf"]).says(2, "give `--ctx N`");
     merge(&["a.gguf", "old.dat"]).says(0, "`old.dat` does not declare the length of its chunks: 8 tokens");
     let err = merge(&["a.gguf", "a.gguf"]).err;
@@ -218,7 +218,7 @@ fn an_interrupted_run_goes_on_to_the_same_bytes() {
 
     let resume = [&frequency[..], &["--resume"]].concat();
     let err = collect(dir.path(), "base.gguf", "part.gguf", &resume);
-    assert!(err.contains("2 of 5 chunks are done"), "{err}");
+    assert!(err.contains("2 of 5 chunks done"), "{err}");
     let bytes = |name: &str| fs_err::read(dir.path().join(name)).unwrap();
     assert!(bytes("part.gguf") == bytes("whole.gguf"), "a resumed run differs");
     assert_eq!(UnfinishedRun::find(&dir.path().join("part.gguf")), None);

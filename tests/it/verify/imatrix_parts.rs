@@ -190,6 +190,6 @@ fn a_part_that_was_stopped_goes_on() {
     gguf_verify(&all, at).says(1, "the file of another run");
     // A complete part is done at once, and stays unchanged.
     fs_err::write(&path, &bytes).unwrap();
-    gguf_verify(&all, at).says(0, "4 of 4 chunks are done");
+    gguf_verify(&all, at).says(0, "4 of 4 chunks done");
     assert!(fs_err::read(&path).unwrap() == bytes);
 }
