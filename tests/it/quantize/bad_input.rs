@@ -300,7 +300,7 @@ fn experts_that_were_never_seen_are_reported_and_refused_if_asked_for() {
     options.coverage = CoveragePolicy::Error;
     assert_eq!(
         plan_error(&source, &options, Some(&imatrix)).to_string(),
-        "tensor `blk.0.ffn_up_exps.weight`: 1 of 3 experts were never seen when the importance matrix was made"
+        "tensor `blk.0.ffn_up_exps.weight`: no token reached 1 of 3 experts when the importance matrix was made"
     );
 }
 

@@ -115,8 +115,8 @@ fn reports_that_cannot_be_are_refused_before_any_work() {
     fs_err::write(dir.path().join("other.json"), "{}").unwrap();
     let before = fs_err::read_dir(dir.path()).unwrap().count();
     for (args, expected) in [
-        (&["q8_0.gguf", "--report", "r.txt"][..], "ends in `.html`, `.md` or `.json`"),
-        (&["q8_0.gguf", "--report", "html"], "ends in `.html`, `.md` or `.json`"),
+        (&["q8_0.gguf", "--report", "r.txt"][..], "ends in `.html`, `.md`, `.json` or `.csv`"),
+        (&["q8_0.gguf", "--report", "html"], "ends in `.html`, `.md`, `.json` or `.csv`"),
         (&["q8_0.gguf", "--report", "r.md", "--report", "r.md"], "--report and --report are the same file"),
         (
             &["q8_0.gguf", "--prompts", "p.jsonl", "other.json", "--report", "other.json"],

@@ -41,7 +41,12 @@ pub(super) fn directory() -> tempfile::TempDir {
 fn run(dir: &Path, args: &[&str]) -> Value {
     let ended = gguf_verify(&[args, &["--json", "--score", "all"]].concat(), dir);
     assert!([0, 3, 4].contains(&ended.code()), "{}", ended.err);
-    ended.model()
+    ended.json()
+}
+
+/// Returns the report of the only model.
+fn only(mut report: Value) -> Value {
+    report["models"][0].take()
 }
 
 fn sum(tokens: &Value) -> u64 {
@@ -51,7 +56,7 @@ fn sum(tokens: &Value) -> u64 {
 #[test]
 fn every_token_counts_once_for_each_expert_that_it_uses() {
     let dir = directory();
-    let report = run(dir.path(), &["f32.gguf", "--prompts", "p.jsonl"]);
+    let report = only(run(dir.path(), &["f32.gguf", "--prompts", "p.jsonl"]));
     let layers = report["experts"].as_array().unwrap();
     assert!(!layers.is_empty());
     for (at, layer) in layers.iter().enumerate() {
@@ -65,11 +70,11 @@ fn every_token_counts_once_for_each_expert_that_it_uses() {
     }
     // For any number of threads, and any division of the run.
     for more in [&["--threads", "1"][..], &["--threads", "3"], &["--threads", "1", "--memory", "12M"]] {
-        let other = run(dir.path(), &[&["f32.gguf", "--prompts", "p.jsonl"][..], more].concat());
+        let other = only(run(dir.path(), &[&["f32.gguf", "--prompts", "p.jsonl"][..], more].concat()));
         assert_eq!(other["experts"], report["experts"], "{more:?}");
     }
     // Four tokens cannot reach eleven experts with two each.
-    let few = run(dir.path(), &["f32.gguf", "--prompts", "four.jsonl"]);
+    let few = only(run(dir.path(), &["f32.gguf", "--prompts", "four.jsonl"]));
     assert!(few["experts"][0]["unseen"].as_array().unwrap().len() >= 3, "{few}");
     let out = gguf_verify(&["f32.gguf", "--prompts", "four.jsonl", "--score", "all"], dir.path()).out;
     assert!(out.contains(" got no token and are not in the figures: layer 0: "), "{out}");
