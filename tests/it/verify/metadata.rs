@@ -392,7 +392,7 @@ fn planned_damages_of_the_arithmetic_are_named() {
         &found,
         Severity::Error,
         "rope.scaling.factor",
-        "is not in the baseline, and 4 is not",
+        "is not in the baseline, and without it another value than 4 is used",
     );
     let model = damaged(&case.metadata, "llama.rope.scaling.factor", &Set(Value::F32(1.0)));
     let found = case.compared(&model, &case.metadata);

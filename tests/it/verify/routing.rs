@@ -86,9 +86,9 @@ fn choices_are_compared_with_the_baselines() {
     let with = |models: &[&str]| {
         run(dir.path(), &[models, &["--baseline", "f32.gguf", "--prompts", "p.jsonl"]].concat())
     };
-    let same = with(&["f32.gguf"]);
+    let same = only(with(&["f32.gguf"]));
     assert_eq!(same["experts"][0]["agreement"].as_f64(), Some(1.0), "{same}");
-    let quantized = with(&["q4_0.gguf"]);
+    let quantized = only(with(&["q4_0.gguf"]));
     let share = quantized["experts"][0]["agreement"].as_f64().unwrap();
     assert!((0.5..1.0).contains(&share), "{share}");
     // With several models and one run of the baseline, each has the same figures as alone.
