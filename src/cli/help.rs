@@ -6,6 +6,8 @@
 
 mod pages;
 
+use std::fmt::Write;
+
 use clap::{Arg, Command};
 
 use pages::{ABOUT, PAGES, Page};
@@ -70,13 +72,13 @@ fn short_page(command: &Command, page: &Page) -> String {
         let is_own = !arg.is_hide_set() && !is_common(arg) && !MACHINES.contains(&arg.get_id().as_str());
         if page.shown.is_empty() { is_own } else { page.shown.iter().any(|(id, _)| arg.get_id() == *id) }
     };
-    let tasks =
-        rows(page.tasks.iter().map(|(task, line)| ((*task).to_owned(), (*line).to_owned())).collect());
+    let tasks: Vec<_> =
+        page.tasks.iter().map(|(task, line)| ((*task).to_owned(), (*line).to_owned())).collect();
     let has_all = page.tasks.is_empty() || !page.shown.is_empty();
     let args = command.get_arguments().filter(is_meant).filter(|_| has_all);
-    let args = rows(args.map(|arg| (name_of(arg), line_of(arg, page))).collect());
+    let args: Vec<_> = args.map(|arg| (name_of(arg), line_of(arg, page))).collect();
     let more = "Everywhere: -t N threads, -q quiet, -v details, --json; --help explains all.".to_owned();
-    let parts = [tasks, args, examples(page), more];
+    let parts = [rows(&tasks), rows(&args), examples(page), more];
     parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("\n\n")
 }
 
@@ -106,19 +108,19 @@ fn line_of(arg: &Arg, page: &Page) -> String {
     let values: Vec<String> =
         arg.get_possible_values().iter().map(|value| value.get_name().to_owned()).collect();
     if page.shown.is_empty() && takes_value && !values.is_empty() && !arg.is_hide_possible_values_set() {
-        text += &format!(": {}", values.join(", "));
+        let _ = write!(text, ": {}", values.join(", "));
     }
     if let [value] = arg.get_default_values()
         && takes_value
         && !text.contains("[default")
     {
-        text += &format!(" [default: {}]", value.display());
+        let _ = write!(text, " [default: {}]", value.display());
     }
     text
 }
 
 /// Sets two columns, the second wrapped at the edge of the screen.
-fn rows(rows: Vec<(String, String)>) -> String {
+fn rows(rows: &[(String, String)]) -> String {
     let width = rows.iter().map(|row| row.0.chars().count()).max().unwrap_or_default();
     let lines = rows.iter().flat_map(|(name, text)| {
         let text = wrapped(text, COLUMNS - width - 4).into_iter().enumerate();
@@ -166,7 +168,7 @@ pub(crate) fn machines(program: &Command) -> String {
         };
         (name_of(arg), format!("{}. {whose}", text.trim_end_matches('.')))
     };
-    let rows = rows(of_machines(program).into_iter().map(row).collect());
+    let rows = rows(&of_machines(program).into_iter().map(row).collect::<Vec<_>>());
     format!("Options that fit a run to a machine, or share it among several\n\n{rows}\n")
 }
 

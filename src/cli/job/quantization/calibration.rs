@@ -12,7 +12,7 @@ pub(super) fn print_forecast(out: &mut dyn Write, plan: &CalibrationPlan) -> std
         out,
         "calibration by `{}`: {} of {} to calibrate",
         plan.solver.name(),
-        plural(plan.n_matrices as u64, "matrix"),
+        plural(plan.n_matrices, "matrix"),
         plural(plan.n_tensors as u64, "tensor"),
     )?;
     if let Some((tensor, ty)) = plan.without_solver.first() {
