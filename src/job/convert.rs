@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 
-use crate::convert::Conversion;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{PlannedFile, WriteError, WriteOptions, plan_files, write_gguf};
 use crate::job::input::OpenedInput;
@@ -70,7 +69,7 @@ impl<'a> CheckedConversion<'a> {
             tensors: places.filter_map(|at| Some((at, tensors.get(at)?))).map(tensor).collect(),
             codes: self.codes.clone(),
             stored: self.stored.clone(),
-            account: self.opened.conversion().map(Conversion::account).unwrap_or_default(),
+            account: self.opened.account(),
         }
     }
 
@@ -90,6 +89,7 @@ impl<'a> CheckedConversion<'a> {
             run.progress().warn(&text);
         }
         let tensors = source.tensors().get(written.tensors).unwrap_or_default();
+        let account = opened.account();
         let n_elems: u64 = tensors.iter().map(|tensor| tensor.shape.n_elems()).sum();
         Ok(ConversionReport {
             files: written.paths,
@@ -104,6 +104,7 @@ impl<'a> CheckedConversion<'a> {
             encoding: self.encoding,
             codes: self.codes,
             stored: self.stored,
+            account,
         })
     }
 }

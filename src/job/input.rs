@@ -6,7 +6,7 @@ use crate::arch::OutType;
 use crate::arch::diffusion::DiffusionRules;
 use crate::convert::{
     AdapterConversion, AdapterOptions, Conversion, ConvertError, ConvertOptions, DiffusionConversion,
-    FlmOptions, ModelSource,
+    FlmOptions, ModelSource, Piece,
 };
 use crate::core::output::OutputKind;
 use crate::core::{GgmlType, TensorMeta, TensorSource};
@@ -252,6 +252,16 @@ impl OpenedInput {
         match self {
             Self::Conversion(conversion) => Some(conversion),
             Self::File(_) | Self::Adapter(_) | Self::Diffusion(_) => None,
+        }
+    }
+
+    /// Returns what becomes of the pieces of what is converted; nothing for a file.
+    pub(super) fn account(&self) -> Vec<Piece> {
+        match self {
+            Self::Conversion(conversion) => conversion.account(),
+            Self::Adapter(adapter) => adapter.account(),
+            Self::Diffusion(conversion) => conversion.account(),
+            Self::File(_) => Vec::new(),
         }
     }
 

@@ -63,7 +63,7 @@ pub struct ConversionPlan {
     /// Storage of the weights of a quantized checkpoint.
     #[serde(rename = "quantization")]
     pub stored: Option<StoredWeights>,
-    /// What becomes of each file, each key of the configuration, and each tensor of a checkpoint.
+    /// What becomes of each file, key and tensor of a checkpoint or adapter.
     pub account: Vec<Piece>,
 }
 
@@ -103,6 +103,9 @@ pub struct QuantizationPlan {
     /// Resources that a calibration would take.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationPlan>,
+    /// What becomes of each file, key and tensor of a checkpoint; empty for a GGUF file.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub account: Vec<Piece>,
     /// Integer codes that are kept or lost.
     #[serde(skip)]
     pub codes: IntegerCodes,
@@ -170,6 +173,7 @@ impl QuantizationPlan {
             target: allocation.map(TargetReport::from),
             like: None,
             calibration: None,
+            account: Vec::new(),
             codes: IntegerCodes::default(),
             stored: None,
         }

@@ -144,6 +144,7 @@ impl<'a> CheckedQuantization<'a> {
         QuantizationPlan {
             codes: IntegerCodes::of(conversion),
             stored: StoredWeights::of(conversion, plan.tensors(), self.run.job.suggests_native),
+            account: conversion.account(),
             ..described
         }
     }
@@ -185,6 +186,7 @@ impl<'a> CheckedQuantization<'a> {
             calibration: None,
             target: None,
             like: self.like.clone(),
+            account: self.opened.account(),
         })
     }
 }

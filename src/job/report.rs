@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
+use crate::convert::Piece;
 use crate::core::written::{as_paths, as_text};
 use crate::core::{GgmlType, TensorMeta};
 use crate::job::calibration::CalibrationReport;
@@ -102,6 +103,8 @@ pub struct ConversionReport {
     /// Storage of the weights of a quantized checkpoint.
     #[serde(rename = "quantization")]
     pub stored: Option<StoredWeights>,
+    /// What becomes of each file, key and tensor of a checkpoint or adapter.
+    pub account: Vec<Piece>,
 }
 
 /// Report of a quantization.
@@ -139,4 +142,7 @@ pub struct QuantizationReport {
     /// Types that are those of another file, if they are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub like: Option<LikeReport>,
+    /// What becomes of each file, key and tensor of a checkpoint; empty for a GGUF file.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub account: Vec<Piece>,
 }

@@ -59,7 +59,7 @@ impl StoredWeights {
                 .into_iter()
                 .map(|(stored, becomes)| ConvertedClass { stored, becomes })
                 .collect(),
-            left_out: quantization.left_out.clone(),
+            left_out: quantization.left_out(),
             plain_targets: quantization.plain_targets.clone(),
             n_quantized: quantization.encodings.len(),
             suggestion: is_open.then(|| native(conversion)).flatten(),

@@ -24,6 +24,7 @@ use crate::runtime_keys;
 use crate::schema::Card;
 use crate::scope::configure;
 use crate::target;
+use gguf_core::account::Piece;
 use gguf_format::Metadata;
 
 mod assumed;
@@ -36,7 +37,7 @@ mod same;
 mod switched_off;
 
 use assumed::Assumption;
-pub use fates::{ConfigKey, KeyFate};
+pub(crate) use fates::of_read;
 pub(crate) use same::number;
 use same::same;
 
@@ -92,10 +93,10 @@ pub(super) fn lost<'a>(
     outputs: &[OutputSpec],
     origins: &Origins,
     annotate: bool,
-) -> Result<(Vec<LostValue>, Vec<ConfigKey>), ArchError> {
+) -> Result<(Vec<LostValue>, Vec<Piece>), ArchError> {
     // The configuration of a draft model partly describes its target model.
     if target::is_used_by(card) {
-        return Ok(Default::default());
+        return Ok((Vec::new(), of_read(card, config)));
     }
     let mut scope = scope;
     let (plan, annotations) = config_plan(card, config, &mut scope)?;

@@ -96,7 +96,6 @@ pub mod diffusion;
 #[expect(missing_docs, reason = "fields and variants are words of cards; docs/extending.md describes each")]
 pub mod graph;
 
-pub use carried::{ConfigKey, KeyFate};
 pub use datum::Datum;
 pub use detect::{class_of, named_classes, tower_class_of, with_text_config};
 pub use draft::{AddedEntry, Draft, Unmatched, UnreadKey, draft};

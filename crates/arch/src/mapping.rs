@@ -4,7 +4,6 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::carried::ConfigKey;
 use crate::lost_value::LostValue;
 use crate::ops::Op;
 use crate::origins::Origins;
@@ -12,6 +11,7 @@ use crate::schema::{Card, Phase};
 use crate::tie::Tie;
 use crate::types::{OutType, TypeRule};
 use crate::warning::ArchWarning;
+use gguf_core::account::{Fate, Piece};
 use gguf_core::{GgmlType, Shape};
 use gguf_format::{Metadata, TokenizerRequest};
 
@@ -42,8 +42,8 @@ pub struct Mapping {
     pub read: Vec<String>,
     /// Configuration values that the file does not carry.
     pub lost: Vec<LostValue>,
-    /// What becomes of each key of the configuration of a text model.
-    pub config_keys: Vec<ConfigKey>,
+    /// What becomes of each key of the configuration.
+    pub config_keys: Vec<Piece>,
     /// Embedding and head, if they are stored differently than the configuration declares.
     pub tie: Option<Tie>,
     /// Anomalies of the checkpoint.
@@ -202,6 +202,19 @@ pub enum DropReason {
     NotDraftHead,
     /// An `[ignore]` rule of the card, with its reason.
     Card(String),
+}
+
+impl DropReason {
+    /// Returns what becomes of a weight that is left out for this reason.
+    #[must_use]
+    pub fn fate(&self) -> Fate {
+        match self {
+            Self::OtherModality | Self::DraftHead | Self::NotDraftHead | Self::TextModel => Fate::LeftOut,
+            Self::Recomputed | Self::Training | Self::FromConfiguration | Self::SameAs(_) | Self::Card(_) => {
+                Fate::WithoutEffect
+            }
+        }
+    }
 }
 
 impl fmt::Display for DropReason {

@@ -175,6 +175,8 @@ fn resolved(
         let outputs = &mapping.outputs;
         (mapping.lost, mapping.config_keys) =
             carried::lost(card, &rivals, &config, scope, outputs, &mapping.origins, options.annotate)?;
+    } else {
+        mapping.config_keys = carried::of_read(card, &config);
     }
     Ok(mapping)
 }

@@ -5,11 +5,13 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value as Json};
 
 use crate::config::ModelDir;
+use crate::pieces::of_notes;
 use crate::shards::SafetensorsShards;
 use crate::torch::TorchFiles;
 use crate::wrappers::{self, Owner};
 use crate::{CheckpointError, Container};
 use gguf_core::WeightMeta;
+use gguf_core::account::Piece;
 use gguf_core::limits::Limits;
 use gguf_core::text::escape;
 
@@ -115,6 +117,12 @@ impl AdapterDir {
     #[must_use]
     pub fn paths(&self) -> Vec<PathBuf> {
         vec![self.config_path(), self.dir.path().join(self.file)]
+    }
+
+    /// Returns what becomes of the notes in the header of the matrices' file.
+    #[must_use]
+    pub fn notes(&self) -> Vec<Piece> {
+        of_notes(&self.container.parts())
     }
 
     /// Warnings about oddities in the files that do not prevent reading them.

@@ -4,9 +4,11 @@
 use std::path::{Path, PathBuf};
 
 use crate::files::counted;
+use crate::pieces::of_notes;
 use crate::shards::SafetensorsShards;
 use crate::torch::TorchFiles;
 use crate::{CheckpointError, Container, ModelDir};
+use gguf_core::account::Piece;
 use gguf_core::limits::Limits;
 
 const SAFETENSORS: &str = ".safetensors";
@@ -197,6 +199,12 @@ impl BareWeights {
             self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
         };
         Ok(if own.is_empty() { "model".to_owned() } else { own })
+    }
+
+    /// Returns what becomes of the notes in the headers of the files.
+    #[must_use]
+    pub fn notes(&self) -> Vec<Piece> {
+        of_notes(&self.container.parts())
     }
 
     /// Entries of the headers, in addition to the tensors; the first of each name.

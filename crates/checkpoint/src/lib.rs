@@ -18,6 +18,7 @@ pub mod json;
 pub mod modules;
 pub mod msmodelslim;
 pub mod pickle;
+pub mod pieces;
 pub mod safetensors;
 pub mod safetensors_writer;
 pub mod torch;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use crate::shards::SafetensorsShards;
 use crate::{CheckpointError, ModelDir};
+use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 
 /// Suffix of the tensors of a module's file that are part of the model.
@@ -20,7 +21,7 @@ pub struct WithModules {
     /// Module index and weight index for each weight that is not the base model's.
     places: Vec<(usize, usize)>,
     paths: Vec<PathBuf>,
-    left_out: Vec<String>,
+    pieces: Vec<Piece>,
 }
 
 impl WithModules {
@@ -28,7 +29,7 @@ impl WithModules {
     pub fn new(base: Box<dyn WeightSource + Send>) -> Self {
         let metas = base.weights().to_vec();
         let (modules, places) = (Vec::new(), Vec::new());
-        Self { base, modules, metas, places, paths: Vec::new(), left_out: Vec::new() }
+        Self { base, modules, metas, places, paths: Vec::new(), pieces: Vec::new() }
     }
 
     /// Adds the weights of a module's safetensors file (a path within `dir`); returns false if the file does not
@@ -62,7 +63,8 @@ impl WithModules {
         let mut known: HashSet<String> = self.metas.iter().map(|meta| meta.name.clone()).collect();
         for (weight, meta) in module.weights().iter().enumerate() {
             let Some(name) = rename(&meta.name) else {
-                self.left_out.push(format!("{}: `{}`", path.display(), meta.name));
+                let why = format!("{}: `{}` is left out", path.display(), meta.name);
+                self.pieces.push(Piece::not(PieceKind::Tensor, &meta.name, Fate::LeftOut, why).within(file));
                 continue;
             };
             if !known.insert(name.clone()) {
@@ -87,9 +89,9 @@ impl WithModules {
         &self.paths
     }
 
-    /// Tensors that were left out, with their files.
-    pub fn left_out(&self) -> &[String] {
-        &self.left_out
+    /// Tensors of the modules' files that were left out.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
     }
 
     /// Returns the source that holds a weight, and the weight's index there.

@@ -1,189 +1,134 @@
-//! The account of a checkpoint: what becomes of each of its files, of each key of its configuration, and of each tensor.
+//! The account of a checkpoint: what becomes of each of its files, of each key of these, and of each tensor.
 //!
-//! It is read off the plan of a conversion, so that it says what the plan does: which tensors an output is made of, which
-//! are left out and why, which keys of the file a key of the configuration decides.
+//! The readers of the files fill it while they read, and the plan of the conversion says which outputs a tensor is part of.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 
-use serde::Serialize;
-
-use crate::Conversion;
-use gguf_arch::{DropReason, KeyFate};
+use crate::left_out::first_names;
+use crate::metadata::sampling_key;
+use crate::{Conversion, ModelSource};
+use gguf_arch::{CardKind, DropReason, Mapping};
+use gguf_checkpoint::pieces::{of_file, of_keys};
 use gguf_core::TensorSource as _;
+use gguf_core::account::{Fate, Piece, PieceKind};
+use gguf_core::text::plural;
+use gguf_format::Metadata;
+use indexmap::IndexMap;
 
-/// Kind of a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum PieceKind {
-    /// A file of the folder.
-    File,
-    /// A key of the configuration.
-    Key,
-    /// A tensor.
-    Tensor,
-}
+const CONFIG: &str = "config.json";
+const PARAMS: &str = "params.json";
+const GENERATION: &str = "generation_config.json";
+/// Key of the configuration whose members are those of the quantization's settings.
+const QUANTIZATION: &str = "quantization_config";
+/// Files of towers.
+const TOWERS: [&str; 3] =
+    ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"];
+/// Files with settings of a quantization, which one of them or the configuration describes.
+const DESCRIPTORS: [&str; 3] = ["quantize_config.json", "hf_quant_config.json", "quanto_qmap.json"];
 
-/// What becomes of a piece.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Fate {
-    /// It is in the output.
-    Written,
-    /// The output needs nothing of it.
-    WithoutEffect,
-    /// It matters, and the output does not have it.
-    LeftOut,
-    /// No rule knows it.
-    Unknown,
-}
-
-/// A piece of a checkpoint, and what becomes of it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Piece {
-    /// Kind of the piece: `file`, `key` or `tensor`.
-    #[serde(rename = "of")]
-    pub kind: PieceKind,
-    /// Name of the file, key (with dots for nested members), or tensor.
-    pub name: String,
-    /// What becomes of it: `written`, `without-effect`, `left-out` or `unknown`.
-    pub fate: Fate,
-    /// Keys or tensors of the output that are made of it.
-    pub to: Vec<String>,
-    /// Reason, if it is not written.
-    pub why: Option<String>,
-}
-
-impl Piece {
-    fn written(kind: PieceKind, name: &str, to: Vec<String>) -> Self {
-        Self { kind, name: name.to_owned(), fate: Fate::Written, to, why: None }
+/// Returns what becomes of the keys of a checkpoint's files, without those of its tokenizer.
+pub(super) fn keys(source: &ModelSource, mapping: &Mapping) -> Vec<Piece> {
+    let dir = &source.dir;
+    let main = if dir.is_mistral_format() { PARAMS } else { CONFIG };
+    // Settings in the configuration are members of one of its keys, under any of its names.
+    let parent = match dir.config() {
+        _ if dir.is_mistral_format() => "quantization",
+        config if config.contains_key(QUANTIZATION) => QUANTIZATION,
+        _ => "text_config.quantization_config",
+    };
+    let own = |piece: &Piece| match piece.name.strip_prefix(QUANTIZATION) {
+        Some(rest) => Piece { name: format!("{parent}{rest}"), ..piece.clone() }.within(main),
+        None => piece.clone(),
+    };
+    let settings = source.quantization.iter().flat_map(|own| &own.pieces);
+    let settings: Vec<Piece> = settings.filter(|piece| piece.kind == PieceKind::Key).map(own).collect();
+    let has = |file: &str| settings.iter().any(|own| own.file.as_deref() == Some(file));
+    let of_config = mapping.config_keys.iter().filter(|key| !(has(main) && key.name == parent));
+    let mut keys: Vec<Piece> = of_config.map(|key| key.clone().within(main)).collect();
+    let mut add = |file: &str, groups: &[&str]| {
+        let map = dir.json(file).ok().flatten().unwrap_or_default();
+        keys.extend(of_keys(groups, file, &map));
+    };
+    let towers = if mapping.card.kind == CardKind::Mmproj { "preprocessor" } else { "no preprocessor" };
+    TOWERS.iter().for_each(|file| add(file, &[towers]));
+    add(GENERATION, &[GENERATION]);
+    add("chat_template.json", &["chat_template.json"]);
+    for file in DESCRIPTORS.iter().filter(|file| !has(file)) {
+        add(file, &["no settings"]);
     }
+    for name in dir.file_names().unwrap_or_default() {
+        match name.strip_suffix(".json") {
+            Some(stem) if stem.ends_with(".index") => add(&name, &["*.index.json"]),
+            Some(stem) if stem.starts_with("quant_model_description") => {
+                add(&name, &["quant_model_description.json"]);
+            }
+            _ => {}
+        }
+    }
+    keys.extend(settings);
+    keys
+}
 
-    fn not(kind: PieceKind, name: &str, fate: Fate, why: impl Into<String>) -> Self {
-        Self { kind, name: name.to_owned(), fate, to: Vec::new(), why: Some(why.into()) }
+/// Marks the keys of sampling that a file has.
+pub(super) fn sampling(metadata: &Metadata, keys: &mut [Piece]) {
+    for piece in keys.iter_mut().filter(|piece| piece.file.as_deref() == Some(GENERATION)) {
+        if let Some(key) = sampling_key(&piece.name).filter(|key| metadata.contains(key)) {
+            *piece = Piece::written(PieceKind::Key, &*piece.name, vec![key]).within(GENERATION);
+        }
     }
 }
 
-/// What a file becomes, or its fate with the reason.
-type FileFate = Result<&'static str, (Fate, &'static str)>;
+/// Returns the warning about a key that is left out.
+pub(super) fn warning(piece: &Piece) -> Option<String> {
+    let why = piece.why.as_ref().filter(|_| piece.fate == Fate::LeftOut)?;
+    Some(format!("{}: {why}", piece.file.as_deref().unwrap_or_default()))
+}
 
-/// Files by their names or endings, and what becomes of them. The first row that fits counts.
-const FILES: &[(&[&str], FileFate)] = &[
-    (&["config.json", "params.json"], Ok("keys, listed below")),
-    (
-        &[
-            "tokenizer.json",
-            "tokenizer_config.json",
-            "tokenizer.model",
-            "tokenizer.model.v1",
-            "tokenizer.model.v3",
-            "special_tokens_map.json",
-            "added_tokens.json",
-            "vocab.json",
-            "vocab.txt",
-            "merges.txt",
-            "spiece.model",
-            "sentencepiece.bpe.model",
-            "spm.model",
-            "tekken.json",
-            ".tiktoken",
-            "chat_template.jinja",
-            "chat_template.json",
-        ],
-        Ok("tokenizer.*"),
-    ),
-    (&["generation_config.json"], Ok("special tokens and sampling defaults")),
-    (&["README.md"], Ok("general.*")),
-    (
-        &["modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"],
-        Ok("pooling and dense layers"),
-    ),
-    (
-        &["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"],
-        Err((Fate::WithoutEffect, "it is of a tower, which `--mmproj` writes to a file of its own")),
-    ),
-    (
-        &[
-            "quantize_config.json",
-            "quant_config.json",
-            "quantization_config.json",
-            "hf_quant_config.json",
-            "recipe.yaml",
-            "quanto_qmap.json",
-        ],
-        Ok("read with the weights"),
-    ),
-    (&[".index.json"], Err((Fate::WithoutEffect, "it lists the files with the weights"))),
-    (
-        &["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"],
-        Err((Fate::LeftOut, "it is an adapter, which `gguf-convert merge-lora` merges")),
-    ),
-    (&[".py", ".ipynb", ".lock", ".whl"], Err((Fate::WithoutEffect, "it is code, which is never run"))),
-    (
-        &[
-            "LICENSE",
-            "LICENSE.txt",
-            "LICENSE.md",
-            "NOTICE",
-            "NOTICE.txt",
-            "USE_POLICY.md",
-            ".gitattributes",
-            ".md",
-            ".txt",
-            ".jsonl",
-            ".png",
-            ".jpg",
-            ".jpeg",
-            ".gif",
-            ".svg",
-            ".webp",
-            ".pdf",
-            ".html",
-            ".csv",
-            ".bib",
-            ".cff",
-        ],
-        Err((Fate::WithoutEffect, "it is a text or a picture beside the model")),
-    ),
-    (
-        &[
-            "training_args.bin",
-            "trainer_state.json",
-            "optimizer.pt",
-            "scheduler.pt",
-            "rng_state.pth",
-            "scaler.pt",
-            "all_results.json",
-            "train_results.json",
-            "eval_results.json",
-            "trainer_log.jsonl",
-            "training_args.json",
-        ],
-        Err((Fate::WithoutEffect, "it is of a training")),
-    ),
-    (
-        &[".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".onnx", ".gguf", ".distcp"],
-        Err((Fate::WithoutEffect, "the weights are read from other files of the folder")),
-    ),
-];
-
-fn of_file(name: &str) -> Piece {
-    let fits =
-        |names: &&[&str]| names.iter().any(|own| name == *own || own.starts_with('.') && name.ends_with(own));
-    match FILES.iter().find(|(names, _)| fits(names)).map(|row| row.1) {
-        Some(Ok(to)) => Piece::written(PieceKind::File, name, vec![to.to_owned()]),
-        Some(Err((fate, why))) => Piece::not(PieceKind::File, name, fate, why),
-        None => Piece::not(PieceKind::File, name, Fate::Unknown, "no rule knows this file: it is not read"),
-    }
+/// Returns warnings about keys that no rule knows, by file.
+pub(super) fn unknown_keys(keys: &[Piece]) -> Vec<String> {
+    let unknown = || keys.iter().filter(|key| key.fate == Fate::Unknown);
+    let mut files: Vec<&str> = unknown().filter_map(|key| key.file.as_deref()).collect();
+    files.dedup();
+    let sentence = |file: &str| {
+        let own = unknown().filter(|key| key.file.as_deref() == Some(file));
+        let names: Vec<&str> = own.map(|key| key.name.as_str()).collect();
+        let (what, them) = if names.len() == 1 { ("a key", "it") } else { ("keys", "them") };
+        format!(
+            "{file}: {what} that no rule knows: {}; if the model's own code computes with {them}, the file computes something \
+             else (`gguf-inspect checkpoint DIR --account` lists all keys)",
+            first_names(&names)
+        )
+    };
+    files.into_iter().map(sentence).collect()
 }
 
 impl Conversion {
-    /// Returns the account of the checkpoint: files, keys of the configuration, tensors, each in their own order.
+    /// Returns the account of the checkpoint: files, their keys, tensors, each in their own order.
     #[must_use]
     pub fn account(&self) -> Vec<Piece> {
         let mut pieces = self.files();
-        pieces.extend(self.keys());
+        pieces.extend(self.keys.iter().cloned());
+        pieces.extend(self.source.pieces.iter().filter(|piece| piece.kind == PieceKind::Key).cloned());
         pieces.extend(self.stored_tensors());
         pieces
+    }
+
+    /// Returns what the file does not have of the checkpoint: a sentence for each key, and one for the tensors of each reason.
+    #[must_use]
+    pub fn lost(&self) -> Vec<String> {
+        let mut lost: Vec<String> = self.mapping().lost.iter().map(ToString::to_string).collect();
+        let is_main = |piece: &&Piece| [CONFIG, PARAMS].contains(&piece.file.as_deref().unwrap_or_default());
+        lost.extend(self.keys.iter().filter(|piece| !is_main(piece)).filter_map(warning));
+        let mut tensors: IndexMap<String, Vec<String>> = IndexMap::new();
+        for piece in self.stored_tensors().into_iter().filter(|piece| piece.fate == Fate::LeftOut) {
+            tensors.entry(piece.why.unwrap_or_default()).or_default().push(piece.name);
+        }
+        for (why, names) in tensors {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            let n = plural(names.len() as u64, "tensor");
+            lost.push(format!("{n} of the checkpoint left out ({why}): {}", first_names(&names)));
+        }
+        lost
     }
 
     fn files(&self) -> Vec<Piece> {
@@ -191,82 +136,61 @@ impl Conversion {
             self.source.paths.iter().filter_map(|path| path.file_name()?.to_str()).collect();
         // A folder that cannot be listed was reported when it was opened.
         let names = self.source.dir.file_names().unwrap_or_default();
+        let keys: HashSet<&str> = self.keys.iter().filter_map(|key| key.file.as_deref()).collect();
+        let written = |name: &str, to: &str| Piece::written(PieceKind::File, name, vec![to.to_owned()]);
         let piece = |name: &String| match of_file(name) {
-            piece if !weights.contains(&name.as_str()) || piece.fate == Fate::Written => piece,
-            _ => Piece::written(PieceKind::File, name, vec!["tensors, listed below".to_owned()]),
+            piece if piece.fate == Fate::Written => piece,
+            _ if weights.contains(&name.as_str()) => written(name, "tensors, listed below"),
+            _ if name == PARAMS && keys.contains(PARAMS) => written(name, "keys, listed below"),
+            piece => piece,
         };
         names.iter().map(piece).collect()
     }
 
-    fn keys(&self) -> impl Iterator<Item = Piece> {
-        let mapping = self.mapping();
-        let lost = |key: &str| {
-            let own = key.rsplit('.').next().unwrap_or(key);
-            mapping.lost.iter().find(|lost| lost.key.split('.').next() == Some(own)).map(ToString::to_string)
-        };
-        mapping.config_keys.iter().map(move |key| {
-            let (kind, name) = (PieceKind::Key, key.key.as_str());
-            match &key.fate {
-                KeyFate::Written(to) => Piece::written(kind, name, to.clone()),
-                KeyFate::Tensors => {
-                    Piece::written(kind, name, vec!["which tensors there are, and their shapes".to_owned()])
-                }
-                KeyFate::WithoutEffect(why) => Piece::not(kind, name, Fate::WithoutEffect, *why),
-                KeyFate::LeftOut => Piece::not(kind, name, Fate::LeftOut, lost(name).unwrap_or_default()),
-                KeyFate::Unknown => {
-                    Piece::not(kind, name, Fate::Unknown, "no rule knows this key: it is not read")
-                }
-            }
-        })
-    }
-
-    /// Returns the stored tensors: those that an output is made of, members of quantized weights among them, then the others
+    /// Returns the stored tensors: those that an output is made of, members of quantized weights among them, and the others
     /// with their reason.
     fn stored_tensors(&self) -> Vec<Piece> {
-        let weights = self.weights();
+        let source = &self.source;
         let mut outputs: HashMap<&str, Vec<String>> = HashMap::new();
         for (at, tensor) in self.tensors().iter().enumerate() {
-            for source in self.sources(at) {
-                outputs.entry(source).or_default().push(tensor.name.clone());
+            for weight in self.sources(at) {
+                outputs.entry(weight).or_default().push(tensor.name.clone());
             }
         }
         let dropped: HashMap<&str, &DropReason> = self.dropped().collect();
         let of_weight = |name: &str| match (outputs.get(name), dropped.get(name)) {
             (Some(to), _) => Piece::written(PieceKind::Tensor, name, to.clone()),
-            (None, Some(why)) => Piece::not(PieceKind::Tensor, name, fate_of(why), why.to_string()),
+            (None, Some(why)) => Piece::not(PieceKind::Tensor, name, why.fate(), why.to_string()),
             (None, None) => Piece::not(PieceKind::Tensor, name, Fate::LeftOut, "no output is made of it"),
         };
-        let stems: BTreeMap<&str, &str> = weights
-            .iter()
-            .map(|weight| (weight.name.strip_suffix(".weight").unwrap_or(&weight.name), weight.name.as_str()))
-            .collect();
-        let of_member = |name: &str| {
-            let whole = name.match_indices(['.', '_']).rev().find_map(|(end, _)| stems.get(&name[..end]));
-            match whole.map(|whole| of_weight(whole)) {
-                Some(piece) => Piece { name: name.to_owned(), ..piece },
-                None => Piece::written(PieceKind::Tensor, name, vec!["a quantized weight".to_owned()]),
-            }
+        // A member has the fate of its weights, of which several may be parts of one output.
+        let of_member = |piece: &Piece| {
+            let mut made: Vec<Piece> = piece.to.iter().map(|weight| of_weight(weight)).collect();
+            let Some(at) = made.iter().position(|weight| weight.fate == Fate::Written) else {
+                return made
+                    .pop()
+                    .map_or_else(|| piece.clone(), |made| Piece { name: piece.name.clone(), ..made });
+            };
+            let mut to: Vec<String> = made.iter().flat_map(|weight| weight.to.clone()).collect();
+            let mut seen = HashSet::new();
+            to.retain(|name| seen.insert(name.clone()));
+            Piece { name: piece.name.clone(), to, ..made.swap_remove(at) }
         };
-        let left = self.source.quantization.iter().flat_map(|own| &own.left_out);
-        let left = left.map(|name| Piece::not(PieceKind::Tensor, name, Fate::WithoutEffect, UNUSED));
-        let members = self.source.stored.iter().map(|stored| of_member(&stored.name));
-        weights.iter().map(|weight| of_weight(&weight.name)).chain(members).chain(left).collect()
-    }
-}
-
-/// Reason for the scales that no output needs.
-const UNUSED: &str = "a scale of activations or caches, which GGUF does not have";
-
-fn fate_of(why: &DropReason) -> Fate {
-    match why {
-        DropReason::OtherModality
-        | DropReason::DraftHead
-        | DropReason::NotDraftHead
-        | DropReason::TextModel => Fate::LeftOut,
-        DropReason::Recomputed
-        | DropReason::Training
-        | DropReason::FromConfiguration
-        | DropReason::SameAs(_)
-        | DropReason::Card(_) => Fate::WithoutEffect,
+        let others = source.quantization.iter().flat_map(|own| &own.pieces).chain(&source.pieces);
+        let members = others.filter(|piece| piece.kind == PieceKind::Tensor);
+        let mut pieces: Vec<Piece> = members.map(of_member).collect();
+        let known: HashSet<&str> = pieces.iter().map(|piece| piece.name.as_str()).collect();
+        let is_coded =
+            |name: &String| source.quantization.as_ref().is_some_and(|own| own.encodings.contains_key(name));
+        let is_stored = |name: &&String| !known.contains(name.as_str()) && !is_coded(name);
+        let weights = self.weights().iter().map(|weight| &weight.name).filter(is_stored);
+        let weights: Vec<Piece> = weights.map(|name| of_weight(name)).collect();
+        pieces.splice(0..0, weights);
+        for piece in &mut pieces {
+            if let Some(stored) = source.stored_names.get(&piece.name) {
+                piece.name.clone_from(stored);
+            }
+        }
+        pieces
     }
 }

@@ -7,20 +7,19 @@ use std::sync::Mutex;
 use crate::codes::{self, ChosenStorage, FittingType, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::computable::Planned;
 use crate::key_check::KeysError;
-use crate::left_out::{OtherModalities, first_names, of_training};
+use crate::left_out::{OtherModalities, of_training};
 use crate::mapping::{CardScope, map};
 use crate::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::mlx::SavedByMlx;
 use crate::naming::ParameterCounts;
 use crate::target::OpenTarget;
 use crate::{
-    ConvertError, ConvertOptions, ModelSource, SizesError, model_vocabulary, plain_names, sentence,
+    ConvertError, ConvertOptions, ModelSource, SizesError, account, model_vocabulary, plain_names, sentence,
     short_tower, token_rows,
 };
-use gguf_arch::{
-    CardKind, DraftHeads, DropReason, Dropped, KeyFate, Mapping, OutType, exports_heads, foreign_names,
-};
+use gguf_arch::{CardKind, DraftHeads, DropReason, Dropped, Mapping, OutType, exports_heads, foreign_names};
 use gguf_checkpoint::CheckpointError;
+use gguf_core::account::Piece;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use gguf_format::{Array, Metadata, Value, id_of_blocks};
@@ -34,6 +33,8 @@ const FILE_TYPE: &str = "general.file_type";
 /// Plan of a GGUF file. Nothing has been written, and no weight read; as a [`TensorSource`] it produces rows on demand.
 pub struct Conversion {
     pub(super) source: ModelSource,
+    /// Keys of the files, with what becomes of them.
+    pub(super) keys: Vec<Piece>,
     mapping: Mapping,
     metadata: Metadata,
     general: GeneralMetadata,
@@ -149,7 +150,8 @@ impl Conversion {
         warnings.extend(token_rows::settle(&mut mapping, weights));
 
         warnings.extend(mapping.lost.iter().map(|lost| format!("config.json: {lost}")));
-        warnings.extend(unknown_keys(&mapping));
+        let mut keys = account::keys(&source, &mapping);
+        warnings.extend(account::unknown_keys(&keys));
         let has_tower = || {
             let options = ConvertOptions { kind: CardKind::Mmproj, ..ConvertOptions::default() };
             map(&source, weights, &options, CardScope::Keys, &mut Vec::new()).is_ok()
@@ -167,7 +169,9 @@ impl Conversion {
         if options.kind == CardKind::Text {
             let names = mapping.outputs.iter().map(|output| output.name.as_str());
             warnings.extend(foreign_names(&mapping.card.gguf, names).map(|foreign| foreign.to_string()));
-            warnings.extend(sentence::warnings(&source, &mapping)?);
+            let own = sentence::pieces(&source, &mapping)?;
+            warnings.extend(own.iter().filter_map(account::warning));
+            keys.extend(own);
         }
         warnings.extend(mapping.tie.as_ref().map(ToString::to_string));
 
@@ -198,6 +202,7 @@ impl Conversion {
 
         let built = model_vocabulary::build(&source, &mapping, options, general.model_name())?;
         warnings.extend(built.warnings.iter().map(ToString::to_string));
+        keys.extend(built.pieces);
 
         let extra = tensor_extra(&tensors, &parts);
         let mut metadata = metadata(&mapping, &general, &extra, &built.rows, options);
@@ -234,9 +239,11 @@ impl Conversion {
         let kept: Vec<usize> = kept.flat_map(|part| part.recipe.weights()).collect();
         let mut source = source;
         source.keep_input_factors(&kept);
+        account::sampling(&metadata, &mut keys);
         let options = options.clone();
         Ok(Self {
             source,
+            keys,
             mapping,
             metadata,
             general,
@@ -392,20 +399,6 @@ impl Conversion {
     pub(super) fn weights(&self) -> &[WeightMeta] {
         self.source.metas()
     }
-}
-
-/// Returns a warning about keys of the configuration that no rule knows, if there are some.
-fn unknown_keys(mapping: &Mapping) -> Option<String> {
-    let unknown = mapping.config_keys.iter().filter(|key| key.fate == KeyFate::Unknown);
-    let names: Vec<&str> = unknown.map(|key| key.key.as_str()).collect();
-    let (what, them) = if names.len() == 1 { ("a key", "it") } else { ("keys", "them") };
-    (!names.is_empty()).then(|| {
-        format!(
-            "config.json: {what} that no rule knows: {}; if the model's own code computes with {them}, the file computes \
-             something else (`gguf-inspect checkpoint DIR --account` lists all keys)",
-            first_names(&names)
-        )
-    })
 }
 
 /// Returns the tensors and their companions, in file order.

@@ -5,6 +5,7 @@
 
 mod error;
 mod order;
+mod pieces;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -18,6 +19,7 @@ use gguf_arch::diffusion::{
     CommonRules, DiffusionCard, DiffusionCards, DiffusionRules, NamePrefix, Recognition, first_names,
 };
 use gguf_checkpoint::{BarePath, BareWeights, SelectedWeights};
+use gguf_core::account::{Piece, PieceKind};
 use gguf_core::sync::Unpoisoned;
 use gguf_core::text::{escape, plural};
 use gguf_core::{
@@ -48,6 +50,7 @@ pub struct DiffusionConversion {
     policy: ReadPolicy,
     warnings: Vec<String>,
     notes: Vec<String>,
+    pieces: Vec<Piece>,
 }
 
 /// Recipe of a tensor, and what was found while it was read.
@@ -142,9 +145,33 @@ impl DiffusionConversion {
         warnings.extend(without_effect(options));
         order::convolutions_behind_their_biases(&mut planned);
         let metadata = metadata(card, file_type, &planned, &entries, options);
+        let mut pieces = pieces::of_notes(bare.notes(), &metadata);
+        pieces.extend(pieces::of_tensors(&names, prefix, card, &planned, options));
         let (tensors, parts) = planned.into_iter().map(PlannedTensor::parts).unzip();
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
-        Ok(Self { weights, rules, metadata, tensors, parts, file_type, paths, name, policy, warnings, notes })
+        Ok(Self {
+            weights,
+            rules,
+            metadata,
+            tensors,
+            parts,
+            file_type,
+            paths,
+            name,
+            policy,
+            warnings,
+            notes,
+            pieces,
+        })
+    }
+
+    /// Returns what becomes of the files that are read, of each note in their headers, and of each tensor.
+    #[must_use]
+    pub fn account(&self) -> Vec<Piece> {
+        let names = self.paths.iter().filter_map(|path| path.file_name()?.to_str());
+        let to = || vec!["tensors, listed below".to_owned()];
+        let files = names.map(|name| Piece::written(PieceKind::File, name, to()));
+        files.chain(self.pieces.iter().cloned()).collect()
     }
 
     /// Card of the architecture.

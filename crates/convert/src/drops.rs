@@ -7,6 +7,7 @@ use regex::Regex;
 use crate::left_out::first_names;
 use gguf_checkpoint::SelectedWeights;
 use gguf_core::WeightSource;
+use gguf_core::account::{Fate, Piece, PieceKind};
 
 /// Patterns of a run, with the names that each has matched.
 pub(super) struct Drops<'a>(Vec<(&'a Regex, Vec<String>)>);
@@ -30,6 +31,16 @@ impl<'a> Drops<'a> {
         }
         let keeps = |name: &str| !self.0.iter().any(|(pattern, _)| pattern.is_match(name));
         Box::new(SelectedWeights::only(Arc::from(source), keeps))
+    }
+
+    /// Returns the tensors that are left out.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
+        let of = |(pattern, found): &(&Regex, Vec<String>)| {
+            let why = format!("`--drop {pattern}` leaves it out");
+            let piece = |name: &String| Piece::not(PieceKind::Tensor, name, Fate::LeftOut, &*why);
+            found.iter().map(piece).collect::<Vec<_>>()
+        };
+        self.0.iter().flat_map(of)
     }
 
     /// Returns a message about the matches of each pattern.

@@ -66,6 +66,7 @@ impl ModelSource {
             let mut drops = Drops::of(&options.drop);
             source.weights = Some(Arc::from(drops.apply(opened.source)));
             warnings.extend(drops.warnings());
+            source.pieces.extend(drops.pieces());
         }
         source.warnings = warnings;
         Ok(source)

@@ -52,13 +52,13 @@ mod to_hf;
 mod token_counts;
 mod token_rows;
 
-pub use account::{Fate, Piece, PieceKind};
 pub use codes::{Codes, FloatReason, FloatRole, KeptRole};
 pub use conversion::Conversion;
 pub use diffusion::{DiffusionConversion, DiffusionError};
 pub use draft::draft;
 pub use error::ConvertError;
 pub use fastllm::FlmOptions;
+pub use gguf_core::account::{Fate, Piece, PieceKind};
 pub use gguf_dequant::msmodelslim::OffsetSign;
 pub use gguf_dequant::{Quantization, StoredClass};
 pub use key_check::KeysError;

@@ -11,6 +11,7 @@ mod experts;
 mod mapped;
 mod names;
 mod parts;
+mod pieces;
 mod settings;
 mod tokenizer;
 
@@ -26,6 +27,7 @@ use crate::{ConvertError, ConvertOptions, left_out};
 use config::AdapterConfig;
 use gguf_arch::{CardKind, EntryType, Mapping, OutType, OutputSpec, TensorContent, TypeRule};
 use gguf_checkpoint::{AdapterDir, Checkpoint, CheckpointError, ModelDir};
+use gguf_core::account::Piece;
 use gguf_core::{Shape, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use gguf_format::Metadata;
 use gguf_views::{self, FactorError, LowRank, ReadPolicy, Recipe, ShapeError};
@@ -63,6 +65,8 @@ pub struct AdapterConversion {
     paths: Vec<PathBuf>,
     policy: ReadPolicy,
     warnings: Vec<String>,
+    /// Keys and tensors, with what becomes of them.
+    pieces: Vec<Piece>,
 }
 
 impl fmt::Debug for AdapterConversion {
@@ -127,7 +131,12 @@ impl AdapterConversion {
         let metadata = metadata(&mapping, &general, strengths.alpha, &config, options);
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
         let file_type = mapping.file_type;
-        Ok(Self { adapter, tensors, recipes, metadata, general, file_type, paths, policy, warnings })
+        let mut made = vec![Vec::new(); adapter.weights().len()];
+        for (tensor, recipe) in tensors.iter().zip(&recipes) {
+            recipe.weights().into_iter().for_each(|weight| made[weight].push(tensor.name.clone()));
+        }
+        let pieces = pieces::of(&config, &adapter, made, &pieces::dropped(&parts, &mapping));
+        Ok(Self { adapter, tensors, recipes, metadata, general, file_type, paths, policy, warnings, pieces })
     }
 
     /// Metadata keys of the output, in file order.

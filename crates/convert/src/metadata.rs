@@ -184,6 +184,12 @@ impl GeneralMetadata {
     }
 }
 
+/// Returns the key of the file for a key of `generation_config.json`, if it is one of sampling.
+pub(super) fn sampling_key(name: &str) -> Option<String> {
+    let (own, ..) = SAMPLING.iter().find(|row| row.1 == name)?;
+    Some(format!("general.sampling.{own}"))
+}
+
 /// Stored type of a sampling value.
 #[derive(Clone, Copy)]
 enum SamplingKind {

@@ -20,7 +20,12 @@ pub(super) fn build(
     name: &str,
 ) -> Result<Built, ConvertError> {
     if mapping.card.kind == CardKind::Mmproj {
-        return Ok(Built { rows: Metadata::new(), mode: Mode::None, warnings: Vec::new() });
+        return Ok(Built {
+            rows: Metadata::new(),
+            mode: Mode::None,
+            warnings: Vec::new(),
+            pieces: Vec::new(),
+        });
     }
     let target = match mapping.card.tokenizer.from.filter(|_| options.tokenizer) {
         None => None,

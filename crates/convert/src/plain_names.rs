@@ -28,6 +28,7 @@ pub(super) fn map_by(
     let (ConvertError::Arch(_), Some((weights, names))) = (&error, renamed(source, options)) else {
         return Err(error);
     };
+    let mut renamed = Vec::new();
     // Cards also refer to the stored tensors.
     for stored in &mut source.stored {
         stored.name = names.member(&stored.name);
@@ -39,7 +40,14 @@ pub(super) fn map_by(
                 quantization.encodings.insert(new.name.clone(), encoding);
             }
         }
+        let of_weights = quantization.pieces.iter_mut().flat_map(|piece| &mut piece.to);
+        of_weights.for_each(|weight| *weight = names.name(weight));
     }
+    for (old, new) in source.metas().iter().zip(weights.weights()).filter(|(old, new)| old.name != new.name) {
+        let stored = source.stored_names.get(&old.name).unwrap_or(&old.name).clone();
+        renamed.push((new.name.clone(), stored));
+    }
+    source.stored_names.extend(renamed);
     source.weights = Some(weights);
     let mut warnings = source.warnings.clone();
     warnings.push(names.warning);

@@ -8,7 +8,8 @@ use crate::modules::{self, ListedModule, MODULES};
 use crate::pooling::{self, modes};
 use crate::{ConvertError, ModelSource};
 use gguf_arch::Mapping;
-use gguf_checkpoint::ModelDir;
+use gguf_checkpoint::pieces::{is_off, of_keys};
+use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::text::escape;
 
 /// What becomes of a module.
@@ -48,33 +49,56 @@ const IDENTITY: &str = "Identity";
 const SETTINGS: &str = "config_sentence_transformers.json";
 const TRANSFORMER: &str = "sentence_bert_config.json";
 
-/// Returns warnings about what sentence-transformers computes and the file does not carry.
+/// Returns what becomes of the modules of sentence-transformers and of the keys of their files. What a runtime does not
+/// compute is left out, with the text of a warning behind the file's name.
 ///
 /// # Errors
 /// Broken files; a model without a transformer.
-pub(super) fn warnings(source: &ModelSource, mapping: &Mapping) -> Result<Vec<String>, ConvertError> {
-    let dir = &source.dir;
-    let mut warnings = Vec::new();
-    for module in modules::of_kind(dir, "")? {
+pub(super) fn pieces(source: &ModelSource, mapping: &Mapping) -> Result<Vec<Piece>, ConvertError> {
+    let mut own = Modules { source, mapping, pieces: Vec::new() };
+    for module in modules::of_kind(&source.dir, "")? {
         let class = module.ty.rsplit('.').next().unwrap_or_default();
-        match FATES.iter().find(|row| row.0 == class).map(|row| row.1) {
-            Some(ModuleFate::Model | ModuleFate::NoEffect) => {}
-            Some(ModuleFate::Pooling) => warnings.extend(pooling_warnings(dir, &module, mapping)?),
-            Some(ModuleFate::Dense) => warnings.extend(dense_warnings(source, &module, mapping)?),
+        let written = |to: &str| Piece::written(PieceKind::Key, name_of(&module), vec![to.to_owned()]);
+        let piece = match FATES.iter().find(|row| row.0 == class).map(|row| row.1) {
+            Some(ModuleFate::Model) => written("the model"),
+            Some(ModuleFate::NoEffect) => {
+                let why = "it changes no direction of an embedding";
+                Piece::not(PieceKind::Key, name_of(&module), Fate::WithoutEffect, why)
+            }
+            Some(ModuleFate::Pooling) => {
+                own.pooling(&module)?;
+                written("pooling_type")
+            }
+            Some(ModuleFate::Dense) => {
+                if own.dense(&module)? {
+                    written("dense_2.weight, dense_3.weight")
+                } else {
+                    continue;
+                }
+            }
             Some(ModuleFate::NoTransformer) => {
                 let reason =
                     format!("{} is no transformer, and there is no GGUF file for it", shown(&module));
-                return Err(modules::wrong(dir, MODULES, reason));
+                return Err(modules::wrong(&source.dir, MODULES, reason));
             }
-            None => warnings.push(format!("{MODULES}: {} is left out: {ALTERED}", shown(&module))),
-        }
+            None => {
+                own.lose(MODULES, name_of(&module), format!("{} is left out: {ALTERED}", shown(&module)));
+                continue;
+            }
+        };
+        own.pieces.push(piece.within(MODULES));
     }
-    warnings.extend(setting_warnings(dir)?);
-    Ok(warnings)
+    own.settings()?;
+    Ok(own.pieces)
 }
 
 /// Effect of what is left out.
 const ALTERED: &str = "embeddings of the file differ from those of sentence-transformers";
+
+/// Returns the name of a module in its list: its folder, or else its class.
+fn name_of(module: &ListedModule) -> &str {
+    if module.folder.is_empty() { module.ty.rsplit('.').next().unwrap_or_default() } else { &module.folder }
+}
 
 /// Formats a module with its class.
 fn shown(module: &ListedModule) -> String {
@@ -85,81 +109,105 @@ fn shown(module: &ListedModule) -> String {
     }
 }
 
-fn pooling_warnings(
-    dir: &ModelDir,
-    module: &ListedModule,
-    mapping: &Mapping,
-) -> Result<Vec<String>, ConvertError> {
-    let file = module.file("config.json");
-    let config = dir.json(&file)?.unwrap_or_default();
-    let all = modes(&config);
-    let Some(written) = pooling::of(&config) else { return Ok(Vec::new()) };
-    let mut warnings = Vec::new();
-    if all.len() > 1 {
-        let all: Vec<String> = all.iter().map(|mode| format!("`{}`", escape(mode))).collect();
-        warnings.push(format!("{file}: of the modes {} only one is written: {ALTERED}", all.join(", ")));
-    }
-    let key = format!("{}.pooling_type", mapping.card.gguf);
-    if !mapping.metadata.contains(&key) {
-        let mode = written.name();
-        warnings.push(format!(
-            "{file}: the pooling `{mode}` is left out, as by llama.cpp's converter: `--pooling {mode}` of llama.cpp says it"
-        ));
-    }
-    if config.get("include_prompt") == Some(&Json::Bool(false)) {
-        warnings.push(format!("{file}: `include_prompt` = false is left out: runtimes pool the prompt, too"));
-    }
-    Ok(warnings)
+/// A model of sentence-transformers, with the pieces so far.
+struct Modules<'a> {
+    source: &'a ModelSource,
+    mapping: &'a Mapping,
+    pieces: Vec<Piece>,
 }
 
-fn dense_warnings(
-    source: &ModelSource,
-    module: &ListedModule,
-    mapping: &Mapping,
-) -> Result<Vec<String>, ConvertError> {
-    let file = source.dir.path().join(module.file("model.safetensors"));
-    if source.paths.contains(&file) {
-        let config = source.dir.json(&module.file("config.json"))?.unwrap_or_default();
+impl Modules<'_> {
+    /// Marks a key as left out.
+    fn lose(&mut self, file: &str, key: &str, why: String) {
+        let lost = Piece::not(PieceKind::Key, key, Fate::LeftOut, why).within(file);
+        self.pieces.retain(|piece| piece.name != lost.name || piece.file != lost.file);
+        self.pieces.push(lost);
+    }
+
+    /// Reads a file, and adds its keys by the rows of a group.
+    fn read(&mut self, file: &str, group: &str) -> Result<Map<String, Json>, ConvertError> {
+        let config = self.source.dir.json(file)?.unwrap_or_default();
+        self.pieces.extend(of_keys(&[group], file, &config));
+        Ok(config)
+    }
+
+    fn pooling(&mut self, module: &ListedModule) -> Result<(), ConvertError> {
+        let file = module.file("config.json");
+        let config = self.read(&file, "Pooling")?;
+        let all = modes(&config);
+        let Some(written) = pooling::of(&config) else { return Ok(()) };
+        let is_mode = |(key, value): &(&String, &Json)| key.starts_with("pooling_mode") && !is_off(value);
+        let key_of_mode = config.iter().find(is_mode).map(|row| row.0.clone()).unwrap_or_default();
+        if all.len() > 1 {
+            let all: Vec<String> = all.iter().map(|mode| format!("`{}`", escape(mode))).collect();
+            let why = format!("of the modes {} only one is written: {ALTERED}", all.join(", "));
+            self.lose(&file, &key_of_mode, why);
+        }
+        let key = format!("{}.pooling_type", self.mapping.card.gguf);
+        if !self.mapping.metadata.contains(&key) {
+            let mode = written.name();
+            self.lose(
+                &file,
+                &key_of_mode,
+                format!(
+                    "the pooling `{mode}` is left out, as by llama.cpp's converter: `--pooling {mode}` of llama.cpp says it"
+                ),
+            );
+        }
+        if config.get("include_prompt") == Some(&Json::Bool(false)) {
+            let why = "`include_prompt` = false is left out: runtimes pool the prompt, too";
+            self.lose(&file, "include_prompt", why.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Returns true if a dense layer is written.
+    fn dense(&mut self, module: &ListedModule) -> Result<bool, ConvertError> {
+        let file = self.source.dir.path().join(module.file("model.safetensors"));
+        if !self.source.paths.contains(&file) {
+            let mut targets = self.mapping.card.entries.iter().flat_map(|entry| &entry.targets);
+            let has_place = targets.any(|target| target.name.text().starts_with("dense_2"));
+            let way = if has_place { " (`--sentence-transformers-dense-modules` writes it)" } else { "" };
+            let why = format!("{} is left out{way}: {ALTERED}", shown(module));
+            self.lose(MODULES, name_of(module), why);
+            return Ok(false);
+        }
+        let file = module.file("config.json");
+        let config = self.read(&file, "Dense")?;
         let activation = config.get("activation_function").and_then(Json::as_str).unwrap_or(IDENTITY);
-        let is_none = activation.rsplit('.').next() == Some(IDENTITY);
-        return Ok((!is_none)
-            .then(|| {
-                let (file, activation) = (module.file("config.json"), escape(activation));
-                format!("{file}: `activation_function` = `{activation}` is left out: {ALTERED}")
-            })
-            .into_iter()
-            .collect());
+        if activation.rsplit('.').next() != Some(IDENTITY) {
+            let activation = escape(activation);
+            let why = format!("`activation_function` = `{activation}` is left out: {ALTERED}");
+            self.lose(&file, "activation_function", why);
+        }
+        Ok(true)
     }
-    let mut targets = mapping.card.entries.iter().flat_map(|entry| &entry.targets);
-    let has_place = targets.any(|target| target.name.text().starts_with("dense_2"));
-    let way = if has_place { " (`--sentence-transformers-dense-modules` writes it)" } else { "" };
-    Ok(vec![format!("{MODULES}: {} is left out{way}: {ALTERED}", shown(module))])
-}
 
-/// Returns warnings about settings that change what is embedded.
-fn setting_warnings(dir: &ModelDir) -> Result<Vec<String>, ConvertError> {
-    let mut warnings = Vec::new();
-    let read = |file: &str| Ok::<_, ConvertError>(dir.json(file)?.unwrap_or_default());
-    let settings = read(SETTINGS)?;
-    if let Some(name) = settings.get("default_prompt_name").and_then(Json::as_str)
-        && let Some(prompt) = text_of(&settings, "prompts", name).filter(|prompt| !prompt.is_empty())
-    {
-        warnings.push(format!(
-            "{SETTINGS}: `default_prompt_name` = `{}` is left out: put the prompt `{}` in front of every text",
-            escape(name),
-            escape(prompt)
-        ));
+    /// Adds settings that change what is embedded.
+    fn settings(&mut self) -> Result<(), ConvertError> {
+        let settings = self.read(SETTINGS, SETTINGS)?;
+        if let Some(name) = settings.get("default_prompt_name").and_then(Json::as_str)
+            && let Some(prompt) = text_of(&settings, "prompts", name).filter(|prompt| !prompt.is_empty())
+        {
+            let (name, prompt) = (escape(name), escape(prompt));
+            let why = format!(
+                "`default_prompt_name` = `{name}` is left out: put the prompt `{prompt}` in front of every text"
+            );
+            self.lose(SETTINGS, "default_prompt_name", why);
+        }
+        if let Some(n) = settings.get("truncate_dim").and_then(Json::as_u64) {
+            let why = format!("`truncate_dim` = {n} is left out: embeddings have their full width");
+            self.lose(SETTINGS, "truncate_dim", why);
+        }
+        let is_set = |map: &Map<String, Json>| map.get("do_lower_case") == Some(&Json::Bool(true));
+        let transformer = self.read(TRANSFORMER, TRANSFORMER)?;
+        let tokenizer = self.source.dir.json("tokenizer_config.json").ok().flatten().unwrap_or_default();
+        if is_set(&transformer) && !is_set(&tokenizer) {
+            let why = "`do_lower_case` = true is left out: lower the case of every text";
+            self.lose(TRANSFORMER, "do_lower_case", why.to_owned());
+        }
+        Ok(())
     }
-    if let Some(n) = settings.get("truncate_dim").and_then(Json::as_u64) {
-        warnings
-            .push(format!("{SETTINGS}: `truncate_dim` = {n} is left out: embeddings have their full width"));
-    }
-    let is_set = |map: &Map<String, Json>| map.get("do_lower_case") == Some(&Json::Bool(true));
-    if is_set(&read(TRANSFORMER)?) && !is_set(&read("tokenizer_config.json").unwrap_or_default()) {
-        warnings
-            .push(format!("{TRANSFORMER}: `do_lower_case` = true is left out: lower the case of every text"));
-    }
-    Ok(warnings)
 }
 
 fn text_of<'j>(map: &'j Map<String, Json>, key: &str, name: &str) -> Option<&'j str> {

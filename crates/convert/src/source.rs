@@ -1,6 +1,6 @@
 //! Input of a conversion: the directory, its container, and the layers that turn codes into floats.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,7 +13,9 @@ use crate::{ConvertError, ConvertOptions, modules};
 use gguf_arch::CardKind;
 use gguf_checkpoint::modules::WithModules;
 use gguf_checkpoint::msmodelslim::Description;
+use gguf_checkpoint::pieces::of_notes;
 use gguf_checkpoint::{Checkpoint, CheckpointError, ModelDir};
+use gguf_core::account::{Piece, PieceKind};
 use gguf_core::{WeightMeta, WeightSource};
 use gguf_dequant::{self, DequantOptions, Quantization};
 use gguf_tokenizer::GivenVocabulary;
@@ -62,6 +64,10 @@ pub struct ModelSource {
     pub(super) mlx: Option<SavedByMlx>,
     /// Oddities of the weights that do not stop the conversion.
     pub warnings: Vec<String>,
+    /// Stored tensors that are not among the weights, and keys of the weights' files, with what becomes of them.
+    pub(super) pieces: Vec<Piece>,
+    /// Names in the files of weights that have other names here.
+    pub(super) stored_names: HashMap<String, String>,
 }
 
 impl fmt::Debug for ModelSource {
@@ -103,26 +109,27 @@ impl ModelSource {
             paths: Vec::new(),
             mlx: None,
             warnings: Vec::new(),
+            pieces: Vec::new(),
+            stored_names: HashMap::new(),
         }
     }
 
-    /// Removes the input factors of these weights from the list of dropped tensors: they are written next to the
-    /// weights' blocks.
+    /// Marks the input factors of these weights as written: they are next to the weights' blocks.
     pub(super) fn keep_input_factors(&mut self, weights: &[usize]) {
         let metas = self.weights.as_ref().map_or(&[][..], |source| source.weights());
         // A stack of experts is not a module: the factor's name continues the stack's name.
         let stem = |name| str::strip_suffix(name, ".weight").unwrap_or(name);
-        let modules: HashSet<&str> =
-            weights.iter().filter_map(|&weight| Some(stem(&metas.get(weight)?.name))).collect();
-        let is_kept = |name: &str| {
+        let names = weights.iter().filter_map(|&weight| Some(metas.get(weight)?.name.as_str()));
+        let modules: HashMap<&str, &str> = names.map(|name| (stem(name), name)).collect();
+        let weight_of = |name: &str| {
             let suffixes = [".input_scale", ".input_global_scale", "_input_scale"];
-            suffixes
-                .iter()
-                .filter_map(|suffix| name.strip_suffix(suffix))
-                .any(|module| modules.contains(module))
+            suffixes.iter().find_map(|suffix| modules.get(name.strip_suffix(suffix)?))
         };
-        if let Some(quantization) = &mut self.quantization {
-            quantization.left_out.retain(|name| !is_kept(name));
+        for piece in self.quantization.iter_mut().flat_map(|own| &mut own.pieces) {
+            if let Some(weight) = weight_of(&piece.name) {
+                let name = std::mem::take(&mut piece.name);
+                *piece = Piece::written(PieceKind::Tensor, name, vec![(*weight).to_owned()]);
+            }
         }
     }
 
@@ -140,6 +147,9 @@ impl ModelSource {
         }
         let dense_modules = options.dense_modules;
         let is_of_towers = options.kind == CardKind::Mmproj;
+        let names = checkpoint.renamed().map(|(stored, own)| (own.to_owned(), stored.to_owned()));
+        source.stored_names = names.collect();
+        source.pieces = of_notes(&checkpoint.parts());
         source.mlx = SavedByMlx::find(&checkpoint);
         if let Some(mlx) = &source.mlx {
             if is_of_towers {
@@ -158,6 +168,7 @@ impl ModelSource {
         // A weight that was assembled from codes has a name that no stored tensor has.
         let mut weights = WithModules::new(drops.apply(opened.source));
         source.warnings.extend(drops.warnings());
+        source.pieces.extend(drops.pieces());
         modules::add_dense(&source.dir, dense_modules, &mut weights)?;
         if let Some(folder) = modules::tower_folder(&source.dir).filter(|_| is_of_towers) {
             weights.add_folder(&source.dir, folder)?;
@@ -166,8 +177,8 @@ impl ModelSource {
         if dense_modules && weights.paths().is_empty() {
             source.warnings.push("there are no dense modules with weights of their own".to_owned());
         }
-        let left_out = weights.left_out().iter().map(|tensor| format!("{tensor} is left out"));
-        source.warnings.extend(left_out);
+        source.warnings.extend(weights.pieces().iter().filter_map(|piece| piece.why.clone()));
+        source.pieces.extend_from_slice(weights.pieces());
         source.weights = Some(match weights.paths() {
             [] => Arc::from(weights.into_base()),
             _ => Arc::new(weights),

@@ -4,6 +4,7 @@
 //! | module | subject |
 //! |---|---|
 //! | (root) | the tables of GGML types and of checkpoint element types, [`Shape`], the traits of tensor streams |
+//! | [`account`] | what becomes of each piece of an input |
 //! | [`numeric`] | C's casts and roundings, F16 and BF16, bit for bit |
 //! | [`simd`] | available vector instructions, and code compiled for them |
 //! | [`bytes`] [`limits`] [`text`] | untrusted input: a checked cursor, caps, escaped strings |
@@ -34,6 +35,7 @@ mod integers;
 mod shape;
 mod tensor;
 
+pub mod account;
 pub mod bytes;
 pub mod exact;
 pub mod input;

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
+use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::{WeightMeta, WeightSource};
 use serde::Serialize;
 
@@ -38,13 +39,22 @@ pub struct Quantization {
     pub method: &'static str,
     /// Encodings of the quantized weights, by their names in the float model.
     pub encodings: Encodings,
-    /// Tensors that were left out: scales of activations and caches.
-    pub left_out: Vec<String>,
+    /// Stored tensors that are no weights themselves: members of quantized weights, which are the names in `to`, and scales
+    /// of activations and caches; then the keys of the settings.
+    pub pieces: Vec<Piece>,
     /// Weights that the configuration targets for quantization, but that are plain floats.
     pub plain_targets: Vec<String>,
 }
 
 impl Quantization {
+    /// Returns the names of the tensors that no weight needs: scales of activations and caches.
+    #[must_use]
+    pub fn left_out(&self) -> Vec<String> {
+        let others =
+            self.pieces.iter().filter(|piece| piece.kind == PieceKind::Tensor && piece.fate != Fate::Written);
+        others.map(|piece| piece.name.clone()).collect()
+    }
+
     /// Returns the classes of weights that are stored alike; `weights` are those of the model.
     #[must_use]
     pub fn classes(&self, weights: &[WeightMeta]) -> Vec<StoredClass> {

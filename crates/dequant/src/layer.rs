@@ -6,10 +6,14 @@ use std::sync::Arc;
 use crate::encoding::n_bytes;
 use crate::rectangle::Rectangle;
 use crate::{CodedWeight, DequantError, Encoding, Encodings, InnerSource};
+use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::little_endian::store_f32s;
 use gguf_core::scratch;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+
+/// Reason for the stored tensors that no weight needs.
+const UNUSED: &str = "a scale of activations or caches, which GGUF does not have";
 
 /// Origin of a weight of the layer.
 pub(super) enum WeightOrigin {
@@ -101,6 +105,31 @@ impl Dequantized {
             WeightOrigin::Plain(_) | WeightOrigin::Other(..) | WeightOrigin::Coded(_) => None,
         };
         self.weights.iter().zip(&self.origins).filter_map(encoding).collect()
+    }
+
+    /// Returns the stored tensors that are no weights of the layer: members of coded weights, and those that only a runtime
+    /// needs.
+    pub(super) fn pieces(&self) -> Vec<Piece> {
+        let stored = self.source.weights();
+        let (mut made, mut is_plain) = (vec![Vec::new(); stored.len()], vec![false; stored.len()]);
+        for (meta, origin) in self.weights.iter().zip(&self.origins) {
+            match origin {
+                WeightOrigin::Plain(index) => is_plain[*index] = true,
+                WeightOrigin::Coded(weight) => {
+                    weight.members().iter().for_each(|&member| made[member].push(meta.name.clone()));
+                }
+                WeightOrigin::Other(..) => {}
+            }
+        }
+        let others = stored.iter().zip(made).zip(is_plain).filter(|(_, is_plain)| !is_plain);
+        let piece = |((meta, made), _): ((&WeightMeta, Vec<String>), bool)| {
+            if made.is_empty() {
+                Piece::not(PieceKind::Tensor, &meta.name, Fate::WithoutEffect, UNUSED)
+            } else {
+                Piece::written(PieceKind::Tensor, &meta.name, made)
+            }
+        };
+        others.map(piece).collect()
     }
 
     fn place(&self, weight: usize) -> Result<(&dyn WeightSource, usize), &dyn CodedWeight> {

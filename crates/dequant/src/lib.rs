@@ -163,7 +163,7 @@ pub fn open(
         plan(settings, files, &mut tensors, &mut warnings)?;
         tensors.check_no_bare_codes()?;
     }
-    let DequantPlan { weights, members, left_out } = tensors.finish()?;
+    let DequantPlan { weights, members } = tensors.finish()?;
     let Some(settings) = settings else {
         return Ok(Opened { source, quantization: None, members, warnings });
     };
@@ -171,7 +171,8 @@ pub fn open(
     let layer = Dequantized::new(source, options.level, weights);
     let method = settings.method.title();
     let encodings = layer.encodings(method);
-    let quantization = Some(Quantization { method, encodings, left_out, plain_targets });
+    let pieces = layer.pieces().into_iter().chain(settings.pieces()).collect();
+    let quantization = Some(Quantization { method, encodings, pieces, plain_targets });
     Ok(Opened { source: Box::new(layer), quantization, members, warnings })
 }
 

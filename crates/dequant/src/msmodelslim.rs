@@ -90,8 +90,8 @@ pub(super) fn open(
     warnings.extend(sign_warning(inner, &linears)?);
     let weights = build::weights(&tensors, &sorted, &linears, NormKind::of(config))?;
     let layer = Dequantized::new(source, options.level, weights);
-    let encodings = layer.encodings(METHOD);
-    let quantization = Some(Quantization { method: METHOD, encodings, ..Quantization::default() });
+    let (encodings, pieces) = (layer.encodings(METHOD), layer.pieces());
+    let quantization = Some(Quantization { method: METHOD, encodings, pieces, ..Quantization::default() });
     Ok(Opened { source: Box::new(layer), quantization, members: Vec::new(), warnings })
 }
 

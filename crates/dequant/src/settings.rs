@@ -4,6 +4,8 @@ use serde_json::{Map, Value};
 
 use crate::DequantError;
 use gguf_checkpoint::msmodelslim::Description;
+use gguf_checkpoint::pieces::of_keys;
+use gguf_core::account::Piece;
 use gguf_core::text::escape;
 
 /// The JSON files that may describe the quantization of a checkpoint.
@@ -191,6 +193,14 @@ fn bad(file: &str, key: &str, problem: &str) -> DequantError {
 }
 
 impl Settings {
+    /// Returns what becomes of each key.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
+        let group = if self.file == QUANTO_QMAP { QUANTO_QMAP } else { "quantization" };
+        let parent = if self.file == CONFIG { format!("{KEY}.") } else { String::new() };
+        let pieces = of_keys(&[group], self.file, &self.map).into_iter();
+        pieces.map(move |piece| Piece { name: format!("{parent}{}", piece.name), ..piece })
+    }
+
     /// Creates an error about one key.
     pub(super) fn bad(&self, key: &str, problem: &str) -> DequantError {
         bad(self.file, key, problem)

@@ -74,8 +74,6 @@ pub(super) struct DequantPlan {
     pub(super) weights: Vec<Weight>,
     /// Tensors from which modules were assembled.
     pub(super) members: Vec<WeightMeta>,
-    /// Names of tensors that were left out.
-    pub(super) left_out: Vec<String>,
 }
 
 /// The tensors of a checkpoint, and the decision about each.
@@ -278,7 +276,7 @@ impl<'a> Tensors<'a> {
     /// # Errors
     /// Tensors that only make sense in a quantized module and belong to none.
     pub(super) fn finish(self) -> Result<DequantPlan, DequantError> {
-        let (mut weights, mut members, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut weights, mut members) = (Vec::new(), Vec::new());
         let replaced = self.fates.iter().filter_map(|fate| match fate {
             TensorUse::Replaced(made) => Some(made),
             _ => None,
@@ -294,12 +292,12 @@ impl<'a> Tensors<'a> {
         for ((index, meta), fate) in self.inner.source.weights().iter().enumerate().zip(self.fates) {
             match fate {
                 TensorUse::Member => members.push(meta.clone()),
-                TensorUse::Dropped => left_out.push(meta.name.clone()),
+                TensorUse::Dropped => {}
                 TensorUse::Replaced(made) => {
                     members.push(meta.clone());
                     weights.push(made);
                 }
-                TensorUse::Plain if is_runtime_only(&meta.name) => left_out.push(meta.name.clone()),
+                TensorUse::Plain if is_runtime_only(&meta.name) => {}
                 TensorUse::Plain => {
                     check_plain(meta)?;
                     weights.push(Weight::plain(self.inner.source, index));
@@ -307,7 +305,7 @@ impl<'a> Tensors<'a> {
             }
         }
         weights.extend(self.appended);
-        Ok(DequantPlan { weights, members, left_out })
+        Ok(DequantPlan { weights, members })
     }
 }
 

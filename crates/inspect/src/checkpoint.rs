@@ -60,18 +60,19 @@ pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<Check
     });
 
     let built = gguf_conversion::vocabulary(&source, mapping.as_ref(), options);
-    let rows = report.note(Aspect::Tokenizer, built).map(|built| {
+    let built = report.note(Aspect::Tokenizer, built).map(|built| {
         report.warnings.extend(built.warnings.iter().map(ToString::to_string));
         report.vocabulary = VocabularyFacts::of(built.mode.name(), &built.rows);
-        built.rows
+        (built.rows, built.pieces)
     });
 
     if mapping.is_some() && source.weights.is_some() {
         let without = ConvertOptions { tokenizer: false, ..options.clone() };
         let converted = Conversion::of(source, &without);
         if let Some(conversion) = report.note(Aspect::Tensors, converted) {
-            report.account = conversion.account();
-            report.outputs(&conversion, &rows.unwrap_or_default());
+            let (rows, pieces) = built.unwrap_or_default();
+            report.account = conversion.account().into_iter().chain(pieces).collect();
+            report.outputs(&conversion, &rows);
         }
     }
     Ok(report)

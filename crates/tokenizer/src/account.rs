@@ -7,8 +7,11 @@
 mod added;
 mod config;
 mod model;
+mod pieces;
 mod steps;
 mod template;
+
+pub(super) use pieces::pieces;
 
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};

@@ -7,6 +7,8 @@ use gguf_core::Hint;
 use gguf_core::text::escape;
 
 use super::Mode;
+use super::files::CONFIG;
+use super::hf_json::FILE;
 
 /// Reasons why no vocabulary could be built.
 #[derive(Debug, thiserror::Error)]
@@ -353,6 +355,14 @@ pub enum TokenizerWarning {
         listed(tokens)
     )]
     SpecialNotAdded { tokens: Vec<String> },
+    /// No rule knows some keys.
+    #[error(
+        "{file}: {} that no rule knows: {}; if the tokenizer reads {}, some texts get other tokens than in transformers",
+        if keys.len() == 1 { "a key" } else { "keys" },
+        listed(keys),
+        if keys.len() == 1 { "it" } else { "them" }
+    )]
+    UnknownKeys { file: &'static str, keys: Vec<String> },
     /// The configuration contradicts a step.
     #[error(
         "tokenizer_config.json: `{key}` is {value}, and what is written from tokenizer.json is the opposite; make the two agree"
@@ -407,4 +417,27 @@ pub enum TokenizerWarning {
     /// A line of merges.txt does not consist of two tokens.
     #[error("merges.txt: line {line} is not two tokens, left out")]
     MalformedMergeLine { line: usize },
+}
+
+impl TokenizerWarning {
+    /// Returns the file and the key that runtimes read otherwise or not at all, if the warning is about one.
+    pub(super) fn about(&self) -> Option<(&'static str, String)> {
+        let (file, key) = match self {
+            Self::ReadOtherwise { file, member, .. } => (*file, member.as_str()),
+            Self::AddedFlag { flag, .. } => return Some((FILE, format!("added_tokens.{flag}"))),
+            Self::AddedAsText { .. } | Self::AddedInside { .. } => (FILE, "added_tokens"),
+            Self::AddedTokensWithoutRow { .. } => (CONFIG, "added_tokens_decoder"),
+            Self::ConfigContradicts { key, .. } => (CONFIG, *key),
+            Self::FlagsDiffer { file, name, .. } => (*file, name.as_str()),
+            Self::NoDefaultTemplate { file }
+            | Self::ChatTemplateNotWritten { file }
+            | Self::BadChatTemplate { file }
+                if *file == CONFIG =>
+            {
+                (*file, "chat_template")
+            }
+            _ => return None,
+        };
+        Some((file, key.to_owned()))
+    }
 }

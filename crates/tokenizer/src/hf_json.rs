@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use serde::de::{MapAccess, SeqAccess, Visitor};
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json};
 
 use super::TokenizerError;
 use super::files::Directory;
@@ -180,6 +180,9 @@ pub struct HfModel {
     pub end_of_word_suffix: Option<String>,
     /// Length in characters above which a word is unknown, for a WordPiece model.
     pub max_input_chars_per_word: Option<u64>,
+    /// The other members.
+    #[serde(flatten)]
+    pub rest: Map<String, Json>,
 }
 
 /// Algorithm by which a model splits text into tokens.
@@ -212,6 +215,9 @@ pub struct HfJson {
     pub decoder: Json,
     /// Step that converts a piece to tokens.
     pub model: HfModel,
+    /// The other members.
+    #[serde(flatten)]
+    pub rest: Map<String, Json>,
 }
 
 fn null_as_default<'de, D: serde::Deserializer<'de>, T: Deserialize<'de> + Default>(

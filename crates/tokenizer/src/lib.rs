@@ -72,6 +72,8 @@ pub struct Built {
     pub mode: Mode,
     /// Oddities of the files.
     pub warnings: Vec<TokenizerWarning>,
+    /// What becomes of each key of the files.
+    pub pieces: Vec<gguf_core::account::Piece>,
 }
 
 /// Builds the `tokenizer.*` keys from the tokenizer files of a directory.
@@ -120,7 +122,12 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, Toke
                 if let Some(hf) = &hf {
                     account::check(&files, hf, mode.mode, request, &rows, &mut warnings)?;
                 }
-                return Ok(Built { rows, mode: mode.mode, warnings });
+                let pieces = if needs_files {
+                    account::pieces(&files, hf.as_ref(), mode.mode, &mut warnings)?
+                } else {
+                    Vec::new()
+                };
+                return Ok(Built { rows, mode: mode.mode, warnings, pieces });
             }
             Ok(Attempt::Absent(reason)) => tried.push((mode.mode, reason)),
             // A file of another format under the name that this mode reads (Llama 3's tokenizer.model).
@@ -175,7 +182,7 @@ pub fn build_given(
     extend(&mut rows, &request.after);
     special::write_last(&request.last, &mut rows);
     settle(&directory, None, request, &mut rows, &mut warnings)?;
-    Ok(Built { rows, mode: mode.mode, warnings })
+    Ok(Built { rows, mode: mode.mode, warnings, pieces: Vec::new() })
 }
 
 /// Checks the keys of a vocabulary against all files that declare its roles and templates.

@@ -319,7 +319,7 @@ pub(super) fn steps(pre_tokenizer: &Json) -> Vec<String> {
 }
 
 /// Visits the steps of a member, those of sequences one by one.
-pub(super) fn flatten(part: &Json, members: &str, depth: usize, visit: &mut impl FnMut(&Json)) {
+pub(super) fn flatten<'j>(part: &'j Json, members: &str, depth: usize, visit: &mut impl FnMut(&'j Json)) {
     match part.get("type").and_then(Json::as_str) {
         Some("Sequence") if depth < 8 => {
             for part in part.get(members).and_then(Json::as_array).into_iter().flatten() {

@@ -24,8 +24,8 @@ pub(super) struct CheckpointArgs {
     /// List every tensor as it is stored in the files (--json always does)
     #[arg(long)]
     tensors: bool,
-    /// Print what becomes of each file, each key of config.json and each tensor: written, without effect, left out, or
-    /// unknown, and why (--json always does)
+    /// Print what becomes of each file, each of its keys and each tensor: written, without effect, left out, or unknown,
+    /// and why (--json always does)
     #[arg(long)]
     account: bool,
     /// Use an architecture card from a file
@@ -83,7 +83,10 @@ fn print_account(report: &CheckpointReport, out: &mut dyn Write) -> io::Result<(
         let rest = piece.why.clone().unwrap_or_else(|| piece.to.join(", "));
         table.row([
             kind.to_owned(),
-            escape(&piece.name).into_owned(),
+            match &piece.file {
+                Some(file) => format!("{}: {}", escape(file), escape(&piece.name)),
+                None => escape(&piece.name).into_owned(),
+            },
             fates[at].1.to_owned(),
             escape(&rest).into_owned(),
         ]);

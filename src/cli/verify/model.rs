@@ -78,7 +78,7 @@ fn plan_without(path: &Path, options: &ConvertOptions, error: ArchError) -> Resu
 pub(crate) struct OpenedModel {
     origin: ModelOrigin,
     parts: ModelParts,
-    /// Values of a checkpoint's configuration that the converted model does not declare.
+    /// Keys and tensors of a checkpoint that the converted model does not have.
     lost: Vec<String>,
     recall: Option<Recall>,
 }
@@ -158,9 +158,7 @@ impl OpenedModel {
         let parts = ModelParts::of(metadata(&origin));
         let lost = match &origin {
             ModelOrigin::Gguf(_) | ModelOrigin::Image(_) => Vec::new(),
-            ModelOrigin::Checkpoint(conversion) => {
-                conversion.mapping().lost.iter().map(ToString::to_string).collect()
-            }
+            ModelOrigin::Checkpoint(conversion) => conversion.lost(),
         };
         Self { origin, parts, lost, recall: None }
     }

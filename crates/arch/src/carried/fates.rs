@@ -1,201 +1,70 @@
 //! What becomes of each key of a configuration.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::LazyLock;
 
+use gguf_checkpoint::pieces::{NOTHING, is_nothing, why};
+use gguf_core::account::{Fate, Piece, PieceKind};
 use serde_json::Value as Json;
 
 use crate::carried::same::same;
 use crate::carried::{CarriedCheck, config_plan, effects, rope};
+use crate::expr::{Expr, PathStep};
+use crate::facts;
+use crate::hparams::ConfigMap;
 use crate::lost_value::LostValue;
 use crate::origins::Origins;
+use crate::schema::Card;
+use crate::visit;
 
-/// What becomes of a key of the configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KeyFate {
-    /// The value is in these keys of the file.
-    Written(Vec<String>),
-    /// The value decides about tensors.
-    Tensors,
-    /// The value need not be in the file, for this reason.
-    WithoutEffect(&'static str),
-    /// The value matters and is not in the file; a warning names it.
-    LeftOut,
-    /// No rule knows the key.
-    Unknown,
-}
-
-/// Key of the configuration, with dots for nested members, and what becomes of it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConfigKey {
-    /// The key.
-    pub key: String,
-    /// What becomes of it.
-    pub fate: KeyFate,
-}
-
-/// Keys of every configuration that no model computes with, by reason.
-const COMMON: &[(&str, &[&str])] = &[
-    (
-        "it names the class or its code",
-        &[
-            "architectures",
-            "auto_map",
-            "base_model_name_or_path",
-            "custom_pipelines",
-            "finetuning_task",
-            "is_encoder_decoder",
-            "language",
-            "model_name",
-            "model_type",
-            "name_or_path",
-            "problem_type",
-            "task_specific_params",
-            "tokenizer_class",
-            "transformers_version",
-            "_name_or_path",
-            "_commit_hash",
-        ],
-    ),
-    (
-        "it is of how code runs: caches, kernels, precision, returned values",
-        &[
-            "attn_implementation",
-            "attn_config",
-            "chunk_size_feed_forward",
-            "cross_attention_hidden_size",
-            "dtype",
-            "fp16",
-            "bf16",
-            "fp32",
-            "gradient_checkpointing",
-            "init_device",
-            "mamba_ssm_cache_dtype",
-            "moe_shared_expert_overlap",
-            "seq_length",
-            "verbose",
-            "model_parallel",
-            "output_attentions",
-            "output_hidden_states",
-            "output_past",
-            "output_router_probs",
-            "pruned_heads",
-            "return_dict",
-            "tie_encoder_decoder",
-            "torch_dtype",
-            "torchscript",
-            "use_bfloat16",
-            "use_flash_attn",
-            "use_flash_attention",
-            "use_flash_attention_2",
-            "use_return_dict",
-            "_attn_implementation",
-            "_attn_implementation_autoset",
-            "_experts_implementation",
-            "_flash_attn_2_enabled",
-        ],
-    ),
-    (
-        "it is of generation, which the program that runs the file decides",
-        &[
-            "bad_words_ids",
-            "begin_suppress_tokens",
-            "diversity_penalty",
-            "do_sample",
-            "early_stopping",
-            "encoder_no_repeat_ngram_size",
-            "exponential_decay_length_penalty",
-            "forced_decoder_ids",
-            "length_penalty",
-            "max_length",
-            "max_new_tokens",
-            "min_length",
-            "no_repeat_ngram_size",
-            "num_beam_groups",
-            "num_beams",
-            "num_return_sequences",
-            "output_scores",
-            "remove_invalid_values",
-            "repetition_penalty",
-            "return_dict_in_generate",
-            "suppress_tokens",
-            "temperature",
-            "top_k",
-            "top_p",
-            "typical_p",
-        ],
-    ),
-    (
-        "the tensors tell it",
-        &[
-            "attention_hidden_size",
-            "d_model",
-            "embedding_size",
-            "expand",
-            "expansion_ratio",
-            "head_dim",
-            "head_size_divisor",
-            "hidden_size",
-            "id2label",
-            "kv_channels",
-            "label2id",
-            "lora_rank",
-            "moe_shared_expert_intermediate_size",
-            "n_embd",
-            "n_embd_out",
-            "num_attention_heads",
-            "num_labels",
-            "qk_nope_head_dim",
-            "swa_num_key_value_heads",
-            "v_head_dim",
-        ],
-    ),
-    ("its members are read one by one", &["language_config", "llm_config", "text_config"]),
-    ("it is read with the weights", &["quantization", "quantization_config", "compression_config"]),
-];
-
-/// Endings of the names of configurations of towers.
-const TOWERS: [&str; 7] =
-    ["vision_config", "audio_config", "visual", "vision_cfg", "vq_config", "projector_config", "mm_config"];
-/// Single keys of towers that stand among those of the text model.
-const TOWER_KEYS: [&str; 10] = [
-    "im_end_id",
-    "im_newline_id",
-    "im_start_id",
-    "image_seq_length",
-    "merge_kernel_size",
-    "merged_hidden_size",
-    "merger_times",
-    "out_hidden_size",
-    "spatial_merge_size",
-    "thinker_config",
-];
 /// Part of a configuration with the keys of the language model.
 const TEXT: &str = "text_config";
 /// Keys that are tried one by one; of more, many are tried together first.
 const TRIED_SINGLY: usize = 256;
-
-const OF_TOWERS: &str = "it is of a tower, which `--mmproj` writes to a file of its own";
+/// Rows of the table of pieces for keys of every configuration.
+const CONFIG: &str = "config.json";
+/// Reason for what runtimes do without being told.
+const ANYWAY: &str = "it says what runtimes compute in any case";
 
 /// Values of keys for which runtimes compute what the model's own code does.
 static STANDS_FOR: LazyLock<toml::Table> =
     LazyLock::new(|| toml::from_str(include_str!("stands_for.toml")).unwrap_or_default());
 
-fn why_common(name: &str) -> Option<&'static str> {
-    let listed = COMMON.iter().find(|(_, names)| names.contains(&name)).map(|(why, _)| *why);
-    let is_tower = TOWERS.iter().any(|ending| name.ends_with(ending))
-        || TOWER_KEYS.contains(&name)
-        || ["mm_", "projector_", "multimodal_projector_", "vision_feature_"]
-            .iter()
-            .any(|start| name.starts_with(start));
-    listed
-        .or(is_tower.then_some(OF_TOWERS))
-        .or_else(|| name.starts_with("unsloth").then_some("it is of training"))
+/// Returns what becomes of each key for a card whose values are not compared with a class: it reads some of them. The
+/// members of a key are listed instead of it.
+pub(crate) fn of_read(card: &Card, config: &ConfigMap) -> Vec<Piece> {
+    let mut read = facts::config_keys(card);
+    visit::walk(card, &mut |expr| {
+        if let Expr::Path(path) = expr {
+            read.extend(path.steps.iter().filter_map(|step| match step {
+                PathStep::Field(name) => Some(name.clone()),
+                _ => None,
+            }));
+        }
+    });
+    let piece = |name: String, key: &str, value: &Json| {
+        let to = || vec![format!("{}.*", card.gguf)];
+        let none = |why: &str| Piece::not(PieceKind::Key, &*name, Fate::WithoutEffect, why);
+        match why(CONFIG, key) {
+            _ if is_nothing(value) => none(NOTHING),
+            _ if read.contains(key) => Piece::written(PieceKind::Key, &*name, to()),
+            Some(why) if !why.starts_with("it is of a tower") => none(why),
+            _ => none("nothing of the file depends on it"),
+        }
+    };
+    let pieces = config.iter().flat_map(|(key, value)| match value.as_object() {
+        Some(map) if !map.is_empty() => {
+            map.iter().map(|(own, value)| piece(format!("{key}.{own}"), own, value)).collect()
+        }
+        _ => vec![piece(key.clone(), key, value)],
+    });
+    pieces.collect()
 }
 
 impl CarriedCheck<'_, '_> {
     /// Returns what becomes of each key, those of the text part first. `origins` are the sources of the file's keys.
-    pub(super) fn fates(&mut self, origins: &Origins) -> Vec<ConfigKey> {
+    pub(super) fn fates(&mut self, origins: &Origins) -> Vec<Piece> {
         let mut written: BTreeMap<&str, Vec<String>> = BTreeMap::new();
         for (key, sources) in origins {
             for source in sources {
@@ -213,57 +82,64 @@ impl CarriedCheck<'_, '_> {
         if open.len() > TRIED_SINGLY {
             self.find_idle(&open, &mut idle);
         }
-        let fate = |(part, key, value): (Option<&str>, &String, &Json)| {
-            let fate = match written.get(key.as_str()) {
-                Some(keys) => KeyFate::Written(keys.clone()),
-                None => self.fate(part, key, value, idle.contains(&(part, key.as_str()))),
-            };
-            let key = part.map_or_else(|| key.clone(), |part| format!("{part}.{key}"));
-            ConfigKey { key, fate }
+        let piece = |(part, key, value): (Option<&str>, &String, &Json)| {
+            let name = part.map_or_else(|| key.clone(), |part| format!("{part}.{key}"));
+            let to = written.get(key.as_str()).cloned();
+            let is_idle = idle.contains(&(part, key.as_str()));
+            match to.map_or_else(|| self.fate(part, key, value, is_idle), Ok) {
+                Ok(to) => Piece::written(PieceKind::Key, name, to),
+                Err((fate, why)) => Piece::not(PieceKind::Key, name, fate, why),
+            }
         };
-        all.into_iter().map(fate).collect()
+        all.into_iter().map(piece).collect()
     }
 
-    fn fate(&mut self, part: Option<&str>, key: &str, value: &Json, is_idle: bool) -> KeyFate {
-        let is_own = |lost: &LostValue| {
+    /// Returns what a key is written as. The error is its other fate, with the reason.
+    fn fate(
+        &mut self,
+        part: Option<&str>,
+        key: &str,
+        value: &Json,
+        is_idle: bool,
+    ) -> Result<Vec<String>, (Fate, Cow<'static, str>)> {
+        let none = |why: &'static str| Err((Fate::WithoutEffect, why.into()));
+        let unknown = || Err((Fate::Unknown, "no rule knows this key: it is not read".into()));
+        let is_own = |lost: &&LostValue| {
             lost.key == key || lost.key.strip_prefix(key).is_some_and(|rest| rest.starts_with('.'))
         };
-        if self.lost.iter().any(is_own) {
-            return KeyFate::LeftOut;
+        if let Some(lost) = self.lost.iter().find(is_own) {
+            return Err((Fate::LeftOut, lost.to_string().into()));
         }
         if self.mentioned.contains(key) {
-            return KeyFate::Tensors;
+            return Ok(vec!["which tensors there are, and their shapes".to_owned()]);
         }
-        if let Some(why) = effects::why_none(key).or_else(|| why_common(key)) {
-            return KeyFate::WithoutEffect(why);
+        if let Some(why) = effects::why_none(key).or_else(|| why(CONFIG, key)) {
+            return none(why);
         }
-        let is_empty = value.as_object().is_some_and(serde_json::Map::is_empty)
-            || value.as_array().is_some_and(Vec::is_empty);
-        if value.is_null() || is_empty {
-            return KeyFate::WithoutEffect("it says nothing");
+        if is_nothing(value) {
+            return none(NOTHING);
         }
         if !is_idle && let Some(keys) = self.changed_without(|own, name| (own, name) == (part, key)) {
-            return KeyFate::Written(keys);
+            return Ok(keys);
         }
         let is_known = |attributes: &&crate::attributes::Attributes| {
             attributes.names().any(|name| attributes.spellings(name).any(|own| own == key))
         };
         if self.attributes.as_ref().is_some_and(is_known) || rope::is_judged(key) || rope::OLD.contains(&key)
         {
-            return KeyFate::WithoutEffect("it says what runtimes compute in any case");
+            return none(ANYWAY);
         }
         let own = STANDS_FOR.get(&format!("{}.{key}", self.card.gguf)).or_else(|| STANDS_FOR.get(key));
         if let Some(values) = own.and_then(toml::Value::as_array) {
             let is_listed = |own: &toml::Value| serde_json::to_value(own).is_ok_and(|own| same(&own, value));
             let is_right = values.is_empty() || values.iter().any(is_listed);
-            let why = KeyFate::WithoutEffect("it says what runtimes compute in any case");
-            return if is_right { why } else { KeyFate::Unknown };
+            return if is_right { none(ANYWAY) } else { unknown() };
         }
         // A class of transformers reads the keys that it knows, unless code beside the model takes its place.
         if self.attributes.is_some() && !self.config.contains_key("auto_map") {
-            return KeyFate::WithoutEffect("transformers' class of this model does not read it");
+            return none("transformers' class of this model does not read it");
         }
-        KeyFate::Unknown
+        unknown()
     }
 
     /// Collects keys without which, all together, the file stays as it is: a configuration may have very many that nothing

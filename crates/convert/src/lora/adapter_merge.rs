@@ -1,5 +1,6 @@
 //! Merge of an adapter into the weights of its base, at the level of the checkpoint: cards see the sums.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use serde_json::{Map, Value as Json};
 use crate::lora::config::AdapterConfig;
 use crate::lora::names::{WeightNames, is_head};
 use crate::lora::parts::{AdapterParts, MatrixPair, ProductForm, WholeTensor};
-use crate::lora::{AdapterError, adapter_vocabulary, experts, tokenizer};
+use crate::lora::{AdapterError, adapter_vocabulary, experts, pieces, tokenizer};
 use crate::source::MergedAdapter;
 use crate::{ConvertError, ConvertOptions, ModelSource, left_out};
 use gguf_arch::{CardKind, Mapping};
@@ -75,11 +76,15 @@ impl ModelSource {
             }
         }
         // If all quantized weights were changed, the result is plain floats.
-        self.quantization =
-            self.quantization.take().filter(|quantization| !quantization.encodings.is_empty());
+        if let Some(plain) = self.quantization.take_if(|quantization| quantization.encodings.is_empty()) {
+            self.pieces.extend(plain.pieces);
+        }
         self.adapter = Some(MergedAdapter { name: adapter.dir().name()?, changes: changed, untied });
-        let adapter: Arc<dyn WeightSource + Send> = Arc::new(adapter);
-        self.weights = Some(with_adapter(base, &adapter, &changes, options.level)?);
+        let adapter = Arc::new(adapter);
+        let matrices: Arc<dyn WeightSource + Send> = adapter.clone();
+        self.weights = Some(with_adapter(base, &matrices, &changes, options.level)?);
+        let made = made_of(&changes, self.metas(), adapter.weights().len());
+        self.pieces.extend(pieces::of(&config, &adapter, made, &HashMap::new()));
         Ok(self)
     }
 
@@ -126,6 +131,19 @@ impl MergedAdapter {
         ));
         Ok(warnings)
     }
+}
+
+/// Returns the names of the weights that each tensor of an adapter changes.
+fn made_of(changes: &AdapterChanges, weights: &[WeightMeta], n_tensors: usize) -> Vec<Vec<String>> {
+    let pairs = changes.pairs.iter().flat_map(|pair| [(pair.a, pair.base), (pair.b, pair.base)]);
+    let replaced = changes.replaced.iter().map(|row| (row.by, row.base));
+    let rows = changes.rows.iter().map(|row| (row.by, row.base));
+    let biases = changes.biases.iter().map(|row| (row.by, row.base));
+    let mut made = vec![Vec::new(); n_tensors];
+    for (tensor, base) in pairs.chain(replaced).chain(rows).chain(biases) {
+        made[tensor].extend(weights.get(base).map(|meta| meta.name.clone()));
+    }
+    made
 }
 
 /// Returns the weights that an adapter changes, by their index.

@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json};
 use crate::lora::{AdapterError, settings};
 use gguf_checkpoint::AdapterDir;
 use gguf_checkpoint::json::as_f64;
+use gguf_core::account::Piece;
 use gguf_core::numeric::held_by_f32;
 
 /// Tokens whose rows are trained.
@@ -42,6 +43,8 @@ pub(super) struct AdapterConfig {
     pub(super) invocation_tokens: Vec<u32>,
     /// Base model, as a path or a name on the hub.
     pub(super) base: Option<String>,
+    /// What becomes of each key.
+    pub(super) pieces: Vec<Piece>,
 }
 
 impl AdapterConfig {
@@ -61,7 +64,7 @@ impl AdapterConfig {
         if ![LORA, TRAINABLE_TOKENS].contains(&kind) {
             return Err(AdapterError::Kind { path, found: kind.to_owned() });
         }
-        settings::check(&path, config)?;
+        let pieces = settings::check(&path, config)?;
         let number = |value: &Json| as_f64(value).filter(|&value| held_by_f32(value).is_some());
         // Trained rows replace rows of the base, so they have no strength.
         let one = Json::from(1);
@@ -109,6 +112,7 @@ impl AdapterConfig {
             target_parameters: parameters.ok_or_else(|| wrong("target_parameters", "a list of names"))?,
             invocation_tokens,
             base: base.map(str::to_owned),
+            pieces,
         })
     }
 

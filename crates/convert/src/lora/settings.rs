@@ -5,26 +5,37 @@ use std::path::Path;
 use serde_json::{Map, Value as Json};
 
 use crate::lora::AdapterError;
+use gguf_checkpoint::pieces::{NOTHING, is_nothing, is_off};
+use gguf_core::account::{Fate, Piece, PieceKind};
 
 /// Table with a line for each key of PEFT: its effect on the merge of a trained adapter.
 const TABLE: &str = include_str!("peft.tsv");
 
-/// Refuses keys by which the adapter is no sum W + scale · B · A over the base's own weights, and unknown keys that
-/// are on.
+/// Returns what becomes of each key. Refuses keys by which the adapter is no sum W + scale · B · A over the base's own
+/// weights, and unknown keys that are on.
 ///
 /// # Errors
 /// [`AdapterError::ChangesBase`], [`AdapterError::NoSum`], [`AdapterError::UnknownKey`].
-pub(super) fn check(path: &Path, config: &Map<String, Json>) -> Result<(), AdapterError> {
+pub(super) fn check(path: &Path, config: &Map<String, Json>) -> Result<Vec<Piece>, AdapterError> {
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    let mut pieces = Vec::with_capacity(config.len());
     for (key, value) in config {
         let fact = || (path.to_owned(), key.clone(), shown(value));
-        match effect_of(key) {
-            Some(("read" | "none", _)) => {}
-            Some(("only", values)) if has(values, value) => {}
+        let none = |why: &str| Piece::not(PieceKind::Key, key, Fate::WithoutEffect, why);
+        let piece = match effect_of(key) {
+            _ if is_nothing(value) => none(NOTHING),
+            Some(("read", _)) => {
+                Piece::written(PieceKind::Key, key, vec!["matrices and their strength".to_owned()])
+            }
+            Some(("none", _)) => none("it is of the training, or of how PEFT loads the adapter"),
+            Some(("only", values)) if has(values, value) => {
+                none("with this value PEFT keeps the base's weights")
+            }
             Some(("only", _)) => {
                 let (path, key, found) = fact();
                 return Err(AdapterError::ChangesBase { path, key, found });
             }
-            _ if is_off(value) => {}
+            _ if is_off(value) => none("it is off"),
             Some((_, why)) => {
                 let (path, key, _) = fact();
                 return Err(AdapterError::NoSum { path, key, why });
@@ -33,27 +44,16 @@ pub(super) fn check(path: &Path, config: &Map<String, Json>) -> Result<(), Adapt
                 let (path, key, found) = fact();
                 return Err(AdapterError::UnknownKey { path, key, found });
             }
-        }
+        };
+        pieces.push(piece.within(&file));
     }
-    Ok(())
+    Ok(pieces)
 }
 
 /// Returns the effect of a key, and what belongs to it.
 fn effect_of(key: &str) -> Option<(&'static str, &'static str)> {
     let row = TABLE.lines().filter_map(|line| line.split_once('\t')).find(|row| row.0 == key)?.1;
     Some(row.split_once('\t').unwrap_or((row, "")))
-}
-
-/// Returns true for a value that switches something off.
-fn is_off(value: &Json) -> bool {
-    match value {
-        Json::Null | Json::Bool(false) => true,
-        Json::Bool(true) => false,
-        Json::Number(number) => number.as_f64() == Some(0.0),
-        Json::String(text) => text.is_empty(),
-        Json::Array(items) => items.is_empty(),
-        Json::Object(map) => map.is_empty(),
-    }
 }
 
 /// Returns true if the list of values has this one; PEFT ignores the case of words.

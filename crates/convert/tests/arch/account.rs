@@ -1,9 +1,13 @@
 //! The account of a checkpoint: every file, key and tensor has a fate, and what no rule knows is said.
 
+use std::collections::BTreeMap;
+use std::path::Path;
+
 use gguf_conversion::{Conversion, ConvertOptions, Fate, Piece, PieceKind};
 use gguf_testkit::checkpoints::write_zeros;
 use gguf_testkit::tiers::{Tier, two_tiers};
 use gguf_testkit::{files, fixture};
+use regex::Regex;
 use serde_json::{Value as Json, json};
 
 /// Account and warnings of a fixture whose configuration is changed.
@@ -49,6 +53,36 @@ fn every_piece_has_one_fate() {
 }
 
 #[test]
+fn tensors_of_an_option_and_of_other_parts_are_left_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut case = files::json(fixture("cards/llama/plain.json"));
+    let rows = case["tensors"].as_array_mut().unwrap();
+    for name in ["extra.0.weight", "vision_tower.a.weight", "v_head.weight"] {
+        rows.push(json!([name, "BF16", [4, 4]]));
+    }
+    write_zeros(dir.path(), &case);
+    let drop = vec![Regex::new("^extra").unwrap()];
+    let options = ConvertOptions { tokenizer: false, drop, ..ConvertOptions::default() };
+    let conversion = Conversion::plan(dir.path(), &options).unwrap();
+    let account = conversion.account();
+    let tensor = |name: &str| {
+        let piece =
+            account.iter().find(|piece| piece.kind == PieceKind::Tensor && piece.name == name).unwrap();
+        (piece.fate, piece.why.clone().unwrap())
+    };
+    assert_eq!(tensor("extra.0.weight"), (Fate::LeftOut, "`--drop ^extra` leaves it out".to_owned()));
+    assert_eq!(tensor("vision_tower.a.weight"), (Fate::LeftOut, "belongs to another modality".to_owned()));
+    assert_eq!(tensor("v_head.weight").0, Fate::WithoutEffect);
+    let lost = conversion.lost();
+    let [dropped, tower] = &lost[..] else { panic!("{lost:?}") };
+    assert_eq!(
+        tower,
+        "1 tensor of the checkpoint left out (`--drop ^extra` leaves it out): `extra.0.weight`"
+    );
+    assert!(dropped.ends_with("(belongs to another modality): `vision_tower.a.weight`"), "{dropped}");
+}
+
+#[test]
 fn keys_that_only_code_beside_the_model_reads_are_told() {
     for (change, told) in [
         (json!({"auto_map": {"AutoConfig": "x.Y"}, "odd_key": 3}), Some("`odd_key`")),
@@ -69,6 +103,162 @@ fn keys_that_only_code_beside_the_model_reads_are_told() {
     }
 }
 
+/// Files that a published folder has beside `config.json` and the weights, with keys by their fate.
+fn beside() -> Vec<(&'static str, Json)> {
+    vec![
+        (
+            "generation_config.json",
+            json!({
+                "written": {"temperature": 0.6, "top_p": 0.9, "eos_token_id": 1},
+                "without-effect": {"do_sample": true, "max_new_tokens": 9, "top_k": null, "_from_model_config": true},
+            }),
+        ),
+        (
+            "special_tokens_map.json",
+            json!({
+                "written": {"bos_token": "<s>", "additional_special_tokens": ["<a>"]},
+                "without-effect": {"image_token": "<image>"},
+            }),
+        ),
+        (
+            "tokenizer_config.json",
+            json!({
+                "written": {"bos_token": "<s>", "tokenizer_class": "PreTrainedTokenizerFast", "add_bos_token": true},
+                "without-effect": {"model_max_length": 99, "padding_side": "left", "of_tomorrow": {"a": 1}, "legacy": null},
+                "left-out": {"split_special_tokens": true},
+            }),
+        ),
+        ("preprocessor_config.json", json!({"without-effect": {"image_mean": [0.5], "do_resize": true}})),
+        ("processor_config.json", json!({"without-effect": {"image_seq_length": 4}})),
+        (
+            "config_sentence_transformers.json",
+            json!({
+                "without-effect": {"__version__": {"pytorch": "2"}, "prompts": {"query": "q: "}, "similarity_fn_name": "cosine"},
+                "left-out": {"truncate_dim": 8, "default_prompt_name": "query"},
+            }),
+        ),
+        (
+            "sentence_bert_config.json",
+            json!({
+                "without-effect": {"max_seq_length": 512}, "left-out": {"do_lower_case": true},
+            }),
+        ),
+        (
+            "1_Pooling/config.json",
+            json!({
+
+                "without-effect": {"word_embedding_dimension": 8},
+                "left-out": {"include_prompt": false, "pooling_mode_mean_tokens": true},
+            }),
+        ),
+        ("2_Dense/config.json", json!({})),
+        ("quantize_config.json", json!({"without-effect": {"bits": 4, "damp_percent": 0.1}})),
+    ]
+}
+
+/// Writes files whose keys are given by their fate, and returns the fates by file and key.
+fn write_beside(dir: &Path) -> BTreeMap<(String, String), String> {
+    let mut want = BTreeMap::new();
+    for (file, by_fate) in beside() {
+        let mut all = serde_json::Map::new();
+        for (fate, keys) in by_fate.as_object().unwrap() {
+            for (key, value) in keys.as_object().unwrap() {
+                want.insert((file.to_owned(), key.clone()), fate.clone());
+                all.insert(key.clone(), value.clone());
+            }
+        }
+        let path = dir.join(file);
+        fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+        fs_err::write(path, Json::Object(all).to_string()).unwrap();
+    }
+    let of = |class: &str, path: &str| json!({"type": format!("sentence_transformers.models.{class}"), "path": path});
+    let modules =
+        [of("Transformer", ""), of("Pooling", "1_Pooling"), of("Dense", "2_Dense"), of("Whitening", "3_W")];
+    fs_err::write(dir.join("modules.json"), json!(modules).to_string()).unwrap();
+    for (module, fate) in
+        [("Transformer", "written"), ("1_Pooling", "written"), ("2_Dense", "left-out"), ("3_W", "left-out")]
+    {
+        want.insert(("modules.json".to_owned(), module.to_owned()), fate.to_owned());
+    }
+    want
+}
+
+/// Copies the tiny model.
+fn tiny(dir: &Path) {
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        fs_err::copy(fixture("tiny-llama").join(name), dir.join(name)).unwrap();
+    }
+}
+
+#[test]
+fn every_key_of_every_json_has_one_fate() {
+    let dir = tempfile::tempdir().unwrap();
+    tiny(dir.path());
+    let want = write_beside(dir.path());
+    let conversion = Conversion::plan(dir.path(), &ConvertOptions::default()).unwrap();
+    let account = conversion.account();
+    for ((file, key), fate) in &want {
+        let own: Vec<&Piece> = account
+            .iter()
+            .filter(|piece| {
+                piece.file.as_ref() == Some(file) && piece.name == *key && piece.kind == PieceKind::Key
+            })
+            .collect();
+        let [piece] = own[..] else { panic!("{file}: {key}: {own:?}") };
+        assert_eq!(json!(piece.fate), *fate, "{piece:?}");
+        assert_eq!(piece.why.is_none(), piece.fate == Fate::Written, "{piece:?}");
+    }
+    let temperature = account.iter().find(|piece| piece.name == "temperature").unwrap();
+    assert_eq!(temperature.to, ["general.sampling.temp"]);
+    // What is left out is a warning, or was told by the reader.
+    for piece in account.iter().filter(|piece| piece.fate == Fate::LeftOut && piece.kind == PieceKind::Key) {
+        let is_told = conversion.warnings().iter().any(|text| {
+            text.contains(&format!("`{}`", piece.name)) || text.contains(piece.why.as_ref().unwrap())
+        });
+        assert!(is_told, "{piece:?}: {:#?}", conversion.warnings());
+    }
+    for member in ["model.vocab", "model.merges", "pre_tokenizer", "decoder", "added_tokens", "version"] {
+        let own = |piece: &&Piece| piece.file.as_deref() == Some("tokenizer.json") && piece.name == member;
+        assert_eq!(account.iter().filter(own).count(), 1, "{member}");
+    }
+    assert!(account.iter().all(|piece| piece.fate != Fate::Unknown), "{account:#?}");
+    let names: Vec<_> = account.iter().map(|piece| (piece.kind as u8, &piece.file, &piece.name)).collect();
+    let twice = names.iter().enumerate().find(|(at, own)| names[..*at].contains(own));
+    assert_eq!(twice, None);
+}
+
+#[test]
+fn what_no_rule_knows_of_a_tokenizer_or_a_quantization_is_told() {
+    let code = json!({"AutoTokenizer": ["x.Y", null]});
+    for (file, change, told) in [
+        (
+            "tokenizer.json",
+            json!({"of_tomorrow": {"a": 1}}),
+            "tokenizer.json: a key that no rule knows: `of_tomorrow`",
+        ),
+        ("tokenizer.json", json!({"of_tomorrow": false, "padding": {"length": 3}}), ""),
+        (
+            "tokenizer_config.json",
+            json!({"odd": 1, "even": 2, "auto_map": code}),
+            "keys that no rule knows: `odd`, `even`",
+        ),
+        ("tokenizer_config.json", json!({"odd": 1}), ""),
+        ("tokenizer_config.json", json!({"odd": null, "auto_map": code}), ""),
+        ("tokenizer_config.json", json!({"image_token": "<i>", "auto_map": code}), ""),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        tiny(dir.path());
+        let path = dir.path().join(file);
+        let mut own = if path.exists() { files::json(&path) } else { json!({}) };
+        own.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        fs_err::write(&path, own.to_string()).unwrap();
+        let conversion = Conversion::plan(dir.path(), &ConvertOptions::default()).unwrap();
+        let said = conversion.warnings().iter().find(|text| text.contains("no rule knows"));
+        assert_eq!(said.is_some(), !told.is_empty(), "{change}: {:?}", conversion.warnings());
+        assert!(said.is_none_or(|text| text.contains(told)), "{change}: {said:?}");
+    }
+}
+
 two_tiers!(no_fixture_has_a_key_that_no_rule_knows);
 
 /// Each key and each tensor has a fate, and no ordinary configuration has an unknown key.
@@ -83,7 +273,12 @@ fn no_fixture_has_a_key_that_no_rule_knows(tier: Tier) {
         write_zeros(dir.path(), &own);
         let options = ConvertOptions { tokenizer: false, ..ConvertOptions::default() };
         let Ok(conversion) = Conversion::plan(dir.path(), &options) else { continue };
+        let mut seen = std::collections::HashSet::new();
         for piece in conversion.account() {
+            assert!(
+                seen.insert((piece.kind as u8, piece.file.clone(), piece.name.clone())),
+                "{case:?}: {piece:?}"
+            );
             match piece.kind {
                 PieceKind::Key => n_keys += 1,
                 PieceKind::Tensor => n_tensors += 1,

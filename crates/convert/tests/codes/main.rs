@@ -346,7 +346,7 @@ fn native_files_hold_the_same_values(corpus: &Goldens, tier: Tier) {
         }
         assert_eq!(floats.tensors().len() + n_beside, native.tensors().len(), "{}", case.display());
         if native.tensors().iter().any(|tensor| tensor.name.ends_with(".input_scale")) {
-            let left_out = &conversion.quantization().unwrap().left_out;
+            let left_out = conversion.quantization().unwrap().left_out();
             let is_input = |name: &String| name.contains(".input_");
             assert!(!left_out.iter().any(is_input), "{}: {left_out:?}", case.display());
         }

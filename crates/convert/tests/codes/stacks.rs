@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use gguf_arch::OutType;
-use gguf_conversion::{Codes, Conversion, ConvertOptions};
-use gguf_core::{ElementType, TensorSource};
+use gguf_checkpoint::Checkpoint;
+use gguf_conversion::{Codes, Conversion, ConvertOptions, Fate, PieceKind};
+use gguf_core::limits::Limits;
+use gguf_core::{ElementType, TensorSource, WeightSource};
 use gguf_format::GgufFile;
 use serde_json::{Value as Json, json};
 
@@ -200,8 +202,22 @@ fn stacks_stay_blocks_as_single_experts_do() {
                     )
                 })
                 .collect();
-            let left_out = &conversion.quantization().unwrap().left_out;
+            let left_out = conversion.quantization().unwrap().left_out();
             assert_eq!(left_out.is_empty(), codes != Codes::Float, "{codes:?}: {left_out:?}");
+            // Each stored tensor, codes and factors among them, has one fate.
+            let stored = Checkpoint::open(dir, &Limits::default()).unwrap();
+            let mut stored: Vec<&str> = stored.weights().iter().map(|meta| meta.name.as_str()).collect();
+            let account = conversion.account();
+            let pieces: Vec<_> = account.iter().filter(|piece| piece.kind == PieceKind::Tensor).collect();
+            let mut told: Vec<&str> = pieces.iter().map(|piece| piece.name.as_str()).collect();
+            stored.sort_unstable();
+            told.sort_unstable();
+            assert_eq!(told, stored, "{codes:?}");
+            for piece in pieces {
+                let is_lost = left_out.contains(&piece.name);
+                assert_eq!(piece.fate == Fate::Written, !is_lost, "{piece:?}");
+                assert_eq!(piece.to.iter().any(|name| tensors.contains_key(name)), !is_lost, "{piece:?}");
+            }
             (tensors, conversion.metadata().clone())
         });
         let names: Vec<_> =

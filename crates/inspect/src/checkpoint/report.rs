@@ -46,7 +46,7 @@ pub struct CheckpointReport {
     pub warnings: Vec<String>,
     /// Tensors as stored in the files, in the order of the checkpoint.
     pub tensors: Vec<ListedTensor>,
-    /// What becomes of each file, each key of the configuration, and each tensor; empty without a conversion.
+    /// What becomes of each file, each of its keys, and each tensor; empty without a conversion.
     pub account: Vec<Piece>,
 }
 
@@ -291,7 +291,7 @@ impl CheckpointQuantization {
         Self {
             method: quantization.method,
             classes: quantization.classes(weights).into_iter().map(class).collect(),
-            left_out: quantization.left_out.clone(),
+            left_out: quantization.left_out(),
             plain_targets: quantization.plain_targets.clone(),
             n_quantized: quantization.encodings.len(),
         }

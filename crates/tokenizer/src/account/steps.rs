@@ -210,16 +210,9 @@ impl Account<'_> {
     }
 
     fn not_applied(&mut self, member: &str, step: &Json) {
-        let text = step.to_string();
-        let shown: String = text.chars().take(SHOWN).collect();
-        let more = if shown.len() < text.len() { "…" } else { "" };
-        self.say(
-            member,
-            format!(
-                "llama.cpp does not apply the step `{}{more}` to this kind of vocabulary",
-                escape(&shown)
-            ),
-        );
+        let step = shown(step);
+        let step = escape(&step);
+        self.say(member, format!("llama.cpp does not apply the step `{step}` to this kind of vocabulary"));
     }
 
     fn pieces(&mut self, sum: &Sum) {
@@ -331,20 +324,24 @@ impl Account<'_> {
         flatten(decoder, "decoders", 0, &mut |step| {
             let kind = step.get("type").and_then(Json::as_str).unwrap_or_default();
             if !known.contains(&kind) || !is_usual(kind, step) {
-                others.push(step.to_string());
+                others.push(shown(step));
             }
         });
         for step in others {
-            let shown: String = step.chars().take(SHOWN).collect();
+            let step = escape(&step);
             self.say(
                 "decoder",
-                format!(
-                    "llama.cpp does not apply the step `{}` when it writes tokens as text",
-                    escape(&shown)
-                ),
+                format!("llama.cpp does not apply the step `{step}` when it writes tokens as text"),
             );
         }
     }
+}
+
+/// Formats a step for messages.
+pub(super) fn shown(step: &Json) -> String {
+    let text = step.to_string();
+    let start: String = text.chars().take(SHOWN).collect();
+    if start.len() < text.len() { start + "…" } else { text }
 }
 
 /// Returns true if the fields of a decoder's step are those that llama.cpp stands for.

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gguf_arch::OutType;
-use gguf_conversion::{AdapterConversion, AdapterOptions, ConvertError, ConvertOptions};
+use gguf_conversion::{AdapterConversion, AdapterOptions, ConvertError, ConvertOptions, Fate};
 use gguf_core::{Hint, TensorSource};
 use gguf_format::Value;
 use rayon::prelude::*;
@@ -256,6 +256,19 @@ fn what_is_left_out_is_told() {
     let conversion = plan(&case, "f32", false).unwrap();
     assert_eq!(conversion.warnings().len(), 1, "{:?}", conversion.warnings());
     assert!(conversion.warnings()[0].starts_with("the adapter's change of `lm_head` is left out: "));
+    let account = conversion.account();
+    for (name, fate) in [
+        ("lora_alpha", Fate::Written),
+        ("lora_dropout", Fate::WithoutEffect),
+        ("__metadata__.format", Fate::WithoutEffect),
+        ("adapter_config.json", Fate::Written),
+        ("base_model.model.lm_head.lora_A.weight", Fate::LeftOut),
+        ("base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight", Fate::Written),
+    ] {
+        let own: Vec<_> = account.iter().filter(|piece| piece.name == name).collect();
+        assert!(own.len() == 1 && own[0].fate == fate, "{name}: {own:?} of {account:#?}");
+    }
+    assert!(account.iter().all(|piece| piece.fate != Fate::Unknown), "{account:#?}");
     let dir = tempfile::tempdir().unwrap();
     let embedding = Goldens::selection().find("lora/llama_embedding").unwrap();
     fs_err::create_dir(dir.path().join("base")).unwrap();

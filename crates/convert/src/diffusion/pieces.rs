@@ -1,0 +1,46 @@
+//! What becomes of the tensors and notes of an image or video model.
+
+use std::collections::HashSet;
+
+use super::PlannedTensor;
+use crate::ConvertOptions;
+use gguf_arch::diffusion::{DiffusionCard, NamePrefix};
+use gguf_core::account::{Fate, Piece, PieceKind};
+use gguf_format::Metadata;
+
+/// Marks the notes of headers that are keys of the file.
+pub(super) fn of_notes(mut notes: Vec<Piece>, metadata: &Metadata) -> Vec<Piece> {
+    for piece in &mut notes {
+        let key = piece.name.strip_prefix("__metadata__.").unwrap_or_default().to_owned();
+        if metadata.contains(&key) {
+            let written = Piece::written(piece.kind, &*piece.name, vec![key]);
+            *piece = Piece { file: piece.file.take(), ..written };
+        }
+    }
+    notes
+}
+
+/// Returns what becomes of each tensor.
+pub(super) fn of_tensors(
+    names: &[&str],
+    prefix: NamePrefix<'_>,
+    card: &DiffusionCard,
+    planned: &[PlannedTensor],
+    options: &ConvertOptions,
+) -> Vec<Piece> {
+    let made: HashSet<&str> = planned.iter().map(|tensor| tensor.meta.name.as_str()).collect();
+    let piece = |name: &&str| {
+        let not = |fate, why| Piece::not(PieceKind::Tensor, *name, fate, why);
+        let written = |to: String| Piece::written(PieceKind::Tensor, *name, vec![to]);
+        match prefix.strip(name) {
+            None => not(Fate::LeftOut, "it is of another model of the checkpoint"),
+            Some(own) if made.contains(own.as_str()) => written(own),
+            Some(own) if options.drop.iter().any(|pattern| pattern.is_match(&own)) => {
+                not(Fate::LeftOut, "`--drop` leaves it out")
+            }
+            Some(own) if card.leaves_out(&own) => not(Fate::WithoutEffect, "runtimes do not read it"),
+            Some(_) => written("the weight with this factor".to_owned()),
+        }
+    };
+    names.iter().map(piece).collect()
+}
