@@ -2,85 +2,38 @@
 
 use std::collections::HashSet;
 
+use gguf_checkpoint::pieces::why;
 use regex::escape;
 
 use crate::matching::kind_of;
 
-/// Parts of names that occur only in training state: reward and value heads, optimizer state, quantization observers.
-const WORDS: [&str; 16] = [
-    "v_head",
-    "value_head",
-    "critic_head",
-    "exp_avg",
-    "exp_avg_sq",
-    "max_exp_avg_sq",
-    "momentum_buffer",
-    "activation_post_process",
-    "weight_fake_quant",
-    "input_fake_quant",
-    "fake_quant_enabled",
-    "observer_enabled",
-    "activation_fake_quantizer",
-    "weight_fake_quantizer",
-    "lr_scheduler",
-    "grad_scaler",
-];
-/// First parts of the names of such tensors.
-const FIRST: [&str; 8] = [
-    "optimizer",
-    "optimizers",
-    "optimizer_state",
-    "optimizer_states",
-    "lr_schedulers",
-    "ema",
-    "ema_model",
-    "model_ema",
-];
-/// Last parts of the names of buffers that every runtime computes.
-const BUFFERS: [&str; 7] = [
-    "inv_freq",
-    "original_inv_freq",
-    "cos_cached",
-    "sin_cached",
-    "masked_bias",
-    "position_ids",
-    "num_batches_tracked",
-];
 /// Endings of text-generation classes: a `score` head does not belong to their models.
 const OF_TEXT: [&str; 2] = ["ForCausalLM", "LMHeadModel"];
-/// Parts of the names of adapter matrices, and of modules that PEFT has wrapped.
-const UNMERGED: [&str; 12] = [
-    "lora_A",
-    "lora_B",
-    "lora_a",
-    "lora_b",
-    "lora_embedding_A",
-    "lora_embedding_B",
-    "lora_magnitude_vector",
-    "base_layer",
-    "original_module",
-    "modules_to_save",
-    "trainable_tokens_delta",
-    "ia3_l",
-];
 /// Maximum number of kinds of names in a pattern.
 const MAX_KINDS: usize = 4;
+
+/// Returns true if a group of the table of pieces has a name.
+fn is_row(group: &str, name: &str) -> bool {
+    why(group, name).is_some()
+}
 
 /// Returns true for training leftovers next to a model of this class.
 pub(super) fn is_of_training(name: &str, class: &str) -> bool {
     let first = name.split('.').next().unwrap_or_default();
     let is_score = first == "score" && OF_TEXT.iter().any(|end| class.ends_with(end));
-    is_score || FIRST.contains(&first) || name.split('.').any(|part| WORDS.contains(&part))
+    is_score
+        || is_row("first part of a training's tensor", first)
+        || name.split('.').any(|part| is_row("part of a training's tensor", part))
 }
 
 /// Returns true for buffers whose names cards do not list.
 pub(super) fn is_buffer(name: &str) -> bool {
-    name.rsplit('.').next().is_some_and(|last| BUFFERS.contains(&last))
+    name.rsplit('.').next().is_some_and(|last| is_row("last part of a buffer", last))
 }
 
 /// Returns true for a part of an unmerged adapter.
 pub(super) fn is_unmerged(name: &str) -> bool {
-    name.split('.').any(|part| UNMERGED.contains(&part))
+    name.split('.').any(|part| is_row("part of an adapter's tensor", part))
 }
 
 /// Returns a regular expression that matches exactly these names among all names of a checkpoint. `None` for names with

@@ -1,5 +1,6 @@
 //! Files of checkpoints and their keys: what becomes of each, by a table.
 
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
@@ -15,8 +16,6 @@ const NOTES: &str = "__metadata__";
 
 /// Row of the table.
 struct Row {
-    /// File or group of files that the names belong to.
-    group: &'static str,
     /// `written`, `none`, `lost`, or `members`: those of the key are listed instead.
     fate: &'static str,
     /// Key of the output, or the reason.
@@ -25,13 +24,17 @@ struct Row {
     names: Vec<&'static str>,
 }
 
-static ROWS: LazyLock<Vec<Row>> = LazyLock::new(|| {
-    let row = |line: &'static str| {
+/// Rows by the group that their names belong to.
+static ROWS: LazyLock<BTreeMap<&str, Vec<Row>>> = LazyLock::new(|| {
+    let mut rows: BTreeMap<&str, Vec<Row>> = BTreeMap::new();
+    for line in include_str!("pieces.tsv").lines().filter(|line| !line.starts_with('#')) {
         let mut cells = line.split('\t');
         let mut next = || cells.next().unwrap_or_default();
-        Row { group: next(), fate: next(), text: next(), names: next().split(' ').collect() }
-    };
-    include_str!("pieces.tsv").lines().filter(|line| !line.starts_with('#')).map(row).collect()
+        let group = next();
+        let row = Row { fate: next(), text: next(), names: next().split(' ').collect() };
+        rows.entry(group).or_default().push(row);
+    }
+    rows
 });
 
 /// Returns true for values that say nothing: null, and lists, maps and texts without content.
@@ -61,27 +64,26 @@ fn fits(pattern: &str, name: &str) -> bool {
     }
 }
 
-fn find(groups: &[&str], name: &str) -> Option<&'static Row> {
-    let has = |row: &&Row| groups.contains(&row.group) && row.names.iter().any(|own| fits(own, name));
-    ROWS.iter().find(has)
+fn find(group: &str, name: &str) -> Option<&'static Row> {
+    ROWS.get(group)?.iter().find(|row| row.names.iter().any(|own| fits(own, name)))
 }
 
 /// Returns why a key has no effect, by the rows of a group; `None` for a key that has one, or that no row knows.
 #[must_use]
 pub fn why(group: &str, name: &str) -> Option<&'static str> {
-    find(&[group], name).filter(|row| row.fate == "none").map(|row| row.text)
+    find(group, name).filter(|row| row.fate == "none").map(|row| row.text)
 }
 
 /// Returns what becomes of a file of a folder.
 #[must_use]
 pub fn of_file(name: &str) -> Piece {
-    piece(PieceKind::File, name, find(&["."], name), &Value::Bool(true))
+    piece(PieceKind::File, name, find(".", name), &Value::Bool(true))
 }
 
-/// Returns what becomes of the keys of a file, by the rows of some groups. The first row of the table that fits counts.
+/// Returns what becomes of the keys of a file, by the rows of a group. The first row of the table that fits counts.
 #[must_use]
-pub fn of_keys(groups: &[&str], file: &str, map: &Map<String, Value>) -> Vec<Piece> {
-    of_members(groups, "", map).into_iter().map(|piece| piece.within(file)).collect()
+pub fn of_keys(group: &str, file: &str, map: &Map<String, Value>) -> Vec<Piece> {
+    of_members(group, "", map).into_iter().map(|piece| piece.within(file)).collect()
 }
 
 /// Returns what becomes of the notes in the headers of weight files.
@@ -89,22 +91,21 @@ pub fn of_keys(groups: &[&str], file: &str, map: &Map<String, Value>) -> Vec<Pie
 pub fn of_notes(parts: &[Part<'_>]) -> Vec<Piece> {
     let of_part = |part: &Part<'_>| {
         let entries = part.metadata.iter().map(|(key, value)| (key.clone(), value.as_str().into()));
-        let own = of_members(&[NOTES], &format!("{NOTES}."), &entries.collect());
+        let own = of_members(NOTES, &format!("{NOTES}."), &entries.collect());
         own.into_iter().map(|piece| piece.within(part.name)).collect::<Vec<_>>()
     };
     parts.iter().flat_map(of_part).collect()
 }
 
 /// Returns what becomes of the members of a key with this name and a dot in front.
-#[must_use]
-pub fn of_members(groups: &[&str], parent: &str, map: &Map<String, Value>) -> Vec<Piece> {
+fn of_members(group: &str, parent: &str, map: &Map<String, Value>) -> Vec<Piece> {
     let mut pieces = Vec::new();
     for (key, value) in map {
         let name = format!("{parent}{key}");
-        let row = find(groups, &name);
+        let row = find(group, &name);
         match value.as_object().filter(|map| !map.is_empty() && row.is_some_and(|row| row.fate == "members"))
         {
-            Some(map) => pieces.extend(of_members(groups, &format!("{name}."), map)),
+            Some(map) => pieces.extend(of_members(group, &format!("{name}."), map)),
             None => pieces.push(piece(PieceKind::Key, &name, row, value)),
         }
     }
@@ -131,19 +132,14 @@ mod tests {
     #[test]
     fn rows_are_complete_and_none_hides_another() {
         let mut seen = Vec::new();
-        for row in ROWS.iter() {
-            assert!(
-                ["written", "none", "lost", "members"].contains(&row.fate),
-                "{}: {}",
-                row.group,
-                row.fate
-            );
+        for (group, row) in ROWS.iter().flat_map(|(group, rows)| rows.iter().map(move |row| (group, row))) {
+            assert!(["written", "none", "lost", "members"].contains(&row.fate), "{group}: {}", row.fate);
             assert!(!row.text.is_empty() && row.names.iter().all(|name| !name.is_empty()), "{}", row.text);
             for name in &row.names {
-                let first = find(&[row.group], name).unwrap();
-                assert!(std::ptr::eq(first, row), "{}: `{name}` is in two rows", row.group);
-                assert!(!seen.contains(&(row.group, *name)), "{}: `{name}` is there twice", row.group);
-                seen.push((row.group, *name));
+                let first = find(group, name).unwrap();
+                assert!(std::ptr::eq(first, row), "{group}: `{name}` is in two rows");
+                assert!(!seen.contains(&(group, name)), "{group}: `{name}` is there twice");
+                seen.push((group, name));
             }
         }
         assert!(seen.len() > 300);
@@ -153,7 +149,7 @@ mod tests {
     fn values_decide_where_a_row_says_so() {
         let keys = serde_json::json!({"split_special_tokens": true, "odd": 1, "odd_off": false, "odd_null": null,
             "bos_token": "<s>"});
-        let found = of_keys(&["tokenizer_config.json"], "f", keys.as_object().unwrap());
+        let found = of_keys("tokenizer_config.json", "f", keys.as_object().unwrap());
         let fates: Vec<_> = found.iter().map(|piece| (piece.name.as_str(), piece.fate)).collect();
         let (lost, unknown, none) = (Fate::LeftOut, Fate::Unknown, Fate::WithoutEffect);
         assert_eq!(

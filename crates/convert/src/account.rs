@@ -45,22 +45,22 @@ pub(super) fn keys(source: &ModelSource, mapping: &Mapping) -> Vec<Piece> {
     let has = |file: &str| settings.iter().any(|own| own.file.as_deref() == Some(file));
     let of_config = mapping.config_keys.iter().filter(|key| !(has(main) && key.name == parent));
     let mut keys: Vec<Piece> = of_config.map(|key| key.clone().within(main)).collect();
-    let mut add = |file: &str, groups: &[&str]| {
+    let mut add = |file: &str, group: &str| {
         let map = dir.json(file).ok().flatten().unwrap_or_default();
-        keys.extend(of_keys(groups, file, &map));
+        keys.extend(of_keys(group, file, &map));
     };
     let towers = if mapping.card.kind == CardKind::Mmproj { "preprocessor" } else { "no preprocessor" };
-    TOWERS.iter().for_each(|file| add(file, &[towers]));
-    add(GENERATION, &[GENERATION]);
-    add("chat_template.json", &["chat_template.json"]);
+    TOWERS.iter().for_each(|file| add(file, towers));
+    add(GENERATION, GENERATION);
+    add("chat_template.json", "chat_template.json");
     for file in DESCRIPTORS.iter().filter(|file| !has(file)) {
-        add(file, &["no settings"]);
+        add(file, "no settings");
     }
     for name in dir.file_names().unwrap_or_default() {
         match name.strip_suffix(".json") {
-            Some(stem) if stem.ends_with(".index") => add(&name, &["*.index.json"]),
+            Some(stem) if stem.ends_with(".index") => add(&name, "*.index.json"),
             Some(stem) if stem.starts_with("quant_model_description") => {
-                add(&name, &["quant_model_description.json"]);
+                add(&name, "quant_model_description.json");
             }
             _ => {}
         }

@@ -127,7 +127,7 @@ impl Modules<'_> {
     /// Reads a file, and adds its keys by the rows of a group.
     fn read(&mut self, file: &str, group: &str) -> Result<Map<String, Json>, ConvertError> {
         let config = self.source.dir.json(file)?.unwrap_or_default();
-        self.pieces.extend(of_keys(&[group], file, &config));
+        self.pieces.extend(of_keys(group, file, &config));
         Ok(config)
     }
 

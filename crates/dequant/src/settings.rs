@@ -197,7 +197,7 @@ impl Settings {
     pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
         let group = if self.file == QUANTO_QMAP { QUANTO_QMAP } else { "quantization" };
         let parent = if self.file == CONFIG { format!("{KEY}.") } else { String::new() };
-        let pieces = of_keys(&[group], self.file, &self.map).into_iter();
+        let pieces = of_keys(group, self.file, &self.map).into_iter();
         pieces.map(move |piece| Piece { name: format!("{parent}{}", piece.name), ..piece })
     }
 

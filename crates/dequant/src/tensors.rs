@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use crate::layer::{Weight, WeightOrigin};
 use crate::{CodedWeight, DequantError, InnerSource};
+use gguf_checkpoint::pieces::why;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, Shape, WeightMeta, WeightSource};
 
@@ -18,46 +19,6 @@ enum TensorUse {
     /// Replaced by a decoded weight.
     Replaced(Weight),
 }
-
-/// Last name components of tensors that only a runtime needs.
-const RUNTIME_ONLY: &[&str] = &[
-    "input_scale",
-    "activation_scale",
-    "qscale_act",
-    "input_scale_ub",
-    "input_global_scale",
-    "k_scale",
-    "v_scale",
-    "q_scale",
-    "prob_scale",
-    "output_scale",
-];
-
-/// Suffixes that only tensors of quantized modules have, with the methods that use them.
-const CODED: &[(&str, &str)] = &[
-    (".qweight", "GPTQ or AWQ"),
-    (".qzeros", "GPTQ or AWQ"),
-    (".g_idx", "GPTQ"),
-    (".weight_packed", "compressed-tensors"),
-    (".weight_scale", "FP8, compressed-tensors, ModelOpt or BitNet"),
-    (".weight_scale_inv", "FP8"),
-    (".weight_scale_2", "ModelOpt"),
-    ("_proj_weight_scale", "ModelOpt"),
-    ("_proj_weight_scale_2", "ModelOpt"),
-    (".pre_quant_scale", "ModelOpt"),
-    (".smooth_scale", "SmoothQuant"),
-    (".smooth_factor", "SVDQuant"),
-    (".weight_zero_point", "compressed-tensors"),
-    (".weight_global_scale", "compressed-tensors"),
-    (".weight.absmax", "bitsandbytes"),
-    (".weight.quant_map", "bitsandbytes"),
-    (".SCB", "bitsandbytes"),
-    (".W_q", "HQQ"),
-    (".weight._data", "quanto"),
-    (".weight._scale", "quanto"),
-    ("_blocks", "MXFP4"),
-    ("._weight_qdata", "torchao"),
-];
 
 /// Codes and scales of a module, or of a stack of experts that is not a module.
 #[derive(Clone, Copy, Debug)]
@@ -315,16 +276,14 @@ fn made(name: String, shape: Shape, weight: Box<dyn CodedWeight>) -> Weight {
 }
 
 fn is_runtime_only(name: &str) -> bool {
-    let last = name.rsplit('.').next().unwrap_or(name);
     // Stacks of experts are not modules: the name of the scale extends theirs.
-    let of_stack = last.strip_suffix("_input_scale").is_some_and(|stack| stack.ends_with("_proj"));
-    RUNTIME_ONLY.contains(&last) || last.ends_with("_activation_scale") || of_stack
+    why("last part of a runtime's scale", name.rsplit('.').next().unwrap_or(name)).is_some()
 }
 
 /// Refuses a tensor of a quantized module that no method consumed.
 fn check_plain(meta: &WeightMeta) -> Result<(), DequantError> {
     let orphan = |problem: String| DequantError::OrphanTensor { tensor: meta.name.clone(), problem };
-    if let Some((_, of)) = CODED.iter().find(|row| meta.name.ends_with(row.0)) {
+    if let Some(of) = why("tensor of a quantized module", &meta.name) {
         return Err(orphan(format!(
             "part of a module quantized by {of}, but the configuration or the rest of it is missing"
         )));

@@ -34,14 +34,14 @@ pub(crate) fn pieces(
     mode: Mode,
     warnings: &mut Vec<TokenizerWarning>,
 ) -> Result<Vec<Piece>, TokenizerError> {
-    let mut pieces = hf.map(|hf| of_keys(&[FILE], FILE, &members(hf))).unwrap_or_default();
+    let mut pieces = hf.map(|hf| of_keys(FILE, FILE, &members(hf))).unwrap_or_default();
     if !reads_json(mode) {
         pieces.iter_mut().for_each(|piece| none(piece, "another file of the folder has the vocabulary"));
     }
     for file in [CONFIG, SPECIAL] {
         let tree = directory.lenient_tree(file)?;
         let Some(map) = tree.as_object() else { continue };
-        let mut own = of_keys(&[file], file, map);
+        let mut own = of_keys(file, file, map);
         // A class of transformers reads the keys that it knows, unless code beside the model takes its place.
         if !map.contains_key("auto_map") {
             let unknown = own.iter_mut().filter(|piece| piece.fate == Fate::Unknown);
