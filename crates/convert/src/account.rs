@@ -142,6 +142,13 @@ impl Conversion {
             piece if piece.fate == Fate::Written => piece,
             _ if weights.contains(&name.as_str()) => written(name, "tensors, listed below"),
             _ if name == PARAMS && keys.contains(PARAMS) => written(name, "keys, listed below"),
+            _ if keys.iter().any(|file| file.split_once('/').is_some_and(|split| split.0 == name)) => {
+                written(name, "keys, listed below")
+            }
+            _ if self.source.dir.path().join(name).is_dir() => {
+                let why = "no file of this folder is read";
+                Piece::not(PieceKind::File, name, Fate::WithoutEffect, why)
+            }
             piece => piece,
         };
         names.iter().map(piece).collect()
