@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use gguf_foundry::arch::KeyFate;
 use gguf_foundry::convert::{Conversion, ConvertOptions};
+use gguf_foundry::core::account::Fate;
 
 use crate::support::programs::{Outcome, command, finish, path};
 use crate::support::{files, fixture, root, wait_until_it_reads};
@@ -79,9 +79,9 @@ fn keys_that_nothing_reads_cost_little_and_change_no_other() {
     let padded = fates();
     assert_eq!(padded.len(), 201 * own.len());
     let (unread, others): (Vec<_>, Vec<_>) =
-        padded.into_iter().partition(|key| key.key.starts_with("unread_"));
+        padded.into_iter().partition(|key| key.name.starts_with("unread_"));
     assert_eq!(others, own);
-    assert!(unread.iter().all(|key| !matches!(key.fate, KeyFate::Written(_))));
+    assert!(unread.iter().all(|key| key.fate != Fate::Written));
 }
 
 fn run(input: &Path, output: &Path, args: &[&str]) -> Outcome {
