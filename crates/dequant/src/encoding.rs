@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use gguf_core::account::{Fate, Piece, PieceKind};
+use crate::layer::UNUSED;
+use gguf_core::account::Piece;
 use gguf_core::{WeightMeta, WeightSource};
 use serde::Serialize;
 
@@ -50,8 +51,7 @@ impl Quantization {
     /// Returns the names of the tensors that no weight needs: scales of activations and caches.
     #[must_use]
     pub fn left_out(&self) -> Vec<String> {
-        let others =
-            self.pieces.iter().filter(|piece| piece.kind == PieceKind::Tensor && piece.fate != Fate::Written);
+        let others = self.pieces.iter().filter(|piece| piece.why.as_deref() == Some(UNUSED));
         others.map(|piece| piece.name.clone()).collect()
     }
 

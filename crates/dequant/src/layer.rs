@@ -12,8 +12,8 @@ use gguf_core::scratch;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 
-/// Reason for the stored tensors that no weight needs.
-const UNUSED: &str = "a scale of activations or caches, which GGUF does not have";
+/// Reason for the stored tensors that only a runtime needs.
+pub(super) const UNUSED: &str = "a scale of activations or caches, which GGUF does not have";
 
 /// Origin of a weight of the layer.
 pub(super) enum WeightOrigin {
@@ -107,9 +107,8 @@ impl Dequantized {
         self.weights.iter().zip(&self.origins).filter_map(encoding).collect()
     }
 
-    /// Returns the stored tensors that are no weights of the layer: members of coded weights, and those that only a runtime
-    /// needs.
-    pub(super) fn pieces(&self) -> Vec<Piece> {
+    /// Returns the stored tensors that are no weights of the layer: members of coded weights, and others with a reason.
+    pub(super) fn pieces(&self, unused: &str) -> Vec<Piece> {
         let stored = self.source.weights();
         let (mut made, mut is_plain) = (vec![Vec::new(); stored.len()], vec![false; stored.len()]);
         for (meta, origin) in self.weights.iter().zip(&self.origins) {
@@ -124,7 +123,7 @@ impl Dequantized {
         let others = stored.iter().zip(made).zip(is_plain).filter(|(_, is_plain)| !is_plain);
         let piece = |((meta, made), _): ((&WeightMeta, Vec<String>), bool)| {
             if made.is_empty() {
-                Piece::not(PieceKind::Tensor, &meta.name, Fate::WithoutEffect, UNUSED)
+                Piece::not(PieceKind::Tensor, &meta.name, Fate::WithoutEffect, unused)
             } else {
                 Piece::written(PieceKind::Tensor, &meta.name, made)
             }

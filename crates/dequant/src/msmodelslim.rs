@@ -65,6 +65,8 @@ impl OffsetSign {
 
 /// Name of the method.
 const METHOD: &str = "msModelSlim";
+/// Reason for the tensors that no weight is made of.
+const OF_RUNTIME: &str = "activations are quantized with it, or the weights and their scales tell it";
 
 /// Opens a checkpoint as the float model whose configuration is `config`.
 ///
@@ -90,7 +92,7 @@ pub(super) fn open(
     warnings.extend(sign_warning(inner, &linears)?);
     let weights = build::weights(&tensors, &sorted, &linears, NormKind::of(config))?;
     let layer = Dequantized::new(source, options.level, weights);
-    let (encodings, pieces) = (layer.encodings(METHOD), layer.pieces());
+    let (encodings, pieces) = (layer.encodings(METHOD), layer.pieces(OF_RUNTIME));
     let quantization = Some(Quantization { method: METHOD, encodings, pieces, ..Quantization::default() });
     Ok(Opened { source: Box::new(layer), quantization, members: Vec::new(), warnings })
 }
