@@ -53,6 +53,7 @@ struct EmissionKey {
 mod emit;
 mod experts;
 mod tied;
+mod together;
 mod tower;
 
 struct Assigner<'a> {
@@ -401,7 +402,10 @@ impl Assigner<'_> {
         }
         // A configuration may declare any number of blocks: the search ends when the list of missing tensors is full.
         let block_limit = self.block_limit(Domain::Blocks)?.min(n_weights);
-        'outputs: for output in self.card.outputs.iter().filter(|_| !full) {
+        let required = self.card.required.iter().filter(|_| self.card.kind == CardKind::Text);
+        let required = required.map(|required| (&required.target, Some(required)));
+        let outputs = self.card.outputs.iter().map(|output| (output, None));
+        'outputs: for (output, required) in outputs.chain(required).filter(|_| !full) {
             let blocks = if output.has(Placeholder::Bid) {
                 first_block..block_limit
             } else {
@@ -410,16 +414,22 @@ impl Assigner<'_> {
             for bid in blocks {
                 let captures = Captures { bid: Some(bid), ..Captures::default() };
                 let name = output.render(captures).unwrap_or_default();
-                if !present.contains(name.as_str()) && note(self.card.source_of(&name)) {
+                let is_due = match required {
+                    _ if present.contains(name.as_str()) => false,
+                    Some(required) => self.is_due(required, captures, &present)?,
+                    None => true,
+                };
+                if is_due && note(self.card.source_of(&name)) {
                     full = true;
                     break 'outputs;
                 }
             }
         }
         if missing.is_empty() {
-            return Ok(());
+            return self.check_together(&present);
         }
         missing.truncate(MAX_MISSING);
-        Err(ArchError::Missing { names: missing, more: full })
+        let names = missing.into_iter().map(|name| self.as_stored(name)).collect();
+        Err(ArchError::Missing { names, more: full })
     }
 }

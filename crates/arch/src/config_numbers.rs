@@ -26,12 +26,16 @@ enum Expected {
 }
 
 impl Expected {
-    fn text(self) -> &'static str {
-        match self {
-            Self::Number => "a number",
-            Self::Whole => "a whole number",
-            Self::Positive => "a number above 0",
-            Self::NotNegative => "0 or a number above it",
+    /// Returns the description of a number to which all of the rules apply.
+    fn text(rules: &[Self]) -> &'static str {
+        let is = |rule| rules.contains(&rule);
+        match (is(Self::Whole), is(Self::Positive), is(Self::NotNegative)) {
+            (true, true, _) => "a whole number above 0",
+            (true, false, true) => "0 or a whole number above it",
+            (true, false, false) => "a whole number",
+            (false, true, _) => "a number above 0",
+            (false, false, true) => "0 or a number above it",
+            (false, false, false) => "a number",
         }
     }
 
@@ -73,12 +77,11 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
             Json::String(text) if text.parse::<f64>().is_err() => !is_listed(key),
             value => is_one(value),
         };
-        let fails = |rule: &&Expected| !value.as_f64().is_some_and(|number| rule.holds(number));
-        if let (false, Some(rule)) = (is_right, rules.iter().rev().find(fails).or(rules.last())) {
+        if !is_right && !rules.is_empty() {
             // Infinity and NaN are objects in a configuration that is read.
             let shown = number(value).filter(|number| !number.is_finite());
             let value = shown.map_or_else(|| value.to_string(), |number| number.to_string());
-            let (key, expected) = (key.clone(), rule.text());
+            let (key, expected) = (key.clone(), Expected::text(&rules));
             return Err(ArchError::ConfigValue { key, value, expected });
         }
     }
@@ -87,10 +90,10 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
 
 /// Returns true for a key whose sign is known for all models.
 fn is_listed(key: &String) -> bool {
-    base().positive.contains(key) || base().not_negative.contains(key)
+    [&base().counts, &base().positive, &base().not_negative].iter().any(|keys| keys.contains(key))
 }
 
-/// Returns what a key may hold, the narrowest last; empty if that is not known.
+/// Returns what a key may hold; empty if that is not known.
 fn expected(key: &String, attributes: Option<&Attributes>) -> Vec<Expected> {
     let mut rules = Vec::new();
     if TOKENS.iter().any(|end| key.ends_with(end)) {
@@ -108,7 +111,9 @@ fn expected(key: &String, attributes: Option<&Attributes>) -> Vec<Expected> {
         }
         _ => {}
     }
-    if base().positive.contains(key) {
+    if base().counts.contains(key) {
+        rules.extend([Expected::Whole, Expected::Positive]);
+    } else if base().positive.contains(key) {
         rules.push(Expected::Positive);
     } else if base().not_negative.contains(key) {
         rules.push(Expected::NotNegative);
@@ -139,19 +144,22 @@ mod tests {
         for (json, want) in [
             (
                 r#"{"model_type": "mine", "vocab_size": [32]}"#,
-                "`vocab_size` is [32], expected a number above 0",
+                "`vocab_size` is [32], expected a whole number above 0",
             ),
-            (r#"{"hidden_size": 0}"#, "`hidden_size` is 0, expected a number above 0"),
+            (r#"{"hidden_size": 0}"#, "`hidden_size` is 0, expected a whole number above 0"),
             (r#"{"rope_theta": -1e4}"#, "`rope_theta` is -10000.0, expected a number above 0"),
             (r#"{"rms_norm_eps": "1e-5"}"#, "`rms_norm_eps` is \"1e-5\", expected 0 or a number above it"),
             (
                 r#"{"model_type": "qwen3_moe", "decoder_sparse_step": "1"}"#,
-                "`decoder_sparse_step` is \"1\", expected 0 or a number above it",
+                "`decoder_sparse_step` is \"1\", expected 0 or a whole number above it",
             ),
-            (r#"{"model_type": "mamba2", "expand": 1.5}"#, "`expand` is 1.5, expected a whole number"),
+            (
+                r#"{"model_type": "mamba2", "expand": 1.5}"#,
+                "`expand` is 1.5, expected 0 or a whole number above it",
+            ),
             (
                 r#"{"text_config": {"model_type": "llama", "num_attention_heads": true}}"#,
-                "`num_attention_heads` is true, expected 0 or a number above it",
+                "`num_attention_heads` is true, expected 0 or a whole number above it",
             ),
         ] {
             assert_eq!(error(json), Some(format!("config.json: {want}")), "{json}");

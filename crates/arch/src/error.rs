@@ -152,6 +152,14 @@ pub enum ArchError {
         /// True if the list is truncated.
         more: bool,
     },
+    /// Tensor without another one that every model with it has.
+    #[error("the checkpoint has `{}` without {}", escape(has), first_few_names(lacks))]
+    Alone {
+        /// The tensor.
+        has: String,
+        /// Names of the others in the checkpoint.
+        lacks: Vec<String>,
+    },
     /// Tensor that matches two entries of the card.
     #[error("tensor `{}`: matches `{first}` and `{second}` of card `{card}`", escape(tensor))]
     TwoEntries {
@@ -497,6 +505,7 @@ impl ArchError {
             self,
             Self::Leftover { .. }
                 | Self::Missing { .. }
+                | Self::Alone { .. }
                 | Self::TwoSources { .. }
                 | Self::Block { .. }
                 | Self::Stack { .. }

@@ -2,7 +2,7 @@
 
 use crate::error::ArchError;
 use crate::missing_input::{CONFIG, add_to};
-use crate::tied::USUAL_HEAD;
+use crate::tied::is_of_head;
 use gguf_core::Hint;
 use gguf_core::text::escape;
 
@@ -35,8 +35,16 @@ impl Hint for ArchError {
                  alone, which `gguf-convert merge-lora BASE ADAPTER` merges"
                     .to_owned(),
             ],
+            // Known names, but not in these layers.
+            Self::Leftover { names, .. } if names.iter().take(8).all(is_of_another_layer) => {
+                let name = names.first().map_or("", |(name, _)| name);
+                vec![format!(
+                    "by config.json the layer of `{}` is one of another kind: check that config.json belongs to these weights",
+                    escape(name)
+                )]
+            }
             Self::Leftover { names, drop, .. } => {
-                let near = names.iter().take(8).filter_map(|(name, nearest)| {
+                let near = names.iter().filter(|row| !is_of_another_layer(row)).take(8).filter_map(|(name, nearest)| {
                     Some(format!("`{}` is nearest to `{}`", escape(name), escape(nearest.as_ref()?)))
                 });
                 let way = "add entries or ignore rules in a card of your own with `--card FILE`; `gguf-convert draft` writes one";
@@ -51,12 +59,12 @@ impl Hint for ArchError {
             Self::Stack { found, expected, .. } if found > expected => {
                 vec!["check that config.json belongs to these weights".to_owned()]
             }
-            Self::Missing { names, .. } if names.iter().any(|name| name.starts_with(USUAL_HEAD)) => vec![
+            Self::Missing { names, .. } if names.iter().any(|name| is_of_head(name)) => vec![
                 "a model that was saved as the model inside (`AutoModel`) has no head: save it with its head, for instance by \
                  `AutoModelForCausalLM`; else check that all shards of the checkpoint are there"
                     .to_owned(),
             ],
-            Self::Missing { .. } | Self::Stack { .. } => {
+            Self::Missing { .. } | Self::Alone { .. } | Self::Stack { .. } => {
                 vec!["check that all shards of the checkpoint are there".to_owned()]
             }
             Self::MissingInput(missing) => missing.hints(),
@@ -105,4 +113,9 @@ impl Hint for ArchError {
             | Self::Shape { .. } => Vec::new(),
         }
     }
+}
+
+/// Returns true for a name that a condition of the card leaves out: its nearest name is itself.
+fn is_of_another_layer((name, nearest): &(String, Option<String>)) -> bool {
+    nearest.as_ref() == Some(name)
 }

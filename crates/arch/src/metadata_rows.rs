@@ -181,6 +181,14 @@ fn typed(key: &str, info: &KeyInfo, datum: &Datum) -> Result<Option<Value>, Arch
 }
 
 fn scalar(datum: &Datum, ty: ValueType) -> Option<Value> {
+    // 512.0 is as whole as 512.
+    let whole = |value: &f64| value.fract() == 0.0 && value.abs() < f64::from(u32::MAX);
+    let datum = &match datum {
+        Datum::Float(value) if !matches!(ty, ValueType::F32 | ValueType::F64) && whole(value) => {
+            Datum::Int(*value as i128)
+        }
+        _ => datum.clone(),
+    };
     Some(match ty {
         ValueType::Bool => match datum {
             Datum::Bool(value) => Value::Bool(*value),
@@ -270,6 +278,7 @@ mod tests {
         };
         assert_eq!(value("llama.block_count", "7"), Ok(Some(Value::U32(7))));
         assert_eq!(value("llama.rope.freq_base", "10000"), Ok(Some(Value::F32(1e4))));
+        assert_eq!(value("llama.block_count", "7.0"), Ok(Some(Value::U32(7))));
         assert_eq!(value("llama.block_count", "null"), Ok(None));
         assert_eq!(value("llama.block_count", "[]"), Ok(None));
         assert_eq!(value("llama.attention.head_count_kv", "[1, 2]"), Ok(Some(Value::from(vec![1i32, 2]))));

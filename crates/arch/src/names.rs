@@ -322,6 +322,13 @@ pub(super) fn shared_rewrite(name: &str) -> String {
     name.replace("language_model.", "")
 }
 
+/// Returns the usual name of a tensor that [`shared_rewrite`] renames.
+pub(super) fn as_before_sharing(name: String) -> String {
+    name.strip_suffix("e_score_correction.bias")
+        .map(|head| format!("{head}e_score_correction_bias"))
+        .unwrap_or(name)
+}
+
 /// Returns true for names in the checkpoint that belong to the text model by an explicit word.
 ///
 /// # Exactness

@@ -244,7 +244,7 @@ fn added(card: &Card, names: &[String]) -> Vec<String> {
         .collect();
     let mut votes: IndexMap<String, usize> = IndexMap::new();
     for name in names {
-        let kind = kind_of(name);
+        let kind = kind_of(&shared_rewrite(name));
         let bare = SUFFIXES.into_iter().find_map(|suffix| kind.strip_suffix(suffix)).unwrap_or(&kind);
         let prefixes: BTreeSet<&str> = patterns
             .iter()

@@ -205,7 +205,7 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
     let multimodal = top.text("multimodal")?.unwrap_or_else(|| "drop".to_owned());
     let (kind, gguf) = kind_of(&top)?;
     if kind == CardKind::Text {
-        of_towers_only(&top, &["biases", "parts", "audio_blocks", "required"])?;
+        of_towers_only(&top, &["biases", "parts", "audio_blocks"])?;
     }
     let (rewrite, sections) = match table.get("names") {
         Some(names) => names_of(&CardTable::new(names, "[names]", NAMES_KEYS)?, kind)?,

@@ -7,7 +7,7 @@ use serde_json::Value as Json;
 use crate::expr::Expr;
 use crate::fusion::Fusion;
 use crate::graph::GraphFeatures;
-use crate::names::{Pattern, Placeholder, SUFFIXES};
+use crate::names::{Pattern, Placeholder, SUFFIXES, as_before_sharing};
 use crate::ops::OpSpec;
 use gguf_format::{Mode, RankCode, SpecialToken, Template};
 
@@ -141,7 +141,7 @@ impl Card {
                 Some(pattern.render(to.name.matches(target.strip_suffix(suffix)?)?)? + suffix)
             })
         });
-        found.unwrap_or_else(|| target.to_owned())
+        found.map_or_else(|| target.to_owned(), as_before_sharing)
     }
 }
 

@@ -18,6 +18,13 @@ pub(super) const EMBEDDING: &str = "token_embd";
 pub(super) const HEAD: &str = "output";
 /// Usual name of the head in checkpoints, for architectures that have no entry for it because it is always tied.
 pub(super) const USUAL_HEAD: &str = "lm_head.weight";
+/// Modules of that name, and of GPT-NeoX's.
+const HEAD_MODULES: [&str; 2] = ["lm_head", "embed_out"];
+
+/// Returns true if a tensor of a checkpoint is named like a part of the output head.
+pub(super) fn is_of_head(name: &str) -> bool {
+    name.split('.').any(|part| HEAD_MODULES.contains(&part))
+}
 
 /// Returns true if a tensor of the file, or the target of an entry, has this name, with the ending `.weight` or
 /// without.

@@ -129,6 +129,10 @@ impl Hint for QuantizeError {
                 [(tensor, _)] => {
                     vec![format!("give it another type: `--tensor-type {}=q4_k`", escape(tensor))]
                 }
+                [(first, _), rest @ ..] if let Some(block) = block_of(first, rest) => vec![format!(
+                    "give them another type, as for draft heads, which no importance matrix covers: `--tensor-type {}=q4_k`",
+                    escape(block)
+                )],
                 _ => {
                     vec!["measure the importance matrix of this very model: `gguf-verify imatrix`".to_owned()]
                 }
@@ -140,6 +144,13 @@ impl Hint for QuantizeError {
             _ => Vec::new(),
         }
     }
+}
+
+/// Returns the beginning of the first name up to its block number, if all tensors are in that block.
+fn block_of<'t>(first: &'t str, rest: &[(String, GgmlType)]) -> Option<&'t str> {
+    let number = first.find("blk.")? + "blk.".len();
+    let block = first.get(..number + first.get(number..)?.find('.')? + 1)?;
+    rest.iter().all(|(tensor, _)| tensor.starts_with(block)).then_some(block)
 }
 
 /// Errors of quantizing rows of a tensor. Rows and columns count from 0.
@@ -169,6 +180,29 @@ impl Hint for RowError {
                 "go on in spite of it with --allow-nonfinite".to_owned(),
             ],
             _ => vec!["go on in spite of it with --allow-nonfinite".to_owned()],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tensors_of_one_layer_without_importance_get_another_type() {
+        let hints = |names: &[&str]| {
+            let tensors = names.iter().map(|name| ((*name).to_owned(), GgmlType::Iq2Xs)).collect();
+            QuantizeError::NotCovered { tensors, elsewhere: None }.hints()
+        };
+        let draft = hints(&["blk.4.attn_k.weight", "blk.4.nextn.eh_proj.weight"]);
+        assert!(
+            draft[0].contains("draft heads") && draft[0].ends_with("`--tensor-type blk.4.=q4_k`"),
+            "{draft:?}"
+        );
+        for others in
+            [&["blk.4.attn_k.weight", "blk.40.attn_k.weight"][..], &["output.weight", "token_embd.weight"]]
+        {
+            assert!(hints(others)[0].starts_with("measure the importance matrix"), "{others:?}");
         }
     }
 }

@@ -288,11 +288,12 @@ impl Report {
     fn settle(&mut self) {
         let needs_figures = !self.is_reproduced() || !self.thresholds.is_empty();
         self.coverage.need_figures(needs_figures);
-        let has_own_limit = self.limits.iter().any(|line| line.is_own);
+        let mut own = self.limits.iter().filter(|line| line.is_own);
+        let (has_own_limit, is_close) = (own.clone().next().is_some(), own.any(LimitLine::is_close));
         self.verdict = match self.findings.iter().map(|finding| finding.severity).max() {
             Some(Severity::Error) => Verdict::Fail,
             Some(Severity::Unchecked) => Verdict::Partial,
-            _ if !self.coverage.earns_pass(has_own_limit) => Verdict::Partial,
+            _ if is_close || !self.coverage.earns_pass(has_own_limit) => Verdict::Partial,
             _ => Verdict::Pass,
         };
     }
@@ -301,6 +302,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Figure;
 
     #[test]
     fn the_worst_finding_decides_and_a_pass_is_earned() {
@@ -318,5 +320,23 @@ mod tests {
         assert_eq!(report.verdict, Verdict::Fail);
         report.not_judged(Aspect::Weights, "x", "y");
         assert_eq!(report.verdict, Verdict::Fail);
+    }
+
+    /// Weights that are all reproduced earn a pass, but not for a limit that the figure may not keep.
+    #[test]
+    fn a_limit_within_the_error_is_open() {
+        let verdict = |figure, value, limit| {
+            let mut report = Report::new(None, None, Thresholds::default().with(figure, Some(limit)));
+            for aspect in Aspect::ALL {
+                report.judged(aspect, "x");
+            }
+            report.set_limits(vec![LimitLine::new(figure, value, Some(0.01), limit, true)]);
+            report.verdict
+        };
+        for (figure, sign) in [(Figure::Top1, 1.0), (Figure::Kld, -1.0), (Figure::PplIncrease, -1.0)] {
+            assert_eq!(verdict(figure, 0.85, 0.85 - sign * 0.025), Verdict::Pass, "{figure:?}");
+            assert_eq!(verdict(figure, 0.85, 0.85 - sign * 0.015), Verdict::Partial, "{figure:?}");
+            assert_eq!(verdict(figure, 0.85, 0.85 + sign * 0.015), Verdict::Partial, "{figure:?}");
+        }
     }
 }

@@ -204,6 +204,9 @@ pub struct TaskReport {
     pub outcomes: Vec<TaskOutcome>,
     /// Chosen tasks that cannot be scored.
     pub left_out: Vec<LeftOut>,
+    /// Number of tokens of the longest sequence that was run.
+    #[serde(skip)]
+    pub longest: usize,
 }
 
 impl TaskReport {
@@ -232,6 +235,7 @@ impl TaskReport {
             chance: n / n_answers,
             outcomes,
             left_out,
+            longest: 0,
         }
     }
 

@@ -347,7 +347,13 @@ fn answers(
     progress: &dyn Progress,
 ) -> Result<Vec<TaskReport>, VerifyError> {
     match model.encoder {
-        Ok(encoder) => tasks::run(engine, encoder, tasks, progress),
+        Ok(encoder) => {
+            let answers = tasks::run(engine, encoder, tasks, progress)?;
+            let longest = answers.iter().map(|answers| answers.longest).max().unwrap_or(0);
+            let warning = longer_than_trained(engine.plan(), longest, "tasks");
+            report.extend(warning.map(|message| Finding::warning(Check::Context, message)));
+            Ok(answers)
+        }
         Err(_) if tasks.is_empty() => Ok(Vec::new()),
         Err(reason) => {
             report.add(Finding::unchecked(Check::Tasks, format!("text cannot be encoded: {reason}")));

@@ -143,4 +143,9 @@ fn contexts_beyond_training_are_warned_of() {
     fs_err::write(dir.path().join("l.jsonl"), json!({ "tokens": tokens }).to_string()).unwrap();
     gguf_verify(&["logits", "base.gguf", "--prompts", "l.jsonl"], dir.path())
         .says(0, "a prompt of 70 tokens: the model was trained on 64");
+    let question = "word ".repeat(80);
+    fs_err::write(dir.path().join("t"), super::tasks::binary(&[(&question, &[(" a", 1), (" b", 0)])]))
+        .unwrap();
+    let out = gguf_verify(&["base.gguf", "--multiple-choice", "t"], dir.path()).out;
+    assert!(out.contains(" tokens: the model was trained on 64") && out.contains("tasks of "), "{out}");
 }

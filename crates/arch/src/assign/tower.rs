@@ -127,12 +127,13 @@ impl Assigner<'_> {
     }
 
     /// Returns a name as the checkpoint would store it, by undoing the rewriting of similarly named tensors.
-    fn as_stored(&self, name: String) -> String {
+    pub(super) fn as_stored(&self, name: String) -> String {
+        let name = names::as_before_sharing(name);
         let mut best: Option<(usize, String)> = None;
         for (weight, rewritten) in self.weights.iter().zip(&self.names) {
             let (stored_head, head) = differing(&weight.name, rewritten);
             if let Some(rest) = name.strip_prefix(head)
-                && names::is_of_parts(rewritten, &self.card.parts)
+                && (self.card.parts.is_empty() || names::is_of_parts(rewritten, &self.card.parts))
             {
                 let n_same = name.bytes().zip(rewritten.bytes()).take_while(|(a, b)| a == b).count();
                 if best.as_ref().is_none_or(|(most, _)| n_same > *most) {

@@ -238,12 +238,19 @@ impl CarriedCheck<'_, '_> {
         let Some(description) = self.at(path).filter(|_| rope_type == "yarn") else { return };
         let has = |name: &str| description.get(name).and_then(number).is_some_and(|number| number != 0.0);
         let has_factor = description.get("attention_factor").is_some_and(|factor| !factor.is_null());
-        if has_factor || !has("mscale") || !has("mscale_all_dim") {
+        if has_factor || !has("mscale_all_dim") {
             return;
         }
         let value = description.get("mscale").cloned().unwrap_or_default();
         // One number for both: where a file has a key for the second alone, the first is lost.
         let all = description.get("mscale_all_dim").cloned().unwrap_or_default();
+        if !has("mscale") {
+            let changed = self.with_members(path, &[("mscale_all_dim", Json::Null)]);
+            if changed.is_some_and(|changed| matches!(self.effect(&changed), Effect::OnFile)) {
+                self.lose_anyway(place, value, all);
+            }
+            return;
+        }
         if !same(&value, &all)
             && let Some(changed) = self.with_members(path, &[("mscale", all.clone())])
         {

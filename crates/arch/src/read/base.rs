@@ -16,6 +16,7 @@ const BASE_KEYS: &[&str] = &[
     "by_layer",
     "companions",
     "config_keys",
+    "counts",
     "inverse",
     "let",
     "long_rope",
@@ -27,6 +28,7 @@ const BASE_KEYS: &[&str] = &[
     "read_by",
     "tables",
     "tied",
+    "together",
     "tower_let",
     "widths",
     "wrapper_classes",
@@ -56,8 +58,12 @@ pub(crate) struct Base {
     pub(crate) read_by: IndexMap<String, String>,
     /// Model types.
     pub(crate) tied: Vec<String>,
+    /// Targets of a block, separated by spaces.
+    pub(crate) together: Vec<String>,
     /// Configuration keys.
     pub(crate) widths: Vec<String>,
+    /// Configuration keys.
+    pub(crate) counts: Vec<String>,
     /// Configuration keys.
     pub(crate) positive: Vec<String>,
     /// Configuration keys.
@@ -95,6 +101,8 @@ fn parsed(text: &str) -> Read<Base> {
         long_rope: top.texts("long_rope")?,
         read_by: names(&top, "read_by")?,
         tied: top.texts("tied")?,
+        together: top.texts("together")?,
+        counts: top.texts("counts")?,
         positive: top.texts("positive")?,
         not_negative: top.texts("not_negative")?,
         widths: top.texts("widths")?,

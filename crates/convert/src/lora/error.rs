@@ -140,6 +140,13 @@ pub enum AdapterError {
     /// Two matrices of one kind for one tensor.
     #[error("tensors `{}` and `{}` change the same tensor", escape(first), escape(second))]
     Twice { first: String, second: String },
+    /// Matrices of a convolution, or of experts as Tinker stacks them.
+    #[error("tensor `{}` {a}: {}", escape(a_name), if *is_of_experts {
+        "matrices of several experts in one tensor, as Tinker saves them"
+    } else {
+        "a convolution of low rank"
+    })]
+    Dimensions { a_name: String, a: Shape, is_of_experts: bool },
     /// Matrices that cannot be multiplied.
     #[error("tensors `{}` {a} and `{}` {b}: no matrices of one rank", escape(a_name), escape(b_name))]
     Shapes { a_name: String, a: Shape, b_name: String, b: Shape },
@@ -194,9 +201,14 @@ impl Hint for AdapterError {
             Self::Kind { found, .. } if NEVER_WEIGHTS.contains(&found.as_str()) => {
                 "it changes what the model reads, not its weights: neither PEFT nor a GGUF file can merge it"
             }
-            Self::Kind { .. } | Self::ChangesBase { .. } | Self::NoSum { .. } | Self::Parameters { .. } => {
-                "merge it with PEFT's `merge_and_unload`, and convert the model"
+            Self::Dimensions { is_of_experts: true, .. } => {
+                "`tinker_cookbook.weights.build_lora_adapter` writes it as an adapter of PEFT"
             }
+            Self::Kind { .. }
+            | Self::ChangesBase { .. }
+            | Self::NoSum { .. }
+            | Self::Parameters { .. }
+            | Self::Dimensions { .. } => "merge it with PEFT's `merge_and_unload`, and convert the model",
             Self::UnknownKey { .. } => {
                 "if it does not change the trained model, remove the key; else merge the adapter with PEFT's \
                  `merge_and_unload`, and convert the model"

@@ -125,7 +125,10 @@ pub(super) fn check_base(parts: &AdapterParts, stored: &[WeightMeta]) -> Result<
     let names = WeightNames::of(stored, parts.base_names());
     for pair in &parts.pairs {
         let Ok(found) = names.find(&pair.name).map(|at| &stored[at]) else { continue };
-        if found.shape != pair.meta.shape && found.ty.is_plain_float() {
+        // A stack of experts may be stored in the other direction: the card has taken it as its product is.
+        let is_turned = pair.n_experts > 1
+            && matches!((found.shape.dims(), pair.meta.shape.dims()), (&[n, a, b], &[m, c, d]) if (n, a, b) == (m, d, c));
+        if found.shape != pair.meta.shape && !is_turned && found.ty.is_plain_float() {
             return Err(AdapterError::OtherShape {
                 tensor: pair.name.clone(),
                 found: found.shape.clone(),

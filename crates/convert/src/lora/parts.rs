@@ -327,7 +327,10 @@ fn pair(
         b: b_meta.shape.clone(),
     };
     let (&[rank, n_cols], &[n_rows, b_rank]) = (a_meta.shape.dims(), b_meta.shape.dims()) else {
-        return Err(wrong());
+        let (a_name, a, is_of_experts) =
+            (a_meta.name.clone(), a_meta.shape.clone(), name.contains("experts"));
+        let is_deep = a.rank() > 2 && b_meta.shape.rank() == a.rank();
+        return Err(if is_deep { AdapterError::Dimensions { a_name, a, is_of_experts } } else { wrong() });
     };
     let (rank, (n_experts, shape)) = match stack_rank {
         Some(rank) => (rank, experts::shape_of(&a_meta.shape, &b_meta.shape, rank).ok_or_else(wrong)?),

@@ -358,7 +358,7 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (
             refusal(|c| c["config"]["vocab_size"] = json!(-1)),
-            "config.json: `vocab_size` is -1, expected a number above 0\nhint: set `vocab_size` in config.json right, or \
+            "config.json: `vocab_size` is -1, expected a whole number above 0\nhint: set `vocab_size` in config.json right, or \
              take the file that was saved with these weights",
         ),
         (

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use gguf_arch::{OutType, foreign_tensors, missing_tensors};
 use gguf_core::{GgmlType, Shape, TensorMeta, TensorSource};
+use serde_json::Value as Json;
 
 use super::fixture;
 use gguf_testkit::tiers::{Tier, two_tiers};
@@ -129,16 +130,74 @@ fn the_message_names_the_weights_of_the_checkpoint() {
         ("mamba2/mamba2.json", "mixer.norm.weight", "backbone.layers.0.mixer.norm.weight"),
     ] {
         let case = fixture::case(at);
-        let changed = case.changed(|content| {
-            content["tensors"]
-                .as_array_mut()
-                .unwrap()
-                .retain(|row| !row[0].as_str().unwrap().ends_with(gone));
-        });
-        let dir = tempfile::tempdir().unwrap();
-        changed.unwrap().write(dir.path());
-        let error = case.plan(dir.path(), OutType::F32).unwrap_err().to_string();
-        assert!(error.starts_with("the checkpoint lacks `") && error.contains(named), "{at}: {error}");
+        let error = without(&case, &[gone]);
+        assert!(error.contains("the checkpoint ") && error.contains(named), "{at}: {error}");
+    }
+}
+
+/// The error of a checkpoint without the tensors with these endings.
+fn without(case: &fixture::CardFixture, gone: &[&str]) -> String {
+    let changed = case.changed(|content| {
+        let is_gone = |row: &Json| gone.iter().any(|end| row[0].as_str().unwrap().ends_with(end));
+        content["tensors"].as_array_mut().unwrap().retain(|row| !is_gone(row));
+    });
+    let dir = tempfile::tempdir().unwrap();
+    changed.unwrap().write(dir.path());
+    case.plan(dir.path(), OutType::F32).unwrap_err().to_string()
+}
+
+#[test]
+fn a_tensor_without_those_that_go_with_it_is_named_with_them() {
+    for (at, gone, has, lacks) in [
+        (
+            "qwen2/plain.json",
+            &["k_proj.bias", "v_proj.bias"][..],
+            "q_proj.bias",
+            &["k_proj.bias", "v_proj.bias"][..],
+        ),
+        ("llama/biases.json", &["q_proj.bias"], "k_proj.bias", &["q_proj.bias"]),
+        ("gpt-oss/plain.json", &["v_proj.bias"], "k_proj.bias", &["v_proj.bias"]),
+        ("phi2/phi.json", &["k_proj.bias"], "q_proj.bias", &["k_proj.bias"]),
+        ("stablelm/stablelm.json", &["q_proj.bias"], "k_proj.bias", &["q_proj.bias"]),
+        ("olmo2/olmo2.json", &["q_norm.weight"], "k_norm.weight", &["q_norm.weight"]),
+        (
+            "bailingmoe2/bailing_moe_v2.json",
+            &["key_layernorm.weight"],
+            "query_layernorm.weight",
+            &["key_layernorm.weight"],
+        ),
+        (
+            "starcoder2/plain.json",
+            &["post_attention_layernorm.bias"],
+            "input_layernorm.bias",
+            &["post_attention_layernorm.bias"],
+        ),
+    ] {
+        let error = without(&fixture::case(at), gone);
+        let (one, other) = error.split_once(" without ").unwrap_or_else(|| panic!("{at}: {error}"));
+        assert!(
+            one.starts_with("the checkpoint has `") && one.ends_with(&format!("{has}`")),
+            "{at}: {error}"
+        );
+        assert!(lacks.iter().all(|name| other.contains(&format!("{name}`"))), "{at}: {error}");
+    }
+    // A router that corrects its choice.
+    for (at, gone) in [
+        ("deepseek2/deepseek_v3.json", "mlp.gate.e_score_correction_bias"),
+        ("deepseek2/kimi_k2.json", "mlp.gate.e_score_correction_bias"),
+        ("deepseek32/deepseek_v32.json", "mlp.gate.e_score_correction_bias"),
+        ("bailingmoe2/bailing_moe_v2.json", "mlp.gate.expert_bias"),
+        ("glm4moe/glm4_moe.json", "mlp.gate.e_score_correction_bias"),
+        ("hy_v3/hy_v3.json", "mlp.expert_bias"),
+        ("hy_v4/hy_v4.json", "e_score_correction_bias"),
+        ("mimo2/mimo_v2_flash.json", "mlp.gate.e_score_correction_bias"),
+        ("step35/step3p5.json", "moe.router_bias"),
+    ] {
+        let error = without(&fixture::case(at), &[gone]);
+        assert!(
+            error.starts_with("the checkpoint lacks `") && error.contains(&format!("{gone}`")),
+            "{at}: {error}"
+        );
     }
 }
 

@@ -246,3 +246,24 @@ fn no_wrong_size_of_the_corpus_goes_by_without_a_word(corpus: &Goldens) {
     judge("corpus", &counts.into_inner().unwrap());
     report_cases("sizes", cases.len());
 }
+
+/// Phi's heads may share keys, which no released model has.
+#[test]
+fn phi_may_have_fewer_key_heads() {
+    let case = fixture::case("phi2/phi.json");
+    let heads = case.content()["config"]["num_attention_heads"].as_u64().unwrap();
+    let case = case.edited(|content| {
+        content["config"]["num_key_value_heads"] = json!(heads / 2);
+        let rows = content["tensors"].as_array_mut().unwrap().iter_mut();
+        for row in
+            rows.filter(|row| ["k_proj", "v_proj"].iter().any(|end| row[0].as_str().unwrap().contains(end)))
+        {
+            row[2][0] = json!(row[2][0].as_u64().unwrap() / 2);
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    case.write(dir.path());
+    let planned = case.plan(dir.path(), OutType::F32).unwrap();
+    let n_kv = planned.metadata().get("phi2.attention.head_count_kv").and_then(gguf_format::Value::as_u64);
+    assert_eq!(n_kv, Some(heads / 2));
+}

@@ -201,15 +201,18 @@ fn windows_without_a_layer_are_not_named() {
 /// GGUF has one number for the two magnitudes of YaRN under latent attention.
 #[test]
 fn two_magnitudes_of_yarn_are_told_apart() {
-    let lost = |one: f64, all: f64| {
+    let lost = |one: Option<f64>, all: f64| {
         let rope = json!({
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": one,
             "mscale_all_dim": all,
         });
         Changed::of(&case("deepseek2/deepseek_v3.json"), &json!({ "rope_scaling": rope })).lost(false)
     };
-    assert_eq!(lost(0.7, 0.7), []);
-    assert_eq!(lost(1.0, 0.5), [("rope_scaling.mscale".to_owned(), json!(1.0))]);
+    assert_eq!(lost(Some(0.7), 0.7), []);
+    assert_eq!(lost(Some(1.0), 0.5), [("rope_scaling.mscale".to_owned(), json!(1.0))]);
+    // transformers takes neither for the rotation if it has only one of them.
+    assert_eq!(lost(None, 0.5), [("rope_scaling.mscale".to_owned(), json!(null))]);
+    assert_eq!(lost(Some(1.0), 0.0), []);
     let gemma = Changed::of(&case("gemma3/gemma3_text.json"), &json!({ "attn_logit_softcapping": 50.0 }));
     assert_eq!(gemma.lost(false), [("attn_logit_softcapping".to_owned(), json!(50.0))]);
 }
@@ -250,6 +253,31 @@ fn an_annotation_holds_what_the_engine_can_compute() {
     );
     let annotated = plan(changed.dir.path(), true).unwrap();
     assert_eq!(annotated.metadata().get("gguf_foundry.attention.scale"), Some(&Value::F32(1.0)));
+    for at in ["gemma2/gemma2.json", "gemma3/gemma3_text.json", "gemma-embedding/gemma3_text_model.json"] {
+        let scale = |changes: Json| {
+            let changed = Changed::of(&case(at), &changes);
+            assert_eq!(changed.lost(true), [], "{at}");
+            plan(changed.dir.path(), true).unwrap().metadata().get("gguf_foundry.attention.scale").cloned()
+        };
+        assert_eq!(scale(json!({})), None, "{at}");
+        assert_eq!(scale(json!({ "query_pre_attn_scalar": 64 })), Some(Value::F32(0.125)), "{at}");
+    }
+}
+
+/// transformers rotates half of each head of Bamba, unless `rope_parameters` has another part.
+#[test]
+fn bamba_rotates_half_of_a_head() {
+    let rotated = |changes: Json| {
+        let changed = Changed::of(&case("granitehybrid/bamba.json"), &changes);
+        let planned = plan(changed.dir.path(), false).unwrap();
+        planned.metadata().get("granitehybrid.rope.dimension_count").and_then(Value::as_u64)
+    };
+    let head = 16;
+    assert_eq!(rotated(json!({ "attn_rotary_emb": 4 })), Some(4));
+    assert_eq!(rotated(json!({ "attn_rotary_emb": null })), Some(head / 2));
+    assert_eq!(rotated(json!({ "attn_rotary_emb": null, "partial_rotary_factor": 0.5 })), Some(head / 2));
+    let whole = json!({ "attn_rotary_emb": null, "rope_parameters": { "partial_rotary_factor": 1.0 } });
+    assert_eq!(rotated(whole), Some(head));
 }
 
 two_tiers!(healthy_checkpoints_lose_nothing);
@@ -280,9 +308,9 @@ const LOST_IN_CARDS: &[&str] = &[
     // It declares a norm but not its place, for which the class has the other default.
     "falcon-h1/normed.json: `mamba_norm_before_gate` = true is lost: a `falcon-h1` file has no key or tensor for it, and runtimes compute with false",
     // Heads of 16, but the class's divisor is for heads of 256.
-    "gemma-embedding/pooled.json: `query_pre_attn_scalar` = 256 is lost: a `gemma-embedding` file has no key or tensor for it, and runtimes compute with 16",
-    "gemma3/cut_vocabulary.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16",
-    "gemma3/no_window_rope_parameters.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16",
+    "gemma-embedding/pooled.json: `query_pre_attn_scalar` = 256 is lost: a `gemma-embedding` file has no key or tensor for it, and runtimes compute with 16 (`--annotate` keeps it for `gguf-verify`)",
+    "gemma3/cut_vocabulary.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16 (`--annotate` keeps it for `gguf-verify`)",
+    "gemma3/no_window_rope_parameters.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16 (`--annotate` keeps it for `gguf-verify`)",
     // They have biases and norms that their configurations switch off.
     "glm4moe/further_block_alone.json: `attention_bias` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
     "glm4moe/further_block_alone.json: `use_qk_norm` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",

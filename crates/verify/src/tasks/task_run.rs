@@ -58,7 +58,8 @@ fn run_set(
             Err(left) => left_out.push(left),
         }
     }
-    Ok(TaskReport::new(set.kind, path, set.n_in_file, outcomes, left_out))
+    let longest = sequences.iter().map(|sequence| sequence.tokens.len()).max().unwrap_or(0);
+    Ok(TaskReport { longest, ..TaskReport::new(set.kind, path, set.n_in_file, outcomes, left_out) })
 }
 
 /// Chooses the answer with the highest mean of its terms. A task with a NaN mean is left out.

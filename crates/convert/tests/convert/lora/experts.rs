@@ -172,10 +172,10 @@ fn stacks_of_the_base_take_single_experts() {
     assert!(error.contains("has no tensor `model.layers.1.mlp.experts.1.up_proj.weight`"), "{error}");
 }
 
-/// Plans the GGUF adapter of a pair whose base is a configuration alone.
+/// Plans the GGUF adapter of a pair; the base is a configuration alone, if it has no tensors.
 fn planned(pair: &Pair) -> Result<AdapterConversion, ConvertError> {
     let weights = pair.dir.path().join("base/model.safetensors");
-    if weights.exists() {
+    if pair.base.is_empty() && weights.exists() {
         fs_err::remove_file(weights).unwrap();
     }
     let base = AdapterOptions { base: Some(pair.dir.path().join("base")), scale_alpha: false };
@@ -183,8 +183,8 @@ fn planned(pair: &Pair) -> Result<AdapterConversion, ConvertError> {
     AdapterConversion::plan(&pair.dir.path().join("adapter"), &base, &options)
 }
 
-/// An adapter for all experts of a configuration of `fixtures/cards`.
-fn of_config(at: &str) -> (Pair, usize) {
+/// An adapter for all experts of a configuration of `fixtures/cards`, and the stacks of its base, `[in, out]`.
+fn of_config(at: &str, has_stacks: bool) -> (Pair, usize) {
     let mut config = files::json(fixture("cards").join(at))["config"].clone();
     config["num_local_experts"] = json!(E);
     let [hidden, size] =
@@ -193,14 +193,19 @@ fn of_config(at: &str) -> (Pair, usize) {
         matrices(GATE_UP, 2 * size, hidden).into_iter().chain(matrices(DOWN, hidden, size)).collect();
     let adapter: Vec<(&'static str, &[u64])> =
         adapter.iter().map(|(name, dims)| (*name, dims.as_slice())).collect();
-    (Pair::new(&[], &adapter, &config, &settings()), size)
+    let [e, hidden, inner] = [E, hidden, size].map(|n| n as u64);
+    let stacks = [(GATE_UP_STACK, &[e, hidden, 2 * inner][..]), (DOWN_STACK, &[e, inner, hidden])];
+    let base = if has_stacks { &stacks[..] } else { &[] };
+    (Pair::new(base, &adapter, &config, &settings()), size)
 }
 
 /// Checkpoints of the two store experts in transposed stacks, with rows of gate and up in turns, and one by one.
 #[test]
 fn a_gguf_adapter_has_the_stacks_of_the_runtime() {
-    for (at, step) in [("gpt-oss/plain.json", 2), ("llama/mixtral.json", 1)] {
-        let (pair, size) = of_config(at);
+    for (at, step, has_stacks) in
+        [("gpt-oss/plain.json", 2, false), ("gpt-oss/plain.json", 2, true), ("llama/mixtral.json", 1, false)]
+    {
+        let (pair, size) = of_config(at, has_stacks);
         let found = planned(&pair).unwrap();
         assert!(found.warnings().is_empty(), "{:?}", found.warnings());
         let read = |name: &str| {
@@ -228,7 +233,7 @@ fn a_gguf_adapter_has_the_stacks_of_the_runtime() {
         }
     }
     // A model without experts.
-    let error = planned(&of_config("qwen3/plain.json").0).unwrap_err();
+    let error = planned(&of_config("qwen3/plain.json", false).0).unwrap_err();
     assert!(error.to_string().contains("(`target_parameters`)"), "{error}");
     assert!(error.hints()[0].contains("merge-lora"), "{error:?}");
 }

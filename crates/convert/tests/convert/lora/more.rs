@@ -232,4 +232,23 @@ fn what_is_no_adapter_of_peft_is_refused_with_the_way_out() {
     let error = ModelSource::open(dir.path(), &options).unwrap().merged(dir.path(), &options).unwrap_err();
     assert!(error.to_string().ends_with("an adapter of MLX (`lora_parameters`)"), "{error}");
     assert!(error.hints()[0].starts_with("`mlx_lm.fuse"), "{error:?}");
+    // Matrices of more dimensions: of a convolution, and of experts that share one of two.
+    fs_err::write(at("adapter_config.json"), r#"{"peft_type": "LORA", "lora_alpha": 2, "r": 2}"#).unwrap();
+    for (module, a, b, [what, way]) in [
+        (
+            "visual.patch_embed.proj",
+            &[2, 3, 8, 8][..],
+            &[16, 2, 1, 1][..],
+            ["a convolution", "merge_and_unload"],
+        ),
+        ("l.0.mlp.experts.w1", &[1, 2, 8], &[4, 6, 2], ["as Tinker saves them", "build_lora_adapter"]),
+    ] {
+        let names = ["lora_A", "lora_B"].map(|half| format!("{module}.{half}.weight"));
+        let rows = [(names[0].as_str(), a.to_vec()), (names[1].as_str(), b.to_vec())];
+        write_safetensors(&at("adapter_model.safetensors"), &rows);
+        let error =
+            ModelSource::open(dir.path(), &options).unwrap().merged(dir.path(), &options).unwrap_err();
+        assert!(error.to_string().contains(&names[0]) && error.to_string().contains(what), "{error}");
+        assert!(error.hints()[0].contains(way), "{error:?}");
+    }
 }
