@@ -116,6 +116,7 @@ pub(super) fn assign(
     {
         return Err(ArchError::OnlyHeads);
     }
+    assigner.add_required_head()?;
     let outputs = assigner.outputs()?;
     if !is_part {
         if card.kind == CardKind::Mmproj {

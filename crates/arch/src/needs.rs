@@ -130,6 +130,12 @@ pub fn foreign_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Fo
     foreign(arch, names, is_beyond)
 }
 
+/// Returns true if llama.cpp's loader requires a tensor outside blocks in every file of an architecture.
+pub(super) fn requires(arch: &str, tensor: &str) -> bool {
+    let is_it = |need: &Need| need.start.is_none() && need.with.is_empty() && need.name == tensor;
+    NEEDS.get(arch).is_some_and(|needs| needs.iter().any(|need| is_it(need) && need.key.is_none()))
+}
+
 /// Returns the tensors of a plan that llama.cpp's loader does not take under an architecture.
 #[must_use]
 pub fn foreign_names<'n>(arch: &str, names: impl Iterator<Item = &'n str>) -> Option<ForeignTensors> {

@@ -31,9 +31,8 @@ impl Planned<'_> {
     pub(super) fn check(&self) -> Result<Option<String>, ArchError> {
         let missing = missing_tensors(self.metadata, self.tensors);
         let names = missing.as_ref().map_or(&[][..], |missing| &missing.names[..]);
-        let is_tied_head = |name: &str| name == HEAD && self.declares_tied();
         let mut sources: Vec<String> = Vec::new();
-        for name in names.iter().filter(|name| !is_tied_head(name)).take(MAX_MISSING) {
+        for name in names.iter().take(MAX_MISSING) {
             let source = self.card.source_of(name);
             if !sources.contains(&source) {
                 sources.push(source);
@@ -41,9 +40,6 @@ impl Planned<'_> {
         }
         if !sources.is_empty() {
             return Err(ArchError::Missing { names: sources, more: names.len() > MAX_MISSING });
-        }
-        if let Some(head) = missing {
-            return Ok(Some(format!("{head}, and by config.json the embedding is the head")));
         }
         self.graph()
     }

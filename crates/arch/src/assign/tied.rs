@@ -1,9 +1,12 @@
-//! Models that store one matrix for embedding and head, under the head's name only.
+//! Models that store one matrix for embedding and head: under the head's name only, or for a runtime that reads two.
 
-use crate::assign::Assigner;
+use std::collections::BTreeMap;
+
+use crate::assign::{Assigner, Emission, EmissionKey};
 use crate::error::ArchError;
-use crate::names::{self, Captures};
-use crate::schema::TensorEntry;
+use crate::names::{self, Captures, SUFFIXES};
+use crate::needs;
+use crate::schema::{CardKind, TensorEntry};
 use crate::tied::{EMBEDDING, HEAD, USUAL_HEAD, is_named};
 
 impl Assigner<'_> {
@@ -29,6 +32,30 @@ impl Assigner<'_> {
             }
         }
         Ok(self.heads_of(&names).first().copied().zip(embedding))
+    }
+
+    /// Adds the head of a model that stores one matrix for embedding and head, where llama.cpp's loader requires a head.
+    pub(super) fn add_required_head(&mut self) -> Result<(), ArchError> {
+        let is_text = self.card.kind == CardKind::Text && !self.is_part && self.heads.expects_model();
+        if !is_text || self.is_untied || !needs::requires(&self.card.gguf, "output.weight") {
+            return Ok(());
+        }
+        let yields =
+            |entry: &TensorEntry, tensor| entry.targets.iter().any(|to| is_named(to.name.text(), tensor));
+        let of =
+            |tensor| self.emissions.iter().find(|(key, _)| yields(&self.card.entries[key.entry], tensor));
+        let (None, Some((_, embedding))) = (of(HEAD), of(EMBEDDING)) else { return Ok(()) };
+        let (weight, captures) = (embedding.last, Captures::default());
+        for (index, entry) in self.card.entries.iter().enumerate() {
+            let is_plain = entry.targets.len() == 1 && entry.join.is_none();
+            if is_plain && yields(entry, HEAD) && self.holds(entry.name(), entry.when.as_ref(), captures)? {
+                let suffix = if entry.exact { "" } else { SUFFIXES[0] };
+                let head = Emission { parts: BTreeMap::from([(0, weight)]), last: weight };
+                self.emissions.insert(EmissionKey { entry: index, captures, suffix }, head);
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the weights that are named like the model's output head.

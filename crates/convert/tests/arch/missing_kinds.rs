@@ -161,12 +161,6 @@ fn a_tensor_without_those_that_go_with_it_is_named_with_them() {
         ("stablelm/stablelm.json", &["q_proj.bias"], "k_proj.bias", &["q_proj.bias"]),
         ("olmo2/olmo2.json", &["q_norm.weight"], "k_norm.weight", &["q_norm.weight"]),
         (
-            "bailingmoe2/bailing_moe_v2.json",
-            &["key_layernorm.weight"],
-            "query_layernorm.weight",
-            &["key_layernorm.weight"],
-        ),
-        (
             "starcoder2/plain.json",
             &["post_attention_layernorm.bias"],
             "input_layernorm.bias",
@@ -180,6 +174,17 @@ fn a_tensor_without_those_that_go_with_it_is_named_with_them() {
             "{at}: {error}"
         );
         assert!(lacks.iter().all(|name| other.contains(&format!("{name}`"))), "{at}: {error}");
+    }
+    // Norms that the configuration switches on.
+    for (at, key, named) in [
+        ("command-r/cohere.json", "use_qk_norm", "self_attn.q_norm.weight"),
+        ("stablelm/stablelm.json", "qk_layernorm", "blk.0.attn_q_norm.weight"),
+    ] {
+        let case = fixture::case(at).edited(|content| content["config"][key] = true.into());
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let error = case.plan(dir.path(), OutType::F32).unwrap_err().to_string();
+        assert!(error.starts_with("the checkpoint lacks `") && error.contains(named), "{at}: {error}");
     }
     // A router that corrects its choice.
     for (at, gone) in [

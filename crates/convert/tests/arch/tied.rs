@@ -3,6 +3,7 @@
 use gguf_arch::OutType;
 use gguf_conversion::Conversion;
 use gguf_core::TensorSource;
+use serde_json::Value as Json;
 
 use super::fixture;
 use gguf_testkit::memory::tensor_bytes;
@@ -78,4 +79,24 @@ fn a_head_that_is_stored_alone_is_the_embedding_in_every_card(tier: Tier) {
     }
     assert!(wrong.is_empty(), "{} of {n}\n{}", wrong.len(), wrong.join("\n"));
     assert!(n > tier.of(10, 150), "{n}");
+}
+
+/// llama.cpp's loader of these architectures requires a head: that of a tied model is the embedding once more.
+#[test]
+fn a_required_head_of_a_tied_model_is_written() {
+    for at in ["olmo2/olmo2.json", "qwen2moe/qwen2_moe.json", "gptneox/gpt_neox.json", "gpt-oss/plain.json"] {
+        let tied = fixture::case(at).edited(|content| {
+            content["config"]["tie_word_embeddings"] = true.into();
+            let is_head = |row: &Json| {
+                ["lm_head.", "embed_out."].iter().any(|h| row[0].as_str().unwrap().starts_with(h))
+            };
+            content["tensors"].as_array_mut().unwrap().retain(|row| !is_head(row));
+        });
+        let dir = tempfile::tempdir().unwrap();
+        tied.write(dir.path());
+        let planned = tied.plan(dir.path(), OutType::F32).unwrap();
+        assert!(planned.warnings().is_empty(), "{at}: {:?}", planned.warnings());
+        let [embedding, head] = ["token_embd.weight", "output.weight"].map(|name| source(&planned, name));
+        assert!(embedding.is_some() && embedding == head, "{at}: {embedding:?} {head:?}");
+    }
 }

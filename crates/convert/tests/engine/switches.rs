@@ -308,9 +308,9 @@ const LOST_IN_CARDS: &[&str] = &[
     // It declares a norm but not its place, for which the class has the other default.
     "falcon-h1/normed.json: `mamba_norm_before_gate` = true is lost: a `falcon-h1` file has no key or tensor for it, and runtimes compute with false",
     // Heads of 16, but the class's divisor is for heads of 256.
-    "gemma-embedding/pooled.json: `query_pre_attn_scalar` = 256 is lost: a `gemma-embedding` file has no key or tensor for it, and runtimes compute with 16 (`--annotate` keeps it for `gguf-verify`)",
-    "gemma3/cut_vocabulary.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16 (`--annotate` keeps it for `gguf-verify`)",
-    "gemma3/no_window_rope_parameters.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16 (`--annotate` keeps it for `gguf-verify`)",
+    "gemma-embedding/pooled.json: `query_pre_attn_scalar` = 256 is lost: a `gemma-embedding` file has no key or tensor for it, and runtimes compute with 16",
+    "gemma3/cut_vocabulary.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16",
+    "gemma3/no_window_rope_parameters.json: `query_pre_attn_scalar` = 256 is lost: a `gemma3` file has no key or tensor for it, and runtimes compute with 16",
     // They have biases and norms that their configurations switch off.
     "glm4moe/further_block_alone.json: `attention_bias` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
     "glm4moe/further_block_alone.json: `use_qk_norm` = false is lost: a `glm4moe` file has no key or tensor for it, and runtimes compute with true",
