@@ -8,6 +8,7 @@ use crate::expr::Expr;
 use crate::names::Captures;
 use crate::resaved;
 use crate::schema::{Card, CardKind, DefaultValue};
+use crate::warning::ArchWarning;
 
 /// Members of a configuration.
 pub(super) type ConfigMap = Map<String, Json>;
@@ -199,6 +200,18 @@ pub(super) fn rope(config: &ConfigMap) -> ConfigMap {
     rope
 }
 
+/// Returns a warning if the configuration has both descriptions of the rope, and they differ.
+pub(super) fn two_ropes(config: &ConfigMap) -> Option<ArchWarning> {
+    let of = |name: &str| config.get(name).and_then(Json::as_object);
+    let (taken, other) = of("rope_parameters").zip(of("rope_scaling"))?;
+    let is_same = |key: &str, value: &Json| {
+        let taken = taken.get(if key == "type" { "rope_type" } else { key }).or_else(|| taken.get(key));
+        taken.is_some_and(|taken| taken == value || value.is_number() && taken.as_f64() == value.as_f64())
+    };
+    (!other.iter().all(|(key, value)| value.is_null() || is_same(key, value)))
+        .then_some(ArchWarning::TwoRopes)
+}
+
 /// Returns the roots `rope`, `rope_full` and `rope_swa`, after checking the rope type.
 pub(super) fn rope_roots(config: &ConfigMap) -> Result<[(&'static str, Root<'static>); 3], ArchError> {
     let rope = rope(config);
@@ -251,6 +264,22 @@ pub(super) fn change(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn two_descriptions_of_the_rope_may_not_differ() {
+        let both = |json: &str| two_ropes(&serde_json::from_str(json).unwrap()).is_some();
+        let taken = r#""rope_parameters": {"rope_type": "yarn", "factor": 4, "rope_theta": 1e4}"#;
+        for (other, differs) in [
+            (r#"{"type": "yarn", "factor": 4.0}"#, false),
+            ("null", false),
+            ("{}", false),
+            (r#"{"type": "linear", "factor": 4.0}"#, true),
+            (r#"{"rope_type": "yarn", "factor": 8}"#, true),
+            (r#"{"rope_type": "yarn", "factor": 4, "beta_fast": 1}"#, true),
+        ] {
+            assert_eq!(both(&format!(r#"{{{taken}, "rope_scaling": {other}}}"#)), differs, "{other}");
+        }
+    }
 
     #[test]
     fn rope_is_normalized() {

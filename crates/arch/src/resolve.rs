@@ -71,6 +71,7 @@ fn resolved(
     if registry.kind() == CardKind::Text {
         config_numbers::check(&config)?;
         cut = layer_lists::settle(&mut config)?;
+        cut.extend(hparams::two_ropes(&config));
     }
     let named = match (registry.kind(), options.mistral_format) {
         (CardKind::Text, true) => Ok(detect::mistral_class(&config).to_owned()),

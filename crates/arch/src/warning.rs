@@ -28,6 +28,12 @@ pub enum ArchWarning {
          transformers does"
     )]
     LongList { key: String, n_entries: u64, layers_key: &'static str, n_layers: u64 },
+    /// Two descriptions of the rope that contradict each other.
+    #[error(
+        "config.json: `rope_parameters` and `rope_scaling` have different values: those of `rope_parameters` are written, as by \
+         llama.cpp's converter, and transformers takes `rope_scaling`; remove the one that is wrong"
+    )]
+    TwoRopes,
     /// Rope factors that the runtime does not read.
     #[error(
         "config.json: rope type `{}`: llama.cpp reads no rope factors for `{arch}`, none are written; the model rotates \
