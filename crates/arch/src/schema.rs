@@ -137,7 +137,7 @@ impl Card {
                 if to.name.is_complete() {
                     return pattern.render(to.name.matches(target)?);
                 }
-                let suffix = SUFFIXES.into_iter().find(|suffix| target.ends_with(suffix))?;
+                let suffix = SUFFIXES.into_iter().find(|suffix| target.ends_with(suffix)).unwrap_or("");
                 Some(pattern.render(to.name.matches(target.strip_suffix(suffix)?)?)? + suffix)
             })
         });
