@@ -244,6 +244,8 @@ pub(super) fn look_again(
         (Ok(Some(found)), own) if found == own || found == FoundKind::Empty => Ok(()),
         (Ok(Some(_)), _) => taken("another file"),
         (Ok(None), _) => Ok(()),
+        // It is gone again.
+        (Err(error), _) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         (Err(error), _) => refused(GuardError::Unreadable { output: path.to_owned(), error }),
     }
 }

@@ -259,12 +259,12 @@ impl SharedOutput {
         }
         let data = found(&self.data()).map_err(failed)?;
         if let (Some(data), true) = (&data, missing.is_empty()) {
-            look_again(
-                &File::options().read(true).open(self.data()).map_err(failed)?,
-                &self.path,
-                None,
-                false,
-            )?;
+            match File::options().read(true).open(self.data()) {
+                Ok(own) => look_again(&own, &self.path, None, false)?,
+                // Another run was faster.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(failed(error)),
+            }
             self.note_done(data, sync)?;
             fault::point()?;
             match fs_err::rename(self.data(), &self.path) {

@@ -4,7 +4,7 @@ use super::*;
 
 const ID: &str = "ab";
 const COUNT: usize = 3;
-const WHOLE: [u8; 6] = *b"112233";
+const WHOLE: [u8; 6] = *b"xxyyzz";
 const NOTE: &str = ".m.gguf.into-ab.1.done";
 
 fn names(dir: &Path) -> Vec<String> {
@@ -24,7 +24,7 @@ fn begin(shared: &mut SharedOutput) -> OutputFile {
 }
 
 fn fill(file: &OutputFile, number: usize) {
-    file.write_at(2 * (number as u64 - 1), &[b'0' + number as u8; 2]).unwrap();
+    file.write_at(2 * (number as u64 - 1), &[b'w' + number as u8; 2]).unwrap();
 }
 
 /// Does a run as a scheduler starts it.
@@ -118,7 +118,7 @@ fn another_plan_is_another_file() {
     (1..=COUNT).for_each(|number| drop(run(dir, number).unwrap()));
     let mut other = SharedOutput::of(&dir.join("m.gguf"), "cd", 1, 1).unwrap();
     let Begun::At { file, start: 0 } = other.begin(2).unwrap() else { panic!("nothing to do") };
-    file.write_at(0, &[7, 7]).unwrap();
+    file.write_at(0, b"zz").unwrap();
     assert_eq!(other.finish(Some(&file), false).unwrap(), [0; 0]);
     assert_eq!(names(dir), ["m.gguf"]);
     assert_eq!(run(dir, 2).unwrap(), [1, 3]);
