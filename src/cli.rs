@@ -17,6 +17,7 @@ mod isolated;
 mod job;
 mod limits;
 mod memory;
+mod modelfile;
 #[cfg(test)]
 mod number_options;
 #[cfg(test)]
@@ -250,6 +251,11 @@ pub trait Tool: clap::Parser {
     fn after_interrupt(&self) -> Option<String> {
         None
     }
+
+    /// Returns the command whose options hints may name; without one, they may name any.
+    fn hinted(&self) -> Option<clap::Command> {
+        None
+    }
 }
 
 /// Environment of a running program.
@@ -367,6 +373,10 @@ pub fn run<T: Tool>() -> ExitCode {
         Ok(Err(error)) => Failure::of(&error),
         Err(_) => Some(Failure::defect()),
     };
+    let failure = failure.map(|failure| match tool.hinted() {
+        Some(command) => failure.with_hints_for(&command),
+        None => failure,
+    });
     let failure = failure.map(|failure| failure.with_rest(|| tool.after_interrupt()).with_offer(offer));
     failure.map_or(Exit::Done, |failure| failure.tell(session.common.json)).into()
 }

@@ -74,6 +74,23 @@ impl Failure {
         Self { hints: self.hints.into_iter().chain(offer).collect(), ..self }
     }
 
+    /// Leaves out hints at options that a command does not have. What is quoted with its program is another command.
+    pub(super) fn with_hints_for(mut self, command: &clap::Command) -> Self {
+        let has = |option: &str| {
+            let names = |arg: &clap::Arg| {
+                let aliases = arg.get_all_aliases().unwrap_or_default();
+                arg.get_long().into_iter().chain(aliases).any(|name| name == option)
+            };
+            command.get_arguments().any(names)
+        };
+        let is_of_command = |hint: &String| {
+            let options = hint.split('`').skip(1).step_by(2).filter_map(|code| code.strip_prefix("--"));
+            options.map(|code| code.split([' ', '=']).next().unwrap_or(code)).all(has)
+        };
+        self.hints.retain(is_of_command);
+        self
+    }
+
     /// Changes exit code 1 to 2, for comparisons, in which 1 means that files differ.
     pub(crate) fn into_trouble(self) -> Self {
         let exit = if self.exit == Exit::Failed { Exit::Usage } else { self.exit };
@@ -210,6 +227,19 @@ mod tests {
         assert_eq!(unknown.message, "unexpected argument '--numer' found");
         assert_eq!(unknown.hints, ["a similar argument exists: '--number'"]);
         assert_eq!(unknown.exit, Exit::Usage);
+    }
+
+    #[test]
+    fn hints_name_options_of_the_command() {
+        let hints = [
+            "`--number 7` is one",
+            "`--no-tokenizer` leaves it out",
+            "`gguf-convert --type f16` is another",
+            "none",
+        ];
+        let failure = Failure { hints: hints.map(str::to_owned).to_vec(), ..Failure::defect() };
+        let left = failure.with_hints_for(&<NumberProbe as clap::CommandFactory>::command()).hints;
+        assert_eq!(left, [hints[0], hints[2], hints[3]]);
     }
 
     #[test]

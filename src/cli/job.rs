@@ -6,6 +6,7 @@ mod integers;
 mod quantization;
 
 use std::io;
+use std::path::PathBuf;
 
 use crate::cli::quantize::options::usage;
 use crate::cli::{Session, UsageError, stored};
@@ -15,27 +16,30 @@ use crate::job::{Events, Job, JobError, JobPlan, JobReport, Remark};
 
 pub(super) use args::{JobArgs, output_path, with_common};
 
-/// Plans or runs a job, and prints the plan or the report.
+/// Plans or runs a job, and prints the plan or the report. Returns the files that were written.
 ///
 /// # Errors
 /// Whatever stops the job; contradictory options are bad usage.
-pub(super) fn carry_out(session: &Session, job: &Job, dry_run: bool) -> anyhow::Result<()> {
+pub(super) fn carry_out(session: &Session, job: &Job, dry_run: bool) -> anyhow::Result<Vec<PathBuf>> {
     if let Some(path) = job.importance.path.as_ref().filter(|_| !job.types.is_quantized()) {
         Imatrix::open(path)?;
         session.note("`--imatrix` changes nothing: no weight is quantized with importance");
     }
     if dry_run {
         let plan = job.plan(session).map_err(failure)?;
-        return print_plan(session, &plan);
+        print_plan(session, &plan)?;
+        return Ok(Vec::new());
     }
     let report = job.run(session).map_err(failure)?;
-    if session.common.json {
-        return session.print_json(&report);
-    }
     match &report {
-        JobReport::Convert(report) => conversion::print_report(session, report),
-        JobReport::Quantize(report) => quantization::print_report(session, report),
+        _ if session.common.json => session.print_json(&report)?,
+        JobReport::Convert(report) => conversion::print_report(session, report)?,
+        JobReport::Quantize(report) => quantization::print_report(session, report)?,
     }
+    Ok(match report {
+        JobReport::Convert(report) => report.files,
+        JobReport::Quantize(report) => report.files,
+    })
 }
 
 fn print_plan(session: &Session, plan: &JobPlan) -> anyhow::Result<()> {
@@ -61,6 +65,7 @@ pub(super) fn failure(error: JobError) -> anyhow::Error {
         error @ JobError::NotAModel { .. } => error.into(),
         JobError::Guard(error) => error.into(),
         JobError::NameTaken(error) => error.into(),
+        JobError::Folder(error) => error.into(),
         JobError::Output(error) => error.into(),
         JobError::Imatrix(error) => error.into(),
         JobError::Overrides(error) => error.into(),
@@ -81,7 +86,9 @@ impl Events for Session {
     }
 
     fn oddity(&self, text: &str) {
-        log::warn!("{text}");
+        if self.progress.is_new(text) {
+            log::warn!("{text}");
+        }
     }
 
     fn remark(&self, remark: &Remark) {
@@ -90,7 +97,9 @@ impl Events for Session {
     }
 
     fn note(&self, text: &str) {
-        Self::note(self, text);
+        if self.progress.is_new(text) {
+            Self::note(self, text);
+        }
     }
 
     fn detail(&self, text: &str) {

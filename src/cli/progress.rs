@@ -2,6 +2,7 @@
 
 mod pace;
 
+use std::collections::HashSet;
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -104,6 +105,8 @@ pub struct TerminalProgress {
     subject: Mutex<Subject>,
     stage: Mutex<Option<ProgressStage>>,
     bar: Arc<Mutex<Option<ProgressBar>>>,
+    /// Warnings that were shown, if each is shown once.
+    told: Mutex<Option<HashSet<String>>>,
 }
 
 #[derive(Debug)]
@@ -256,7 +259,19 @@ impl TerminalProgress {
             subject: Mutex::default(),
             stage: Mutex::new(None),
             bar: Arc::new(Mutex::new(None)),
+            told: Mutex::new(None),
         }
+    }
+
+    /// From now on, each warning is shown once: for a command that opens the same model several times.
+    pub(crate) fn warn_once(&self) {
+        self.told.lock().unpoisoned().get_or_insert_default();
+    }
+
+    /// Returns true for a text that has to be shown: always, unless [`Self::warn_once`] was called before and the text was
+    /// shown since.
+    pub(crate) fn is_new(&self, text: &str) -> bool {
+        self.told.lock().unpoisoned().as_mut().is_none_or(|told| told.insert(text.to_owned()))
     }
 
     /// Runs something that prints, with the bar hidden.
@@ -375,7 +390,7 @@ impl Progress for TerminalProgress {
     }
 
     fn warn(&self, text: &str) {
-        if self.mode != Mode::Quiet {
+        if self.mode != Mode::Quiet && self.is_new(text) {
             self.suspend(|| message("warning", text));
         }
     }

@@ -263,6 +263,13 @@ impl Tool for Quantize {
         }
     }
 
+    fn hinted(&self) -> Option<clap::Command> {
+        let is_ladder = matches!(self.command, Some(QuantizeCommand::Ladder(_)));
+        let all = command();
+        let common: Vec<clap::Arg> = all.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
+        all.find_subcommand("ladder").filter(|_| is_ladder).map(|own| own.clone().args(common))
+    }
+
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
             Some(QuantizeCommand::Stats(args)) => return args.run(session),
@@ -275,7 +282,7 @@ impl Tool for Quantize {
             None => {}
         }
         let found = self.arguments()?;
-        let quantize = || carry_out(session, &self.job(&found)?, self.dry_run);
+        let quantize = || carry_out(session, &self.job(&found)?, self.dry_run).map(|_| ());
         match found.threads {
             None => quantize()?,
             Some(n) => {

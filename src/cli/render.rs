@@ -93,6 +93,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::inspect::EditError,
         crate::job::JobError,
         crate::job::NameTaken,
+        crate::job::ladder::FolderError,
         crate::job::recipe::RecipeError,
         crate::job::RefusedOverrides,
         crate::quant::QuantError,

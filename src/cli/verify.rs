@@ -34,11 +34,13 @@ use crate::cli::verify::combine::CombineArgs;
 use crate::cli::verify::imatrix::ImatrixArgs;
 use crate::cli::verify::judge::VerifyArgs;
 use crate::cli::verify::logits::LogitsArgs;
-use crate::cli::verify::page::JudgedModels;
+use crate::cli::verify::page::JudgedFile;
+use crate::cli::verify::report::ModelReport;
 use crate::cli::{Common, Exit, Session, Tool};
 use crate::core::mmap::address_space_bytes;
 use crate::core::platform::held_bytes;
 use crate::engine::EngineOptions;
+use crate::gguf::UnfinishedRun;
 use crate::verify::{RowSelection, Scoring, Span};
 
 /// Check whether a model file is intact, and how good it is
@@ -89,7 +91,8 @@ struct CutArgs {
     stride: Option<usize>,
 }
 
-/// Judges models against one baseline on a text, as `gguf-verify MODELS --baseline REF --prompts TEXT`.
+/// Judges models against one baseline on a text, as `gguf-verify MODELS --baseline REF --prompts TEXT`. `take` receives
+/// the figures of each model when it is judged, with its number from 0.
 ///
 /// # Errors
 /// A baseline or a text that cannot be read, a model that cannot be judged.
@@ -98,38 +101,57 @@ pub(super) fn judge_all(
     models: &[PathBuf],
     baseline: &Path,
     text: &Path,
-) -> anyhow::Result<JudgedModels> {
+    take: &mut dyn FnMut(usize, JudgedFile) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
     let words = ["gguf-verify".as_ref()].into_iter().chain(models.iter().map(|path| path.as_os_str()));
     let options = ["--baseline".as_ref(), baseline.as_os_str(), "--prompts".as_ref(), text.as_os_str()];
     let args = Cli::try_parse_from(words.chain(options))?.verify;
-    args.judge(Some(baseline), session, |entries, failures| {
-        if let Some((path, error)) = failures.first() {
+    let mut each = |at: usize, entry: &ModelReport| take(at, JudgedFile::of(entry));
+    args.judge(Some(baseline), session, &mut each, |_, failures| match failures.first() {
+        None => Ok(()),
+        Some((path, error)) => {
             let error = crate::cli::render::error_line(error);
-            anyhow::bail!("{}: {error}", path.display());
+            anyhow::bail!("{}: {error}", path.display())
         }
-        JudgedModels::new(session, entries, baseline)
     })
 }
 
-/// Measures an importance matrix on a text, as `gguf-verify imatrix MODEL --prompts TEXT -o OUTPUT`. With `resume`, the
-/// matrix of an earlier run is continued, or taken as it is if it is complete; it must be of the same text and model.
+/// Measures an importance matrix on a text, as `gguf-verify imatrix MODEL --prompts TEXT -o OUTPUT`. A matrix that is
+/// there is taken if it is of the same text and model, unless `replace` is given. While it is measured it is hidden; with
+/// `resume`, what a stopped run has measured is continued.
 ///
 /// # Errors
-/// As that command; with `resume`, a matrix of another run.
+/// As that command; a matrix of another run.
 pub(super) fn measure_importance(
     session: &Session,
     model: &Path,
     text: &Path,
     output: &Path,
     resume: bool,
+    replace: bool,
 ) -> anyhow::Result<()> {
-    let words = ["gguf-verify".as_ref(), "imatrix".as_ref(), model.as_os_str(), "--prompts".as_ref()];
-    let output = [text.as_os_str(), "--no-ppl".as_ref(), "-o".as_ref(), output.as_os_str()];
-    let resume = resume.then_some("--resume".as_ref());
-    match Cli::try_parse_from(words.into_iter().chain(output).chain(resume))?.command {
-        Some(VerifyCommand::Imatrix(args)) => args.measure(session),
-        _ => Ok(()),
+    let mut hidden = std::ffi::OsString::from(".");
+    hidden.push(output.file_name().unwrap_or_default());
+    let hidden = output.with_file_name(hidden);
+    if output.is_file() && UnfinishedRun::find(output).is_some() {
+        fs_err::rename(output, &hidden)?;
     }
+    if !resume && hidden.is_file() {
+        fs_err::remove_file(&hidden)?;
+    }
+    let is_there = output.is_file() && !replace;
+    let target = if is_there { output } else { hidden.as_path() };
+    let words = ["gguf-verify".as_ref(), "imatrix".as_ref(), model.as_os_str(), "--prompts".as_ref()];
+    let options = [text.as_os_str(), "--no-ppl".as_ref(), "-o".as_ref(), target.as_os_str()];
+    let resume = target.is_file().then_some("--resume".as_ref());
+    let words = words.into_iter().chain(options).chain(resume);
+    if let Some(VerifyCommand::Imatrix(args)) = Cli::try_parse_from(words)?.command {
+        args.measure(session)?;
+        if !is_there {
+            fs_err::rename(&hidden, output)?;
+        }
+    }
+    Ok(())
 }
 
 /// Entry point of `gguf-verify`.

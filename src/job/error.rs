@@ -10,6 +10,7 @@ use crate::core::output::{GuardError, OutputError, OutputKind};
 use crate::core::text::escape;
 use crate::engine::EngineError;
 use crate::gguf::{GgufError, ImatrixError, WriteError};
+use crate::job::ladder::FolderError;
 use crate::job::recipe::RecipeError;
 use crate::job::{NameTaken, NothingAlike, RefusedOverrides};
 use crate::quantize::{AllocateError, FileType, OptionError, QuantizeError};
@@ -43,6 +44,9 @@ pub enum JobError {
     /// The default name belongs to another model.
     #[error(transparent)]
     NameTaken(#[from] NameTaken),
+    /// The folder of a ladder has files that are not those of the run.
+    #[error(transparent)]
+    Folder(#[from] FolderError),
     /// The output cannot be written there.
     #[error(transparent)]
     Output(#[from] OutputError),
@@ -93,6 +97,7 @@ impl Hint for JobError {
             }
             Self::Guard(error) => error.hints(),
             Self::NameTaken(error) => error.hints(),
+            Self::Folder(error) => error.hints(),
             Self::Output(error) => error.hints(),
             Self::Imatrix(error) => error.hints(),
             Self::Overrides(error) => error.hints(),

@@ -7,15 +7,20 @@
 //! | file | subject |
 //! |---|---|
 //! | `rung` | names and presets of types |
+//! | `naming` | names of the files |
 //! | `shares` `part` | division among machines, and the record of what each has written |
+//! | `record` `folder` | what each file of a folder was made of; files that earlier runs have written |
 //! | `prepared` | files of the ladder, checked and planned before a weight is read |
 //! | `beside` | towers and draft heads, in files of their own |
 //! | `sums` | checksums of the files |
 //! | `report` | data for the caller |
 
 mod beside;
+mod folder;
+mod naming;
 mod part;
 mod prepared;
+mod record;
 mod report;
 mod rung;
 mod shares;
@@ -25,6 +30,7 @@ use std::path::PathBuf;
 
 use crate::convert::ConvertOptions;
 use crate::core::GgmlType;
+use crate::core::output::sweep;
 use crate::gguf::{Imatrix, Share, WriteError, output_id};
 use crate::job::input::OpenedInput;
 use crate::job::run::JobRun;
@@ -33,12 +39,15 @@ use crate::job::{
 };
 use crate::quantize::{FileType, QuantizeOptions};
 
-pub use part::{LadderPartRecord, RecordedFile, RecordedPart, record_path};
+pub use folder::FolderError;
+pub use naming::{NAME_PATTERN, check_pattern};
+pub use part::{LadderPartRecord, record_path};
+pub use record::{FileOrigin, RecordedFile, RecordedPart};
 pub use report::{LadderFile, LadderFilePlan, LadderPlan, LadderReport};
 pub use rung::{Preset, Rung, UnknownRung};
 
 use beside::Companion;
-use part::Records;
+use folder::FolderRecords;
 use prepared::PreparedLadder;
 
 /// Largest file in bytes; a larger one is written in parts. The hub takes no larger ones.
@@ -53,6 +62,14 @@ pub struct Ladder {
     pub rungs: Vec<Rung>,
     /// Folder for the files, which are named after the model.
     pub directory: PathBuf,
+    /// Name of the model, in the files and their names; by default the model's own.
+    pub name: Option<String>,
+    /// Pattern of the file names, with `{name}` and `{type}`.
+    pub name_pattern: String,
+    /// Command that makes the files, for their records.
+    pub command: String,
+    /// True to make a file again that is there with other options.
+    pub replace: bool,
     /// Options of the conversion of a checkpoint.
     pub convert: ConvertOptions,
     /// Options of all quantizations. The file types are those of the rungs.
@@ -85,6 +102,10 @@ impl Ladder {
             input,
             rungs,
             directory,
+            name: None,
+            name_pattern: NAME_PATTERN.to_owned(),
+            command: String::new(),
+            replace: false,
             convert: ConvertOptions::default(),
             quantize: QuantizeOptions::new(FileType::Q4KM),
             importance: Importance::default(),
@@ -108,7 +129,7 @@ impl Ladder {
         let opened = run.open()?;
         let imatrix = job.importance.open(run.progress())?;
         let (own, _) = self.own(&opened, imatrix.as_ref())?;
-        Ok(PreparedLadder::new(&own, &run, &opened, imatrix.as_ref())?.plan())
+        Ok(PreparedLadder::new(&own, &run, &opened, imatrix.as_ref(), "")?.plan())
     }
 
     /// Writes all files. The folder is created if it does not exist.
@@ -121,30 +142,74 @@ impl Ladder {
         let opened = run.open()?;
         let imatrix = job.importance.open(run.progress())?;
         let (own, companions) = self.own(&opened, imatrix.as_ref())?;
-        let prepared = PreparedLadder::new(&own, &run, &opened, imatrix.as_ref())?;
+        let source = output_id(&[], &opened.paths(), "").map_err(WriteError::Io)?;
+        let prepared = PreparedLadder::new(&own, &run, &opened, imatrix.as_ref(), &source)?;
         if self.share.is_some() {
             events.note(&own.described());
         }
-        let mut records = Records::open(self, run.progress())?;
-        let report = prepared.write(&mut records)?;
+        let mut records = FolderRecords::open(self, run.progress())?;
+        let beside = companions.iter().map(|companion| companion.planned(self, events));
+        let beside = beside.collect::<Result<Vec<_>, _>>()?.concat();
+        let paths = [prepared.paths(), beside.clone()].concat();
+        let others = match self.share {
+            None => records.others(&paths, &source, run.progress())?,
+            Some(_) => Vec::new(),
+        };
+        let report = prepared.write(&mut records, beside)?;
         run.remark_converted_zeros(&opened);
-        let options = job.write_options(&opened);
-        let id = output_id(&[], &options.inputs, &options.identity).map_err(WriteError::Io)?;
         let mut beside = |companion: Companion| {
             let is_own = companions.contains(&companion);
-            is_own.then(|| companion.write(self, events, &id, &mut records)).transpose()
+            is_own.then(|| companion.write(self, events, &source, &mut records)).transpose()
         };
         let (projector, draft_heads) = (beside(Companion::Towers)?, beside(Companion::DraftHeads)?);
-        let part = records.finish()?.filter(|_| self.share.is_some());
-        Ok(LadderReport { projector, draft_heads, part, ..report })
+        let part = records.finish()?;
+        self.sweep(&[])?;
+        let seconds = run.start.elapsed().as_secs_f64();
+        Ok(LadderReport { others, projector, draft_heads, seconds, part, ..report })
     }
 
-    /// Removes the records of all parts, once nothing needs them any more.
+    /// Removes what dead runs have left in the folder, except unfinished files that this run continues. The folder of a
+    /// shared ladder is left alone: other machines write there.
+    fn sweep(&self, kept: &[PathBuf]) -> Result<(), JobError> {
+        let kept = if self.resume { kept } else { &[] };
+        if self.share.is_none() && self.directory.is_dir() {
+            sweep(&self.directory, kept)?;
+        }
+        Ok(())
+    }
+
+    /// Describes what the files of this run are made of.
+    fn origin(&self, source: &str) -> FileOrigin {
+        FileOrigin {
+            id: String::new(),
+            source: source.to_owned(),
+            made_by: part::made_by(),
+            command: self.command.clone(),
+            imatrix: None,
+        }
+    }
+
+    /// Records the figures of a file, so that a run that is stopped later need not measure them again. `id` identifies
+    /// what they were measured with.
     ///
     /// # Errors
     /// I/O errors.
-    pub fn forget_parts(&self) -> Result<(), JobError> {
-        Ok(part::forget(&self.directory)?)
+    pub fn keep_figures(
+        &self,
+        file: &LadderFile,
+        id: &str,
+        figures: &serde_json::Value,
+    ) -> Result<(), JobError> {
+        folder::keep_figures(&self.directory, file, id, figures, self.sync)
+    }
+
+    /// Removes the records of unfinished runs, once nothing needs them any more.
+    ///
+    /// # Errors
+    /// I/O errors.
+    pub fn forget_runs(&self) -> Result<(), JobError> {
+        part::forget(&self.directory)?;
+        Ok(folder::forget(&self.directory)?)
     }
 
     /// Returns the ladder with the files of the share, and the companions that the share has.

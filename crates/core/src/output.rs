@@ -47,11 +47,13 @@ mod write_back;
 pub use destination::{Destination, check_name};
 pub use edit_lock::{EditLock, EditLockError};
 pub use error::{Obstacle, OutputError};
-pub use guard::{CARD_DRAFT, CHART, FoundKind, GuardError, LADDER_PAGE, OutputGuard, OutputKind, check_kind};
+pub use guard::{
+    CARD_DRAFT, CHART, FoundKind, GuardError, LADDER_PAGE, MODELFILE, OutputGuard, OutputKind, check_kind,
+};
 pub use locked_directory::ScratchDirectory;
 pub use new_directory::NewDirectory;
 pub use set::OutputSet;
-pub use shared::{Begun, SharedOutput};
+pub use shared::{Begun, SharedOutput, sweep, unfinished};
 pub use write_back::WriteBack;
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it is removed. Bytes

@@ -281,7 +281,9 @@ pub(super) fn judge(
         let of_baseline = vectors(reference, &texts.chunks, progress, RunObservers::default())?;
         progress.end();
         if of_baseline.first().map_or(0, Vec::len) == width {
-            let healthy = healthy(model, baseline, &engine, &texts, &of_baseline, progress)?;
+            // A file that is what its types make of the baseline is its own reference copy.
+            let copy = report.is_copy().then_some(own.as_slice());
+            let healthy = healthy(model, baseline, &engine, &texts, &of_baseline, copy, progress)?;
             figures.against = EmbeddingDifference::of(&of_baseline, &own, &texts.prompts, is_score);
             if let Some(against) = &mut figures.against {
                 against.healthy = healthy;
@@ -299,13 +301,15 @@ pub(super) fn judge(
     masked::judge(LoadedModel { model, engine: &engine }, other, &texts, report, progress)
 }
 
-/// Returns the differences of a healthy file with the model's types; `None` if one of the types has no quantizer.
+/// Returns the differences of a healthy file with the model's types; `None` if one of the types has no quantizer. `copy`
+/// are its vectors, if they are known.
 fn healthy(
     model: &Model<'_>,
     baseline: &Model<'_>,
     engine: &Engine<'_>,
     texts: &EncoderTexts,
     of_baseline: &[Vec<f32>],
+    copy: Option<&[Vec<f32>]>,
     progress: &dyn Progress,
 ) -> Result<Option<HealthyVectors>, VerifyError> {
     let options = *engine.options();
@@ -313,11 +317,15 @@ fn healthy(
         return Ok(None);
     };
     let is_score = engine.plan().pooling.classifier.is_some();
-    let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
-    let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
-    progress.begin(TITLE, engine.work_bytes(&texts.chunks));
-    let found = vectors(&engine, &texts.chunks, progress, RunObservers::default())?;
-    progress.end();
+    let run = || {
+        let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
+        let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
+        progress.begin(TITLE, engine.work_bytes(&texts.chunks));
+        let found = vectors(&engine, &texts.chunks, progress, RunObservers::default())?;
+        progress.end();
+        Ok::<_, VerifyError>(found)
+    };
+    let found = copy.map_or_else(run, |copy| Ok(copy.to_vec()))?;
     let against = EmbeddingDifference::of(of_baseline, &found, &texts.prompts, is_score);
     Ok(against.map(|EmbeddingDifference { mean_cosine, worst_cosine, score_error, .. }| HealthyVectors {
         mean_cosine,

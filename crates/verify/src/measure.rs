@@ -1,6 +1,7 @@
 //! Runs windows through one or two engines, group by group, and collects the result of every position.
 
-use std::sync::Mutex;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
 
 use crate::logit_file::read::LogitFile;
 use crate::logit_file::write::LogitWriter;
@@ -38,8 +39,8 @@ pub struct Position {
     pub is_scored: bool,
 }
 
-/// Results of a baseline by group, kept so that it runs once for several models. Results that do not fit into a quarter
-/// of the memory budget are computed again.
+/// Results of a baseline by chunk, kept so that it runs once for several models and for parts of the same text. Results
+/// that do not fit into a quarter of the memory budget are computed again.
 #[derive(Debug, Default)]
 pub struct Recall {
     groups: Mutex<Vec<Recalled>>,
@@ -71,7 +72,7 @@ struct Recalled {
     /// Arithmetic of the baseline's products.
     arithmetic: Arithmetic,
     chunks: Vec<TokenChunk>,
-    output: BaselineOutput,
+    output: Arc<BaselineOutput>,
 }
 
 /// Output of a baseline for a group: hidden states, and the chosen experts if they were asked for.
@@ -82,6 +83,20 @@ struct BaselineOutput {
 }
 
 impl BaselineOutput {
+    /// Joins the outputs of chunks.
+    fn gathered(places: &[RecalledChunk<'_>]) -> Self {
+        let mut hidden = Hidden::default();
+        let mut choices = Some(Choices::default());
+        for RecalledChunk { output, rows, tokens } in places {
+            hidden.append(&output.hidden.rows(rows.clone()));
+            match (&mut choices, &output.choices) {
+                (Some(all), Some(own)) => all.append(own, tokens.clone()),
+                _ => choices = None,
+            }
+        }
+        Self { hidden, choices }
+    }
+
     fn n_bytes(&self) -> u64 {
         size_of_val(self.hidden.states()) as u64 + self.choices.as_ref().map_or(0, Choices::n_bytes)
     }
@@ -131,30 +146,68 @@ impl Recall {
         self.twins.lock().unpoisoned().push(twin);
     }
 
-    fn knows(&self, arithmetic: Arithmetic, chunks: &[TokenChunk]) -> bool {
+    /// Returns the output for a group if it is known for each chunk; with `is_routed` also the chosen experts.
+    fn find(
+        &self,
+        arithmetic: Arithmetic,
+        chunks: &[TokenChunk],
+        is_routed: bool,
+    ) -> Option<Arc<BaselineOutput>> {
         let groups = self.groups.lock().unpoisoned();
-        groups.iter().any(|group| group.is_of(arithmetic, chunks))
+        let own = || {
+            groups.iter().filter(|group| {
+                group.arithmetic == arithmetic && (!is_routed || group.output.choices.is_some())
+            })
+        };
+        if let Some(group) = own().find(|group| group.chunks == chunks) {
+            return Some(Arc::clone(&group.output));
+        }
+        let places = chunks.iter().map(|chunk| own().find_map(|group| group.place(chunk)));
+        Some(Arc::new(BaselineOutput::gathered(&places.collect::<Option<Vec<_>>>()?)))
     }
 
-    fn take(&self, arithmetic: Arithmetic, chunks: &[TokenChunk]) -> Option<BaselineOutput> {
-        let mut groups = self.groups.lock().unpoisoned();
-        let at = groups.iter().position(|group| group.is_of(arithmetic, chunks))?;
-        Some(groups.swap_remove(at).output)
+    fn knows(&self, arithmetic: Arithmetic, chunks: &[TokenChunk], is_routed: bool) -> bool {
+        let groups = self.groups.lock().unpoisoned();
+        let has = |group: &Recalled, chunk: &TokenChunk| {
+            group.arithmetic == arithmetic
+                && (!is_routed || group.output.choices.is_some())
+                && group.chunks.contains(chunk)
+        };
+        chunks.iter().all(|chunk| groups.iter().any(|group| has(group, chunk)))
     }
 
     /// Stores a group if the memory budget allows it.
-    fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, output: BaselineOutput) {
+    fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, output: &Arc<BaselineOutput>) {
+        let arithmetic = arithmetic_of(baseline);
+        if self.knows(arithmetic, &chunks, output.choices.is_some()) {
+            return;
+        }
         let mut groups = self.groups.lock().unpoisoned();
         let taken: u64 = groups.iter().map(|group| group.output.n_bytes()).sum();
         if taken + output.n_bytes() <= Self::most(baseline) {
-            groups.push(Recalled { arithmetic: arithmetic_of(baseline), chunks, output });
+            groups.push(Recalled { arithmetic, chunks, output: Arc::clone(output) });
         }
     }
 }
 
+/// Rows and tokens of a chunk in the output of its group.
+struct RecalledChunk<'a> {
+    output: &'a BaselineOutput,
+    rows: Range<usize>,
+    tokens: Range<usize>,
+}
+
 impl Recalled {
-    fn is_of(&self, arithmetic: Arithmetic, chunks: &[TokenChunk]) -> bool {
-        self.arithmetic == arithmetic && self.chunks.as_slice() == chunks
+    fn place(&self, wanted: &TokenChunk) -> Option<RecalledChunk<'_>> {
+        let at = self.chunks.iter().position(|chunk| chunk == wanted)?;
+        let before = self.chunks.get(..at)?;
+        let row: usize = before.iter().map(|chunk| chunk.rows.len()).sum();
+        let token: usize = before.iter().map(|chunk| chunk.tokens.len()).sum();
+        Some(RecalledChunk {
+            output: &self.output,
+            rows: row..row + wanted.rows.len(),
+            tokens: token..token + wanted.tokens.len(),
+        })
     }
 }
 
@@ -177,14 +230,15 @@ impl Baseline<'_> {
         chunks: &[TokenChunk],
         is_routed: bool,
         progress: &dyn Progress,
-    ) -> Result<BaselineOutput, VerifyError> {
-        if let Some(output) = self.recall.and_then(|recall| recall.take(arithmetic_of(self.engine), chunks)) {
+    ) -> Result<Arc<BaselineOutput>, VerifyError> {
+        let arithmetic = arithmetic_of(self.engine);
+        if let Some(output) = self.recall.and_then(|recall| recall.find(arithmetic, chunks, is_routed)) {
             return Ok(output);
         }
         let recorder = if is_routed { ChoiceRecorder::of(self.engine.plan()) } else { None };
         let observer = recorder.as_ref().map(|recorder| recorder as &dyn Observer);
         let hidden = self.engine.forward(chunks, progress, observer).map_err(VerifyError::Baseline)?;
-        Ok(BaselineOutput { hidden, choices: recorder.map(ChoiceRecorder::into_choices) })
+        Ok(Arc::new(BaselineOutput { hidden, choices: recorder.map(ChoiceRecorder::into_choices) }))
     }
 }
 
@@ -264,9 +318,10 @@ pub(super) fn measure_with(
         .into_iter()
         .map(|group| (group, group.iter().map(|window| window.chunk.clone()).collect()))
         .collect();
+    let is_routed = observers.routing.is_some();
     let knows = |chunks: &[TokenChunk]| {
         let stored = baseline.and_then(|baseline| Some((baseline.engine, baseline.recall?)));
-        stored.is_some_and(|(engine, recall)| recall.knows(arithmetic_of(engine), chunks))
+        stored.is_some_and(|(engine, recall)| recall.knows(arithmetic_of(engine), chunks, is_routed))
     };
     let again = |chunks: &[TokenChunk]| baseline.filter(|_| !knows(chunks));
     let work = |chunks: &[TokenChunk]| {
@@ -299,7 +354,7 @@ pub(super) fn measure_with(
                 }
             }
             Some(baseline) => {
-                let output = baseline.output(&chunks, observers.routing.is_some(), progress)?;
+                let output = baseline.output(&chunks, is_routed, progress)?;
                 if let Some(save) = &mut logits.save {
                     save.write(baseline.engine, &output.hidden, group, progress)?;
                 }
@@ -307,7 +362,7 @@ pub(super) fn measure_with(
                 let both =
                     baseline.engine.divergences(&output.hidden, engine, &hidden, &targets, progress)?;
                 if let Some(recall) = baseline.recall {
-                    recall.keep(baseline.engine, chunks, output);
+                    recall.keep(baseline.engine, chunks, &output);
                 }
                 both.into_iter().map(scored).collect()
             }

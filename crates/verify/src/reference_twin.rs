@@ -181,8 +181,24 @@ pub(super) fn evenly(windows: &[Window]) -> Vec<Window> {
 
 /// Chooses the windows of [`evenly`] that are in a share of all windows.
 pub(super) fn evenly_of(windows: &[Window], share: Range<usize>) -> Vec<Window> {
-    let total: usize = windows.iter().map(|window| window.chunk.tokens.len()).sum();
-    let step = total.div_ceil(TOKENS).max(1);
-    let chosen = windows.iter().enumerate().step_by(step).filter(|(at, _)| share.contains(at));
+    let chosen = windows.iter().enumerate().step_by(step(windows)).filter(|(at, _)| share.contains(at));
     chosen.map(|(_, window)| window.clone()).collect()
+}
+
+/// Returns the positions of the windows that [`evenly`] chooses, from those of a run over all windows.
+pub(super) fn positions_evenly(windows: &[Window], positions: &[Position]) -> Vec<Position> {
+    let step = step(windows);
+    let mut rest = positions;
+    let own = windows.iter().enumerate().flat_map(|(at, window)| {
+        let (own, later) = rest.split_at(window.targets.len().min(rest.len()));
+        rest = later;
+        if at.is_multiple_of(step) { own } else { &[] }
+    });
+    own.copied().collect()
+}
+
+/// Returns the distance of the chosen windows.
+fn step(windows: &[Window]) -> usize {
+    let total: usize = windows.iter().map(|window| window.chunk.tokens.len()).sum();
+    total.div_ceil(TOKENS).max(1)
 }

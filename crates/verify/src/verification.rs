@@ -19,7 +19,7 @@ use crate::model::LoadedModel;
 use crate::options::{VerifyOptions, longer_than_trained};
 use crate::prompts::file_reports;
 use crate::quality;
-use crate::reference_twin::{TwinRun, evenly, has_twin, run_twin};
+use crate::reference_twin::{TwinRun, evenly, has_twin, positions_evenly, run_twin};
 use crate::routing::watch::RouteTally;
 use crate::tasks;
 use crate::windows::{Cut, Scoring, Window, cut};
@@ -104,9 +104,14 @@ fn run_checks(
     if let Some(file) = extras.logits {
         file.check_arithmetic(options.engine.arithmetic)?;
     }
-    progress.steps(n_steps(model, baseline, prompts, options, extras));
+    progress.steps(n_steps(baseline.is_some(), prompts, options, extras));
     let weights = |report: &mut Report| match baseline {
-        Some(baseline) => compare_all_weights(model, baseline, options, report, progress),
+        Some(baseline) => {
+            compare_all_weights(model, baseline, options, report, progress)?;
+            let is_run = !options.weights_only && (!prompts.is_empty() || extras.logits.is_some());
+            progress.steps(usize::from(is_run && !report.is_copy() && has_twin(model, baseline)));
+            Ok(())
+        }
         None => Ok(()),
     };
     let ExaminedModel { mut report, ready } = examine(model, baseline, prompts, options, progress, weights)?;
@@ -172,6 +177,9 @@ fn run_checks(
         baseline.zip(reference.as_ref()).map(|(model, engine)| LoadedModel { model, engine });
     if report.divergence.is_some() {
         let twin = match loaded_baseline {
+            Some(LoadedModel { model: baseline, .. }) if report.is_copy() && has_twin(model, baseline) => {
+                TwinRun::Positions(positions_evenly(&windows, &positions))
+            }
             Some(loaded) => run_twin(model, loaded, &evenly(&windows), progress)?,
             None => TwinRun::None,
         };
@@ -192,20 +200,19 @@ fn run_checks(
     Ok(Verification { report, prompts: encoded, positions, unreached, has_saved: wanted.is_some() })
 }
 
-/// Returns the number of stages of a verification: blocks, weights, the model, a reference copy, tasks.
+/// Returns the number of stages of a verification that is known at its start: blocks, weights, the model, tasks. Whether
+/// a reference copy is run depends on the weights.
 fn n_steps(
-    model: &Model<'_>,
-    baseline: Option<&Model<'_>>,
+    has_baseline: bool,
     prompts: &[PromptSource],
     options: &VerifyOptions<'_>,
     extras: &Extras<'_>,
 ) -> usize {
     let is_run = !(options.structure_only || options.weights_only);
     let has_text = is_run && (!prompts.is_empty() || extras.logits.is_some());
-    let has_copy = has_text && baseline.is_some_and(|baseline| has_twin(model, baseline));
     let n_tasks = if is_run { extras.tasks.len() } else { 0 };
-    let has_weights = baseline.is_some() && !options.structure_only;
-    1 + usize::from(has_weights) + usize::from(has_text) + usize::from(has_copy) + n_tasks
+    let has_weights = has_baseline && !options.structure_only;
+    1 + usize::from(has_weights) + usize::from(has_text) + n_tasks
 }
 
 /// Model whose file, keys, weights and tokenizer were checked.

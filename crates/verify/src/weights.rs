@@ -7,6 +7,7 @@
 
 mod cause;
 mod compare;
+mod copied;
 mod diagnosis;
 pub(super) mod document;
 mod findings;
@@ -95,12 +96,14 @@ pub(super) fn compare_share(
     let own = own.unwrap_or_default();
     let n_bytes = |pair: &TensorPair<'_>| pair.file.meta().n_bytes().unwrap_or(0);
     progress.begin("comparing weights", own.iter().map(n_bytes).sum());
-    let mut n_cases = 0;
+    let (mut n_cases, mut is_copy) = (0, true);
     for pair in own {
         let comparison = comparison(pair, options.level);
         let found = compare(&comparison, options, pair.file.meta(), progress)
             .and_then(|tally| {
                 let mut tensor = judge(pair, &comparison, &tally);
+                is_copy = is_copy && pair.is_copy(&comparison, &tally, progress)?;
+                tensor.is_copy = is_copy;
                 if tensor.outcome == WeightOutcome::Damaged && n_cases < MAX_CASES {
                     n_cases += 1;
                     let others = others(&pairs, pair, &comparison);
@@ -261,6 +264,7 @@ fn judge(pair: &TensorPair<'_>, comparison: &Comparison<'_>, tally: &TensorTally
         ratio,
         blocks: tally.n_blocks,
         equal_blocks: tally.n_equal_blocks,
+        is_copy: false,
         histogram: tally.histogram.clone(),
         bad_blocks: tally.bad_blocks.clone(),
         bad_rows: tally.bad_rows.clone(),

@@ -6,10 +6,14 @@ use clap::Args;
 
 use crate::arch::CardKind;
 use crate::cli::convert::to_gguf::{ToGguf, check_tower_types};
+use crate::cli::modelfile::PromptForm;
 use crate::cli::remote::RemoteArgs;
 use crate::cli::{Exit, Session, UsageError};
 use crate::convert::ConvertOptions;
-use crate::job::{JobInput, JobTypes};
+use crate::core::output::{OutputFile, OutputKind};
+use crate::core::text::escape;
+use crate::gguf::GgufFile;
+use crate::job::{Guard, JobInput, JobTypes};
 
 /// Help of `--output`, whose default differs from that of the other commands.
 const OUTPUT: &str =
@@ -27,6 +31,9 @@ pub(super) struct MergeLora {
     /// mmproj-NAME-TYPE.gguf]
     #[arg(long, conflicts_with_all = ["annotate", "pre", "chat_template", "vocab_only", "target"])]
     mmproj: bool,
+    /// Write a Modelfile beside the output, for `ollama create`
+    #[arg(long, conflicts_with_all = ["mmproj", "vocab_only", "dry_run"])]
+    modelfile: bool,
     #[command(flatten)]
     remote: RemoteArgs,
     #[command(flatten)]
@@ -52,7 +59,22 @@ impl MergeLora {
         let input = JobInput::Merged { base: base.path().to_owned(), adapter: adapter.path().to_owned() };
         // The result belongs neither to the base model's directory, which may contain its own conversion, nor to the
         // adapter's.
-        self.to_gguf.run(session, input, Path::new("."), adjust)?;
+        let files = self.to_gguf.run(session, input, Path::new("."), adjust)?;
+        if let Some(file) = files.first().filter(|_| self.modelfile) {
+            write_modelfile(session, file)?;
+        }
         Ok(Exit::Done)
     }
+}
+
+/// Writes the Modelfile of a merged model next to it.
+fn write_modelfile(session: &Session, model: &Path) -> anyhow::Result<()> {
+    let path = model.with_file_name("Modelfile");
+    Guard::new(&session.progress, false).write("--modelfile", &path, OutputKind::Modelfile)?;
+    let file = GgufFile::open(model)?;
+    let name = model.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let text = PromptForm::of(file.metadata()).modelfile("NAME", &[name]);
+    OutputFile::write(&path, text.as_bytes(), !session.common.no_sync)?;
+    session.note(&format!("written: {}", escape(&path.display().to_string())));
+    Ok(())
 }

@@ -143,7 +143,7 @@ pub(in crate::cli) struct ToGguf {
 }
 
 impl ToGguf {
-    /// Plans and writes. `adjust` sets the options of one form of input, and refuses those that contradict the types.
+    /// Plans and writes, and returns the files. `adjust` sets the options of one form of input, and refuses those that contradict the types.
     /// `dir` is the default directory for the output.
     pub(super) fn run(
         &self,
@@ -151,7 +151,7 @@ impl ToGguf {
         input: JobInput,
         dir: &Path,
         adjust: impl FnOnce(&JobTypes, &mut ConvertOptions) -> anyhow::Result<()>,
-    ) -> anyhow::Result<()> {
+    ) -> anyhow::Result<Vec<PathBuf>> {
         let types = self.types()?;
         self.check()?;
         if self.no_lazy {

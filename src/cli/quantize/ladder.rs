@@ -1,32 +1,41 @@
 //! `gguf-quantize ladder`: many quantizations of one model from one reading, in a folder ready to be published.
 
 mod document;
+mod figures;
 mod folder;
+mod printed;
+mod usage;
 mod watched;
 
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 
 use crate::cli::job::failure;
+use crate::cli::modelfile::PromptForm;
 use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::ladder::document::{
-    DigestedFile, LadderCalibration, LadderDocument, LadderEntry, LadderImportance, LadderModel,
+    LadderCalibration, LadderDocument, LadderEntry, LadderImportance, LadderModel,
 };
 use crate::cli::quantize::ladder::folder::FolderFiles;
+use crate::cli::quantize::ladder::usage::{LadderUsage, recommended};
 use crate::cli::quantize::ladder::watched::WatchedInputs;
 use crate::cli::quantize::options::{QuantizeArgs, RequantizeArgs};
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
-use crate::cli::render::{Align, Table, duration, plural};
-use crate::cli::verify::page::{JudgedModels, command_line, digest};
-use crate::cli::verify::{judge_all, measure_importance};
+use crate::cli::render::{duration, plural};
+use crate::cli::verify::measure_importance;
+use crate::cli::verify::page::command_line;
 use crate::cli::{Exit, Session, UsageError};
-use crate::core::output::OutputKind;
-use crate::core::progress::Progress as _;
+use crate::core::output::{OutputKind, unfinished};
 use crate::core::text::{bytes, escape, shell_path, shell_word};
 use crate::gguf::Share;
-use crate::job::ladder::{Ladder, LadderFilePlan, LadderPlan, LadderReport, Preset, Rung, record_path};
+use crate::job::ladder::{
+    Ladder, LadderReport, MAX_PART_BYTES, NAME_PATTERN, Preset, Rung, check_pattern, record_path,
+};
 use crate::job::{Guard, JobInput};
+use crate::quantize::{Override, OverrideValue};
 
 /// Name of the importance matrix that is measured first.
 const MATRIX: &str = "imatrix.gguf";
@@ -59,9 +68,18 @@ pub(super) struct LadderArgs {
     /// Compare every file with the model on this text; the figures are in the page and the list of the folder
     #[arg(long, value_name = "TEXT")]
     verify: Option<PathBuf>,
-    /// Name of the person or organization that publishes the files
-    #[arg(long, value_name = "NAME")]
-    by: Option<String>,
+    #[command(flatten)]
+    page: PageArgs,
+    /// Name of the model, in the page, the files and their names [default: the model's own]
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    name: Option<String>,
+    /// File names, without `.gguf`: {name} and {type} are replaced
+    #[arg(long, value_name = "PATTERN", default_value = NAME_PATTERN, value_parser = pattern)]
+    name_pattern: String,
+    /// Most bytes of tensors in a file, with K, M or G (powers of 1000): larger files come in parts [default: 50G, the most
+    /// that the hub takes]
+    #[arg(long, value_name = "SIZE", value_parser = crate::cli::split_size)]
+    split_max_size: Option<u64>,
     /// Template of README.md instead of the built-in one (minijinja, with the keys of ladder.json)
     #[arg(long, value_name = "FILE")]
     template: Option<PathBuf>,
@@ -69,10 +87,13 @@ pub(super) struct LadderArgs {
     /// end, the same command with `--resume` in place of `--part I/N` writes README.md, ladder.json and SHA256SUMS of all
     #[arg(long, value_name = "I/N", conflicts_with = "calibration")]
     part: Option<Share>,
-    /// Keep what is written when the run is stopped; the same command resumes from it. What parts have written is taken
-    /// over
+    /// Keep unfinished files when the run is stopped; the same command resumes from them. What parts have written is taken
+    /// over. Files that are finished are kept without it, too
     #[arg(long)]
     resume: bool,
+    /// Make files again that are there with other options, or of which nothing is known
+    #[arg(long)]
+    replace: bool,
     /// Print what would be done, write nothing
     #[arg(long)]
     dry_run: bool,
@@ -86,6 +107,27 @@ pub(super) struct LadderArgs {
     remote: RemoteArgs,
 }
 
+/// Options of the page.
+#[derive(Clone, Debug, Args)]
+pub(super) struct PageArgs {
+    /// Name of the person or organization that publishes the files
+    #[arg(long, value_name = "NAME")]
+    by: Option<String>,
+    /// Repository of the model that is quantized, for the page [default: the one of SOURCE, if it is known]
+    #[arg(long, value_name = "ORG/NAME")]
+    base_model: Option<String>,
+    /// License of the model, as the hub names it, for the page [default: the one that SOURCE declares]
+    #[arg(long, value_name = "ID")]
+    license: Option<String>,
+    /// Write a Modelfile beside the files, for `ollama create`
+    #[arg(long)]
+    modelfile: bool,
+}
+
+fn pattern(text: &str) -> Result<String, String> {
+    check_pattern(text).map(|()| text.to_owned())
+}
+
 fn preset(name: &str) -> Result<Preset, String> {
     Preset::from_name(name).ok_or_else(|| {
         let names: Vec<_> = Preset::ALL.iter().map(|(name, _)| format!("`{name}`")).collect();
@@ -95,6 +137,9 @@ fn preset(name: &str) -> Result<Preset, String> {
 
 impl LadderArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        let start = Instant::now();
+        // Types that are written alone, towers and the verification open the model again.
+        session.progress.warn_once();
         let rungs = self.rungs(session)?;
         let model = self.model(session)?;
         self.remote.check_use([&model])?;
@@ -109,7 +154,7 @@ impl LadderArgs {
                 return Err(UsageError(text.to_owned()).into());
             }
             let plan = ladder.plan(session).map_err(failure)?;
-            print_plan(session, &plan)?;
+            printed::plan(session, &plan)?;
             return Ok(Exit::Done);
         }
         let texts = || self.calibration.iter().chain(&self.verify);
@@ -124,25 +169,66 @@ impl LadderArgs {
         if let Some(share) = self.part {
             return self.run_part(share, &ladder, guard, session);
         }
-        let folder = FolderFiles::of(&self.output, self.template.as_deref(), &mut guard)?;
+        let template = self.template.as_deref();
+        let folder = FolderFiles::of(&self.output, template, self.page.modelfile, &mut guard)?;
         if let Some(text) = &self.calibration {
             fs_err::create_dir_all(&self.output)?;
             let matrix = self.output.join(MATRIX);
             guard.write("the importance matrix", &matrix, OutputKind::Imatrix)?;
-            measure_importance(session, model.path(), text, &matrix, self.resume)?;
+            let (resume, replace) = (self.resume, self.replace);
+            measure_importance(session, model.path(), text, &matrix, resume, replace)?;
             ladder.importance.path = Some(matrix);
             watched.check()?;
         }
-        let report = ladder.run(session).map_err(failure)?;
-        let judged = self.verify.as_deref().map(|text| judge(session, &report, model.path(), text));
-        let judged = judged.transpose()?;
+        let mut report = ladder.run(session).map_err(failure)?;
+        if let Some(text) = &self.verify {
+            figures::measure(session, &ladder, &mut report, model.path(), text)?;
+        }
         watched.check()?;
-        let document = self.document(session, &ladder, &report, judged.as_ref())?;
-        let chart = judged.as_ref().and_then(|judged| judged.size_chart.as_deref());
-        folder.write(&document, chart, session)?;
-        ladder.forget_parts().map_err(failure)?;
-        self.print_report(session, &report, &document)?;
+        let chart = figures::compare(&mut report)?;
+        report.seconds = start.elapsed().as_secs_f64();
+        let document = self.document(session, &ladder, &report)?;
+        folder.write(&document, chart.as_deref(), self.modelfile(&document), session)?;
+        ladder.forget_runs().map_err(failure)?;
+        remove_if_there(&self.output.join(format!(".{MATRIX}")))?;
+        self.note_gaps(session, &document);
+        printed::report(session, &report, &document, &self.upload(&document))?;
         Ok(Exit::Done)
+    }
+
+    /// Notes what the page lacks.
+    fn note_gaps(&self, session: &Session, document: &LadderDocument) {
+        let gaps = [
+            (document.model.repository.is_none(), "base model", "--base-model ORG/NAME"),
+            (document.model.license.is_none(), "license", "--license ID"),
+        ];
+        let gaps: Vec<_> = gaps.iter().filter(|(is_missing, ..)| *is_missing).collect();
+        if !gaps.is_empty() && self.template.is_none() {
+            let join =
+                |of: fn(&(bool, &str, &str)) -> String| gaps.iter().map(|gap| of(gap)).collect::<Vec<_>>();
+            let missing = join(|gap| gap.1.to_owned()).join(" and no ");
+            let options = join(|gap| format!("`{}`", gap.2)).join(", ");
+            session.note(&format!("README.md names no {missing}: {options}"));
+        }
+        let n_open = document.files.iter().filter(|entry| entry.figures.is_none()).count();
+        if let Some(text) = document.verification.as_ref().filter(|_| n_open > 0) {
+            let text = &text.name;
+            session.note(&format!(
+                "{n_open} of {} files have no figures: `--verify {text}`",
+                document.files.len()
+            ));
+        }
+    }
+
+    /// Returns the Modelfile of the recommended file, if one is wanted.
+    fn modelfile(&self, document: &LadderDocument) -> Option<String> {
+        let usage = document.usage.as_ref().filter(|_| self.page.modelfile)?;
+        let entry = recommended(&document.files)?;
+        let files = [Some(entry), document.projector.as_ref()].into_iter().flatten();
+        let files: Vec<String> =
+            files.filter_map(|entry| Some(entry.file.parts.first()?.name.clone())).collect();
+        let name = document.model.name.to_lowercase().replace(' ', "-");
+        Some(usage.form.modelfile(&shell_word(&name), &files))
     }
 
     /// Writes the files of one of several machines, and their record.
@@ -161,7 +247,7 @@ impl LadderArgs {
         }
         if !session.common.quiet {
             session.print(|out| {
-                table(report.all().map(|file| &file.plan)).print(out)?;
+                printed::table(report.all().map(|file| &file.plan)).print(out)?;
                 writeln!(
                     out,
                     "\npart {share}: {}, {}, in {}\nwhen all parts are there: the same command with `--resume` in place \
@@ -197,17 +283,17 @@ impl LadderArgs {
         session: &Session,
         ladder: &Ladder,
         report: &LadderReport,
-        judged: Option<&JudgedModels>,
     ) -> anyhow::Result<LadderDocument> {
-        let digested = |path: &Path| -> anyhow::Result<DigestedFile> {
-            Ok(DigestedFile { name: document::file_name(path), sha256: digest(path, &session.progress)? })
-        };
+        let digested = |path: &Path| figures::digested(session, path);
+        let files = LadderEntry::all(report)?;
         let importance = match &ladder.importance.path {
             Some(matrix) => Some(LadderImportance {
                 matrix: digested(matrix)?,
                 text: self.calibration.as_deref().map(digested).transpose()?,
             }),
-            None => None,
+            // That of the files that earlier runs have made.
+            None => document::old_importance(&self.output)
+                .filter(|_| files.iter().any(|entry| entry.file.origin.imatrix.is_some())),
         };
         let calibration = ladder.calibration.as_ref().map(|calibration| {
             let files = calibration.texts.iter().filter(|text| !text.is_dir());
@@ -217,20 +303,38 @@ impl LadderArgs {
                 texts: files.map(|text| digested(text)).collect::<anyhow::Result<_>>()?,
             })
         });
-        Ok(LadderDocument {
+        let mut commands: Vec<String> = Vec::new();
+        for command in files.iter().map(|entry| &entry.file.origin.command).filter(|text| !text.is_empty()) {
+            if !commands.contains(command) {
+                commands.push(command.clone());
+            }
+        }
+        let is_new = report.files.iter().any(|file| !file.was_there);
+        let command = if is_new { None } else { commands.first().cloned() };
+        let mut document = LadderDocument {
             made_by: format!("gguf-quantize ladder {}", crate::cli::version()),
-            quantized_by: self.by.as_deref().map(|name| escape(name).into_owned()),
-            model: LadderModel::new(report, &self.source),
+            quantized_by: self.page.by.as_deref().map(|name| escape(name).into_owned()),
+            model: LadderModel::new(report, &self.source, &self.page),
             importance,
             calibration: calibration.transpose()?,
-            verification: self.verify.as_deref().map(digested).transpose()?,
-            files: LadderEntry::all(report, judged)?,
-            projector: report.projector.as_ref().map(LadderEntry::of),
-            draft_heads: report.draft_heads.as_ref().map(LadderEntry::of),
-            file_bytes: report.file_bytes,
+            verification: figures::text(&files),
+            file_bytes: files.iter().map(|entry| entry.file.file_bytes).sum(),
+            projector: report.projector.as_ref().map(LadderEntry::of).transpose()?,
+            draft_heads: report.draft_heads.as_ref().map(LadderEntry::of).transpose()?,
             made_bytes: report.made_bytes,
-            command: command_line(std::env::args_os()),
-        })
+            command: command.unwrap_or_else(|| ladder.command.clone()),
+            commands,
+            usage: None,
+            files,
+        };
+        let best = recommended(&document.files).filter(|_| !document.model.image);
+        document.usage = best.map(|best| LadderUsage {
+            repository: self.repository(&document),
+            name: best.file.name.clone(),
+            form: PromptForm::of(&report.metadata),
+            modelfile: self.page.modelfile,
+        });
+        Ok(document)
     }
 
     pub(super) fn is_dry(&self) -> bool {
@@ -239,12 +343,24 @@ impl LadderArgs {
 
     /// Returns a sentence about what is kept of a stopped run.
     pub(super) fn after_interrupt(&self) -> String {
-        let text = if self.resume || self.part.is_some() {
-            "what was written is kept: the same command resumes from it"
-        } else {
-            "nothing was kept: with `--resume` a run that is stopped can be resumed"
-        };
-        text.to_owned()
+        let is_resumed = self.resume || self.part.is_some();
+        let begun = unfinished(&self.output).unwrap_or_default();
+        let is_data = |path: &Path| fs_err::metadata(path).is_ok_and(|found| found.len() > 4096);
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let begun: Vec<String> =
+            begun.iter().map(|(path, _)| path.as_path()).filter(|path| is_data(path)).map(name).collect();
+        let is_model =
+            |path: &Path| path.extension().is_some_and(|end| end == "gguf") && !name(path).starts_with('.');
+        let whole = fs_err::read_dir(&self.output).into_iter().flatten().flatten();
+        let n_whole = whole.filter(|entry| is_model(&entry.path())).count();
+        if n_whole == 0 && !is_resumed {
+            return "nothing was kept: with `--resume` a run that is stopped can be resumed".to_owned();
+        }
+        let whole = (n_whole > 0).then(|| plural(n_whole as u64, "whole file"));
+        let hidden = (!begun.is_empty()).then(|| format!("hidden: {}", escape(&begun.join(", "))));
+        let kept = [whole, hidden].into_iter().flatten().collect::<Vec<_>>().join("; ");
+        let kept = if kept.is_empty() { String::new() } else { format!(" ({kept})") };
+        format!("what was written is kept{kept}: the same command resumes from it")
     }
 
     /// Returns the types that were asked for. Of a preset, those that need an importance matrix are left out if there
@@ -320,10 +436,19 @@ impl LadderArgs {
             rule_files: self.quantize.tensor_types.files().cloned().collect(),
             resume: self.resume,
             share: self.part,
+            name: self.name.clone(),
+            name_pattern: self.name_pattern.clone(),
+            command: command_line(std::env::args_os()),
+            replace: self.replace,
+            max_part_bytes: self.split_max_size.unwrap_or(MAX_PART_BYTES),
             sync: !session.common.no_sync,
             memory_bytes: session.common.memory_bytes(),
             ..Ladder::new(input, rungs, self.output.clone())
         };
+        if let Some(name) = &self.name {
+            let value = OverrideValue::Str(name.clone());
+            ladder.quantize.overrides.push(Override { key: "general.name".to_owned(), value });
+        }
         ladder.quantize.allow_requantize = self.requantize.allow_requantize;
         ladder.convert.level = session.common.simd;
         ladder.convert.allow_nonfinite = ladder.quantize.allow_nonfinite;
@@ -331,103 +456,26 @@ impl LadderArgs {
     }
 }
 
-fn table<'f>(files: impl Iterator<Item = &'f LadderFilePlan>) -> Table {
-    let mut table = Table::new(&[
-        ("file", Align::Left),
-        ("type", Align::Left),
-        ("bits per weight", Align::Right),
-        ("size", Align::Right),
-        ("notes", Align::Left),
-    ]);
-    for file in files {
-        let name = file.paths.first().and_then(|path| path.file_name()).unwrap_or_default();
-        let mut notes = Vec::new();
-        if file.paths.len() > 1 {
-            notes.push(plural(file.paths.len() as u64, "part"));
-        }
-        if file.n_fallbacks > 0 {
-            notes.push(format!("{} in another type", plural(file.n_fallbacks as u64, "tensor")));
-        }
-        if file.is_calibrated {
-            notes.push("calibrated".to_owned());
-        } else if file.is_alone {
-            notes.push("made separately".to_owned());
-        }
-        table.row([
-            escape(&name.to_string_lossy()).into_owned(),
-            file.name.clone(),
-            format!("{:.2}", file.bits_per_weight),
-            bytes(file.file_bytes),
-            notes.join(", "),
-        ]);
-    }
-    table
-}
-
-fn print_plan(session: &Session, plan: &LadderPlan) -> anyhow::Result<()> {
-    for obstacle in &plan.obstacles {
-        session.progress.warn(&format!("a run would stop here: {obstacle}"));
-    }
-    if session.common.json {
-        return session.print_json(plan);
-    }
-    session.print(|out| {
-        table(plan.files.iter()).print(out)?;
-        writeln!(
-            out,
-            "\n{}, {}; {} to quantize, since tensors that several files share are quantized once{}",
-            plural(plan.files.len() as u64, "file"),
-            bytes(plan.file_bytes),
-            bytes(plan.made_bytes),
-            plan.free_bytes.map_or_else(String::new, |free| format!("; {} free", bytes(free))),
-        )
-    })
-}
-
-/// Compares all files with the model.
-fn judge(
-    session: &Session,
-    report: &LadderReport,
-    model: &Path,
-    text: &Path,
-) -> anyhow::Result<JudgedModels> {
-    let first = report.files.iter().filter_map(|file| file.plan.paths.first().cloned());
-    judge_all(session, &first.collect::<Vec<_>>(), model, text)
-}
-
 impl LadderArgs {
-    fn print_report(
-        &self,
-        session: &Session,
-        report: &LadderReport,
-        document: &LadderDocument,
-    ) -> anyhow::Result<()> {
-        if session.common.json {
-            return session.print_json(document);
-        }
-        if session.common.quiet {
-            return Ok(());
-        }
-        session.print(|out| {
-            table(report.all().map(|file| &file.plan)).print(out)?;
-            writeln!(
-                out,
-                "\n{}, {}, of which {} were made, in {}",
-                plural(report.files.len() as u64, "file"),
-                bytes(report.file_bytes),
-                bytes(report.made_bytes),
-                duration(report.seconds),
-            )?;
-            writeln!(out, "publish: {}", self.upload(document))
-        })
+    /// Returns the repository that the folder is uploaded to.
+    fn repository(&self, document: &LadderDocument) -> String {
+        let name = document.model.repository.as_deref().and_then(|repository| repository.split_once('/'));
+        let own = (self.name.is_none()).then_some(name).flatten();
+        let name = own.map_or(document.model.name.as_str(), |(_, name)| name).replace(' ', "-");
+        let by = document.quantized_by.as_deref().unwrap_or("YOUR-NAME").replace(' ', "-");
+        format!("{by}/{name}-GGUF")
     }
 
-    /// Returns the command that uploads the folder.
+    /// Returns the command that uploads the folder, without what unfinished runs leave in it.
     fn upload(&self, document: &LadderDocument) -> String {
-        let name = document.model.repository.as_deref().and_then(|repository| repository.split_once('/'));
-        let name = name.map_or(document.model.name.as_str(), |(_, name)| name).replace(' ', "-");
-        let by = document.quantized_by.as_deref().unwrap_or("YOUR-NAME").replace(' ', "-");
-        let repository = shell_word(&format!("{by}/{name}-GGUF"));
-        format!("hf upload {repository} {}", shell_path(&self.output.display().to_string()))
+        let repository = shell_word(&self.repository(document));
+        format!("hf upload {repository} {} --exclude '.*'", shell_path(&self.output.display().to_string()))
+    }
+}
+
+fn remove_if_there(path: &Path) -> std::io::Result<()> {
+    match fs_err::remove_file(path) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }

@@ -13,7 +13,7 @@ use crate::cli::remote::{ModelDirectory, RemoteArgs};
 use crate::cli::verify::against::Earlier;
 use crate::cli::verify::details::Details;
 use crate::cli::verify::limits::{LimitArgs, OtherLimitArgs, against_baseline};
-use crate::cli::verify::model::OpenedModel;
+use crate::cli::verify::model::{ConvertedBaseline, OpenedModel};
 use crate::cli::verify::page::Reports;
 use crate::cli::verify::per_token::PerTokenFile;
 use crate::cli::verify::prompt_files::PromptFiles;
@@ -158,7 +158,7 @@ impl VerifyArgs {
         if let (Some(share), Some(output)) = (here.part, &here.output) {
             return here.judge_share(share, output, session);
         }
-        here.judge(self.baseline.as_deref(), session, |entries, failures| {
+        here.judge(self.baseline.as_deref(), session, &mut |_, _| Ok(()), |entries, failures| {
             here.show(entries, failures, session)
         })
     }
@@ -186,11 +186,13 @@ impl VerifyArgs {
     }
 
     /// Verifies once all inputs are on this machine, and hands out the verdicts and the models that could not be
-    /// judged. `named` is the baseline as given on the command line.
+    /// judged. `named` is the baseline as given on the command line; `each` receives every verdict at once, with the
+    /// number of the model from 0.
     pub(super) fn judge<T>(
         &self,
         named: Option<&Path>,
         session: &Session,
+        each: &mut dyn FnMut(usize, &ModelReport) -> anyhow::Result<()>,
         take: impl FnOnce(&[ModelReport], &[(PathBuf, anyhow::Error)]) -> anyhow::Result<T>,
     ) -> anyhow::Result<T> {
         let tasks = self.tasks.read()?;
@@ -206,7 +208,7 @@ impl VerifyArgs {
             }
             _ => None,
         };
-        let baseline = if self.models.len() > 1 { baseline.map(OpenedModel::with_recall) } else { baseline };
+        let baseline = baseline.map(OpenedModel::with_recall);
         let mut read = self.inputs(baseline.as_ref());
         read.iter().try_for_each(|(role, path)| guard.read(role, path))?;
         let origin = self.origin()?;
@@ -222,13 +224,15 @@ impl VerifyArgs {
             session,
         };
         let mut outputs = Outputs::begin(self)?;
+        let mut alike = ConvertedBaseline::default();
         let (mut entries, mut failures) = (Vec::new(), Vec::new());
         for (number, path) in self.models.iter().enumerate() {
             let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
             session.progress.restart(&escape(&name), number + 1, self.models.len());
-            match self.verify(path, &job, &mut outputs, &mut guard) {
+            match self.verify(path, &job, &mut alike, &mut outputs, &mut guard) {
                 Ok(mut model) => {
                     read.extend(model.inputs.drain(..).map(|path| ("model", path)));
+                    each(number, &model)?;
                     entries.push(model);
                 }
                 Err(error) => {
@@ -420,6 +424,7 @@ impl VerifyArgs {
         &self,
         path: &Path,
         job: &JudgeInputs<'_>,
+        alike: &mut ConvertedBaseline,
         outputs: &mut Outputs<'_>,
         guard: &mut Guard<'_>,
     ) -> anyhow::Result<ModelReport> {
@@ -445,8 +450,8 @@ impl VerifyArgs {
         };
         guard.read_all("a model", opened.inputs())?;
         opened.with(None, |model| self.arithmetic.check(path, model.source.tensors()))?;
-        let alike = self.converted_like(&opened, baseline, session);
-        let baseline = alike.as_ref().or(baseline);
+        let alike = alike.of(self.baseline.as_deref(), &opened, baseline, session);
+        let baseline = alike.or(baseline);
         let options = self.options(prompts, session);
         let trace = self.trace.map(|layer| Trace::new(layer, session));
         if let (Some(layer), Some(n_layers)) = (self.trace, n_layers(opened.metadata()))
@@ -537,19 +542,6 @@ impl VerifyArgs {
             structure_only: self.structure_only,
             weights_only: self.weights_only,
         }
-    }
-
-    /// Returns the baseline converted again if it is a checkpoint and the file shows that it was converted with
-    /// options.
-    fn converted_like(
-        &self,
-        file: &OpenedModel,
-        baseline: Option<&OpenedModel>,
-        session: &Session,
-    ) -> Option<OpenedModel> {
-        let (alike, shown) = baseline?.converted_like(self.baseline.as_deref()?, file, &session.common)?;
-        session.note(&format!("baseline converted with `{}`, as the file was", shown.names().join(" ")));
-        Some(alike)
     }
 
     fn exit(&self, verdict: Verdict) -> Exit {

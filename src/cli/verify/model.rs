@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 
 use crate::arch::{ArchError, OutType};
-use crate::cli::Common;
+use crate::cli::{Common, Session};
 use crate::convert::{Conversion, ConvertError, ConvertOptions, DiffusionConversion, ShownOptions};
 use crate::core::TensorSource;
 use crate::core::text::{escape, plural};
@@ -134,24 +134,19 @@ impl OpenedModel {
         Ok(Self::of(origin))
     }
 
-    /// Converts a checkpoint again with the options that `file` shows it was converted with. Returns it with these
-    /// options; `None` if there are none, or if this is a file.
-    pub(super) fn converted_like(
-        &self,
-        path: &Path,
-        file: &Self,
-        common: &Common,
-    ) -> Option<(Self, ShownOptions)> {
+    /// Returns the options that `file` shows it was converted with; `None` if there are none, or if this is a file.
+    pub(super) fn shown_by(&self, file: &Self) -> Option<ShownOptions> {
         let (ModelOrigin::Checkpoint(plain), ModelOrigin::Gguf(file)) = (&self.origin, &file.origin) else {
             return None;
         };
         let shown = ShownOptions::between(plain, file.metadata(), file.tensors());
-        if shown == ShownOptions::default() {
-            return None;
-        }
-        // If the checkpoint does not accept an option, the file was not made with it.
-        let again = plan_checkpoint(path, shown, common).ok()?;
-        Some((Self::of(ModelOrigin::Checkpoint(Box::new(again))), shown))
+        (shown != ShownOptions::default()).then_some(shown)
+    }
+
+    /// Converts a checkpoint with these options; `None` if it does not accept one of them.
+    pub(super) fn converted_with(path: &Path, shown: ShownOptions, common: &Common) -> Option<Self> {
+        let conversion = plan_checkpoint(path, shown, common).ok()?;
+        Some(Self::of(ModelOrigin::Checkpoint(Box::new(conversion))))
     }
 
     fn of(origin: ModelOrigin) -> Self {
@@ -214,5 +209,31 @@ impl OpenedModel {
             ModelOrigin::Checkpoint(conversion) => conversion.input_paths(),
             ModelOrigin::Image(conversion) => conversion.input_paths().to_vec(),
         }
+    }
+}
+
+/// Baseline converted with the options of the last file that shows some. Files with the same options share it, and its
+/// results.
+#[derive(Default)]
+pub(super) struct ConvertedBaseline(Option<(ShownOptions, OpenedModel)>);
+
+impl ConvertedBaseline {
+    /// Returns the baseline converted again if it is a checkpoint and the file shows that it was converted with
+    /// options. `path` is that of the baseline.
+    pub(super) fn of(
+        &mut self,
+        path: Option<&Path>,
+        file: &OpenedModel,
+        baseline: Option<&OpenedModel>,
+        session: &Session,
+    ) -> Option<&OpenedModel> {
+        let shown = baseline?.shown_by(file)?;
+        if self.0.as_ref().is_none_or(|(known, _)| *known != shown) {
+            // If the checkpoint does not accept an option, the file was not made with it.
+            let again = OpenedModel::converted_with(path?, shown, &session.common)?;
+            self.0 = Some((shown, again.with_recall()));
+        }
+        session.note(&format!("baseline converted with `{}`, as the file was", shown.names().join(" ")));
+        self.0.as_ref().map(|(_, alike)| alike)
     }
 }

@@ -8,6 +8,7 @@ mod charts;
 mod data;
 mod families;
 mod html;
+mod judged;
 mod markdown;
 mod public;
 mod render;
@@ -25,6 +26,7 @@ use crate::core::output::{Destination, OutputFile, OutputKind};
 use crate::core::text::escape;
 use crate::job::Guard;
 
+pub(in crate::cli) use judged::{FileInFolder, JudgedFile, compare};
 pub(in crate::cli) use render::environment;
 use run_info::RunInfo;
 pub(in crate::cli) use run_info::{command_line, digest};
@@ -63,63 +65,6 @@ impl ReportFormat {
                 Err(UsageError(format!("`--report {}`: {message}", escape(&name))))
             }
         }
-    }
-}
-
-/// Judged models, for pages of other commands.
-pub(in crate::cli) struct JudgedModels {
-    /// Results of each model, in the given order.
-    pub(in crate::cli) files: Vec<JudgedFile>,
-    /// Chart of size against mean KLD as an SVG file, if there are two files to compare.
-    pub(in crate::cli) size_chart: Option<String>,
-}
-
-/// Figures of a model beside its baseline.
-#[derive(Clone, Debug, Serialize)]
-pub(in crate::cli) struct JudgedFile {
-    /// Verdict: `pass`, `partial` or `fail`.
-    verdict: &'static str,
-    /// Quality in words; null where it was not measured.
-    quality: Option<&'static str>,
-    /// Recommendation among the files; may be empty.
-    recommendation: String,
-    /// Mean KLD from the baseline, in nats.
-    pub(in crate::cli) mean_kld: Option<f64>,
-    /// Standard error of the mean KLD.
-    mean_kld_stderr: Option<f64>,
-    /// KLD that 99 % of the tokens stay below, in nats.
-    kld_99: Option<f64>,
-    /// Share of tokens with the same first choice, 0 to 1.
-    same_top: Option<f64>,
-    /// Perplexity of the text.
-    perplexity: Option<f64>,
-    /// Relative change of the perplexity; 0.02 is 2 %.
-    ppl_change: Option<f64>,
-    /// Number of tokens that were scored.
-    tokens: Option<u64>,
-}
-
-impl JudgedModels {
-    /// Collects the results.
-    pub(super) fn new(session: &Session, entries: &[ModelReport], baseline: &Path) -> anyhow::Result<Self> {
-        let page = data::PageData::new(entries, Some(baseline), &[], RunInfo::of(session, &[])?);
-        let size_chart = charts::size_against_kld(&page.files).map(charts::Chart::into_file);
-        let judged = |file: data::FileData| {
-            let divergence = file.divergence;
-            JudgedFile {
-                verdict: file.verdict,
-                quality: file.quality,
-                recommendation: file.recommendation,
-                mean_kld: divergence.map(|d| d.mean),
-                mean_kld_stderr: divergence.map(|d| d.stderr),
-                kld_99: divergence.map(|d| d.p99),
-                same_top: divergence.map(|d| d.same_top),
-                perplexity: file.perplexity.as_ref().map(|p| p.value),
-                ppl_change: divergence.map(|d| d.delta_ppl),
-                tokens: file.perplexity.as_ref().map(|p| p.tokens as u64),
-            }
-        };
-        Ok(Self { files: page.files.into_iter().map(judged).collect(), size_chart })
     }
 }
 

@@ -1,14 +1,17 @@
 //! Files beside the quantizations: the towers of a checkpoint, and its draft heads.
 
+use std::path::PathBuf;
+
 use crate::arch::{CardKind, DraftHeads, OutType};
 use crate::convert::{Codes, Conversion, ConvertOptions};
 use crate::core::GgmlType;
 use crate::core::progress::Progress;
 use crate::job::input::OpenedInput;
-use crate::job::ladder::part::Records;
+use crate::job::ladder::folder::FolderRecords;
+use crate::job::ladder::record::FileOrigin;
 use crate::job::ladder::{Ladder, LadderFile, LadderFilePlan, sums};
 use crate::job::{
-    Contradiction, ConversionPlan, Events, Job, JobError, JobPlan, JobReport, JobTypes, Remark,
+    Contradiction, ConversionPlan, Events, Job, JobError, JobPlan, JobReport, JobTypes, OutputPath, Remark,
 };
 
 /// Part of a checkpoint that has a file of its own, the same for all quantizations.
@@ -48,19 +51,56 @@ impl Companion {
         Job { types, convert, ..common }
     }
 
-    /// Writes the file, unless a part has written it. `id` identifies the sources and options of all files.
+    /// Path of the file if the user has given a name; `encoding` is the name of its type.
+    fn target(self, ladder: &Ladder, encoding: &str) -> Option<PathBuf> {
+        let prefix = match self {
+            Self::Towers => "mmproj",
+            Self::DraftHeads => "mtp",
+        };
+        let stem = ladder.own_name()?;
+        Some(ladder.directory.join(format!("{prefix}-{stem}-{encoding}.gguf")))
+    }
+
+    /// Job that writes the file under its name.
+    fn named_job(self, ladder: &Ladder) -> Job {
+        let mut job = self.job(ladder);
+        let encoding = match self {
+            Self::Towers => "F16",
+            Self::DraftHeads => "Q8_0",
+        };
+        if let Some(path) = self.target(ladder, encoding) {
+            job.output.path = OutputPath::File(path);
+        }
+        job
+    }
+
+    fn plan(self, ladder: &Ladder, events: &dyn Events) -> Result<ConversionPlan, JobError> {
+        match self.named_job(ladder).plan(&Quiet(events.progress()))? {
+            JobPlan::Convert(plan) => Ok(*plan),
+            JobPlan::Quantize(_) => Err(Contradiction::NotConverted.into()),
+        }
+    }
+
+    /// Paths of the file.
+    pub(super) fn planned(self, ladder: &Ladder, events: &dyn Events) -> Result<Vec<PathBuf>, JobError> {
+        Ok(self.plan(ladder, events)?.files)
+    }
+
+    /// Writes the file, unless it is there. `source` identifies the model.
     pub(super) fn write(
         self,
         ladder: &Ladder,
         events: &dyn Events,
-        id: &str,
-        records: &mut Records,
+        source: &str,
+        records: &mut FolderRecords<'_>,
     ) -> Result<LadderFile, JobError> {
-        let job = self.job(ladder);
-        let file = match recorded(&job, events, id, records)? {
-            Some(file) => file,
+        let ConversionPlan { encoding, files, .. } = self.plan(ladder, events)?;
+        // The model alone decides its bytes: an importance matrix is none of its inputs.
+        let origin = FileOrigin { id: format!("{source}-{encoding}"), ..ladder.origin(source) };
+        let file = match records.finished(&encoding, &origin, &files, events.progress())? {
+            Some(found) => found,
             None => {
-                let JobReport::Convert(report) = job.run(events)? else {
+                let JobReport::Convert(report) = self.named_job(ladder).run(events)? else {
                     return Err(Contradiction::NotConverted.into());
                 };
                 let plan = LadderFilePlan {
@@ -72,39 +112,13 @@ impl Companion {
                     is_alone: true,
                     is_calibrated: false,
                 };
-                LadderFile { sha256: sums::of_files(&plan.paths, events.progress())?, plan, was_there: false }
+                let sha256 = sums::of_files(&plan.paths, events.progress())?;
+                LadderFile { plan, sha256, was_there: false, origin, figures: None, figures_id: None }
             }
         };
-        records.add(id, &file)?;
+        records.add(&file)?;
         Ok(file)
     }
-}
-
-/// Returns the file of a job if a part has written it.
-fn recorded(
-    job: &Job,
-    events: &dyn Events,
-    id: &str,
-    records: &Records,
-) -> Result<Option<LadderFile>, JobError> {
-    if records.is_empty() {
-        return Ok(None);
-    }
-    let JobPlan::Convert(planned) = job.plan(&Quiet(events.progress()))? else { return Ok(None) };
-    let ConversionPlan { encoding, files, file_bytes, tensors, .. } = *planned;
-    let Some(sha256) = records.finished(&encoding, id, &files, events.progress())? else { return Ok(None) };
-    let n_elems: u64 = tensors.iter().map(|tensor| tensor.shape.n_elems()).sum();
-    let n_bytes: u64 = tensors.iter().filter_map(|tensor| tensor.n_bytes).sum();
-    let plan = LadderFilePlan {
-        name: encoding,
-        paths: files,
-        file_bytes,
-        bits_per_weight: n_bytes as f64 * 8.0 / n_elems.max(1) as f64,
-        n_fallbacks: 0,
-        is_alone: true,
-        is_calibrated: false,
-    };
-    Ok(Some(LadderFile { plan, sha256, was_there: true }))
 }
 
 /// Receiver of a plan that was reported before: only its progress counts.

@@ -1,30 +1,22 @@
 //! Records of the parts of a ladder: what each machine has written, for the run that puts everything together.
-//!
-//! A record identifies each file by its header, its sources and the options that decide its bytes. A file counts as
-//! finished only if all of these are those of the run that asks, and if the file is unchanged since: by its length and
-//! time or, if it was copied, by its checksum.
 
-use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::core::output::{OutputError, OutputFile};
-use crate::core::platform::stamp;
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::gguf::{Share, WriteError};
-use crate::job::JobError;
-use crate::job::ladder::{Ladder, LadderFile, sums};
+use crate::job::ladder::LadderFile;
+use crate::job::ladder::record::{self, RecordedFile, file_name};
 
 /// Beginning and end of a record's name.
 const NAME: (&str, &str) = ("ladder-part-", ".json");
-/// Largest record that is read, in bytes.
-const MAX_BYTES: u64 = 16 << 20;
 
 /// Record of the files that one part of a ladder has written.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LadderPartRecord {
     /// Program and version that wrote the files.
     pub made_by: String,
@@ -34,29 +26,6 @@ pub struct LadderPartRecord {
     pub files: Vec<RecordedFile>,
 }
 
-/// File that a part of a ladder has written.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecordedFile {
-    /// Name of the types: `Q4_K_M`, `Q4_K_L`.
-    #[serde(rename = "type")]
-    pub name: String,
-    /// Digest of the header, of samples of all sources and of the options that decide the bytes.
-    pub id: String,
-    /// The file, or its parts.
-    pub parts: Vec<RecordedPart>,
-}
-
-/// File or part of a file in a record.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RecordedPart {
-    /// Name of the file, without its folder.
-    pub name: String,
-    /// Length and modification time.
-    pub stamp: String,
-    /// SHA-256 in lower-case hexadecimal.
-    pub sha256: String,
-}
-
 /// Path of the record of a part.
 #[must_use]
 pub fn record_path(directory: &Path, share: Share) -> PathBuf {
@@ -64,105 +33,49 @@ pub fn record_path(directory: &Path, share: Share) -> PathBuf {
 }
 
 /// Program and version, as records and lists begin.
-fn made_by() -> String {
+pub(super) fn made_by() -> String {
     format!("gguf-quantize ladder {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// Name of a file without its folder.
-fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
-}
-
 /// Record that a part writes while it goes on.
-struct PartLog {
+pub(super) struct PartLog {
     path: PathBuf,
     record: LadderPartRecord,
     sync: bool,
 }
 
 impl PartLog {
-    fn new(directory: &Path, share: Share, sync: bool) -> Self {
+    pub(super) fn new(directory: &Path, share: Share, sync: bool) -> Self {
         let record = LadderPartRecord { made_by: made_by(), part: share.to_string(), files: Vec::new() };
         Self { path: record_path(directory, share), record, sync }
     }
 
     /// Adds a file that is complete.
-    fn add(&mut self, id: &str, file: &LadderFile) -> io::Result<()> {
-        let parts = file.plan.paths.iter().zip(&file.sha256).map(|(path, sha256)| {
-            let found = fs_err::metadata(path)?;
-            Ok(RecordedPart { name: file_name(path), stamp: stamp(&found), sha256: sha256.clone() })
-        });
-        let parts = parts.collect::<io::Result<_>>()?;
-        self.record.files.push(RecordedFile { name: file.plan.name.clone(), id: id.to_owned(), parts });
+    pub(super) fn add(&mut self, file: &LadderFile) -> io::Result<()> {
+        self.record.files.push(RecordedFile::of(file, true)?);
         Ok(())
     }
 
+    pub(super) fn into_record(self) -> LadderPartRecord {
+        self.record
+    }
+
     /// Writes the record as it is now.
-    fn write(&self) -> Result<(), OutputError> {
+    pub(super) fn write(&self) -> Result<(), OutputError> {
         let text = serde_json::to_string_pretty(&self.record).map_err(io::Error::from)?;
         OutputFile::write(&self.path, format!("{text}\n").as_bytes(), self.sync)
     }
 }
 
-/// Records that a run finds, and the one that it writes.
-#[derive(Default)]
-pub(super) struct Records {
-    found: PartRecords,
-    log: Option<PartLog>,
-}
-
-impl Records {
-    /// Reads the records of the folder, if finished files may be taken, and begins that of a part. Calibrated files take
-    /// long and cannot be recognized by their headers alone, so that a run which can be resumed records them as the only
-    /// part.
-    pub(super) fn open(ladder: &Ladder, progress: &dyn Progress) -> Result<Self, JobError> {
-        let takes = ladder.resume || ladder.share.is_some();
-        let found =
-            if takes { PartRecords::read(&ladder.directory, progress)? } else { PartRecords::default() };
-        let whole = (ladder.resume && ladder.calibration.is_some()).then_some(Share::WHOLE);
-        let log = ladder.share.or(whole).map(|share| PartLog::new(&ladder.directory, share, ladder.sync));
-        Ok(Self { found, log })
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.found.records.is_empty()
-    }
-
-    /// Returns the checksums of a finished file, as [`PartRecords::finished`].
-    pub(super) fn finished(
-        &self,
-        name: &str,
-        id: &str,
-        wanted: &[PathBuf],
-        progress: &dyn Progress,
-    ) -> Result<Option<Vec<String>>, WriteError> {
-        self.found.finished(name, id, wanted, progress)
-    }
-
-    /// Records a file that is complete, if the run writes a part.
-    pub(super) fn add(&mut self, id: &str, file: &LadderFile) -> Result<(), JobError> {
-        let Some(log) = &mut self.log else { return Ok(()) };
-        log.add(id, file)?;
-        Ok(log.write()?)
-    }
-
-    /// Writes the record of a part, also of one without files.
-    pub(super) fn finish(self) -> Result<Option<LadderPartRecord>, JobError> {
-        let Some(log) = self.log else { return Ok(None) };
-        log.write()?;
-        Ok(Some(log.record))
-    }
-}
-
 /// Records of all parts in a folder.
 #[derive(Default)]
-struct PartRecords {
+pub(super) struct PartRecords {
     records: Vec<(PathBuf, LadderPartRecord)>,
 }
 
 impl PartRecords {
     /// Reads the records of a folder. One that cannot be read is left out with a warning: its files are made again.
-    fn read(directory: &Path, progress: &dyn Progress) -> io::Result<Self> {
+    pub(super) fn read(directory: &Path, progress: &dyn Progress) -> io::Result<Self> {
         let mut records = Vec::new();
         for path in paths(directory)? {
             match read(&path) {
@@ -178,24 +91,30 @@ impl PartRecords {
         Ok(Self { records })
     }
 
-    /// Returns the checksums of a file that a part has written and that nobody has changed since; `None` if there is no
-    /// such file. A file of another source or of other options, and one that was changed, is named in a warning.
-    fn finished(
+    /// Returns true if a part has written a file of this type.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.records.iter().flat_map(|(_, record)| &record.files).any(|file| file.name == name)
+    }
+
+    /// Returns the record of a file that a part has written and that nobody has changed since; `None` if there is no such
+    /// file. A file of another source or of other options, and one that was changed, is named in a warning.
+    pub(super) fn finished(
         &self,
         name: &str,
         id: &str,
         wanted: &[PathBuf],
         progress: &dyn Progress,
-    ) -> Result<Option<Vec<String>>, WriteError> {
+    ) -> Result<Option<RecordedFile>, WriteError> {
         let mut reason = None;
         for (path, record) in &self.records {
             for file in record.files.iter().filter(|file| file.name == name) {
                 let names = file.parts.iter().map(|part| part.name.clone());
                 let is_alike = names.eq(wanted.iter().map(|path| file_name(path)));
-                if file.id != id || !is_alike {
+                let directory = path.parent().unwrap_or(Path::new("."));
+                if file.origin.id != id || !is_alike {
                     reason = Some((path, "was made of another source or with other options"));
-                } else if is_unchanged(file, wanted, progress)? {
-                    return Ok(Some(file.parts.iter().map(|part| part.sha256.clone()).collect()));
+                } else if file.is_unchanged(directory, None, progress)? {
+                    return Ok(Some(file.clone()));
                 } else {
                     reason = Some((path, "is not there any more, or was changed"));
                 }
@@ -207,28 +126,6 @@ impl PartRecords {
         }
         Ok(None)
     }
-}
-
-/// Returns true if the files are those of a record: by length and time, otherwise by their checksums.
-fn is_unchanged(file: &RecordedFile, paths: &[PathBuf], progress: &dyn Progress) -> Result<bool, WriteError> {
-    let found = paths.iter().map(|path| match fs_err::metadata(path) {
-        Ok(found) => Ok(Some(found)),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
-    });
-    let Some(found) = found.collect::<io::Result<Option<Vec<Metadata>>>>()? else { return Ok(false) };
-    let is_stamped = |(part, found): (&RecordedPart, &Metadata)| part.stamp == stamp(found);
-    if file.parts.iter().zip(&found).all(is_stamped) {
-        return Ok(true);
-    }
-    // A copy has another time, but never another length.
-    let length = |stamp: &str| stamp.split_once(' ').map(|(length, _)| length.to_owned());
-    let has_length = |(part, found): (&RecordedPart, &Metadata)| length(&part.stamp) == length(&stamp(found));
-    if !file.parts.iter().zip(&found).all(has_length) {
-        return Ok(false);
-    }
-    let sums = sums::of_files(paths, progress)?;
-    Ok(sums.iter().eq(file.parts.iter().map(|part| &part.sha256)))
 }
 
 /// Removes the records of all parts: the folder is complete.
@@ -266,21 +163,15 @@ fn paths(directory: &Path) -> io::Result<Vec<PathBuf>> {
 }
 
 fn read(path: &Path) -> io::Result<LadderPartRecord> {
-    let n_bytes = fs_err::metadata(path)?.len();
-    let named =
-        |text: String| io::Error::new(io::ErrorKind::InvalidData, format!("{}: {text}", path.display()));
-    if n_bytes > MAX_BYTES {
-        return Err(named(format!("{n_bytes} bytes, at most {MAX_BYTES} expected of a record of a part")));
-    }
-    let text = fs_err::read_to_string(path)?;
-    serde_json::from_str(&text).map_err(|error| named(format!("no record of a part of a ladder: {error}")))
+    record::read(path)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::core::progress::Silent;
-    use crate::job::ladder::LadderFilePlan;
+    use crate::job::ladder::record::FileOrigin;
+    use crate::job::ladder::{LadderFilePlan, sums};
 
     fn written(directory: &Path, name: &str, content: &str) -> LadderFile {
         let path = directory.join(format!("m-{name}.gguf"));
@@ -295,7 +186,8 @@ mod tests {
             is_calibrated: false,
         };
         let sha256 = sums::of_files(&plan.paths, &Silent).unwrap();
-        LadderFile { plan, sha256, was_there: false }
+        let origin = FileOrigin { id: "id".to_owned(), ..FileOrigin::default() };
+        LadderFile { plan, sha256, was_there: false, origin, figures: None, figures_id: None }
     }
 
     #[test]
@@ -304,12 +196,13 @@ mod tests {
         let dir = dir.path();
         let file = written(dir, "Q4_0", "weights");
         let mut log = PartLog::new(dir, "2/3".parse().unwrap(), false);
-        log.add("id", &file).unwrap();
+        log.add(&file).unwrap();
         log.write().unwrap();
         assert!(dir.join("ladder-part-2-of-3.json").exists());
         let finished = |name: &str, id: &str| {
             let records = PartRecords::read(dir, &Silent).unwrap();
-            records.finished(name, id, &file.plan.paths, &Silent).unwrap()
+            let found = records.finished(name, id, &file.plan.paths, &Silent).unwrap();
+            found.map(|found| found.parts.into_iter().map(|part| part.sha256).collect())
         };
         assert_eq!(finished("Q4_0", "id"), Some(file.sha256.clone()));
         assert_eq!((finished("Q4_0", "other"), finished("Q4_1", "id")), (None, None));

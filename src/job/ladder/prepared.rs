@@ -1,7 +1,7 @@
 //! Files of a ladder, checked and planned before a weight is read, and their writing.
 
 use std::collections::BTreeSet;
-use std::io;
+use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 
 use crate::convert::ConvertOptions;
@@ -9,11 +9,12 @@ use crate::core::output::OutputKind;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{
     FilePlan, GgufFile, Imatrix, LayoutOptions, PlannedFile, SplitSpec, VariantOutput, VariantReport,
-    VariantSource, WorkCost, WriteError, forget_notes, output_id, plan_files, write_variants,
+    VariantSource, WorkCost, WriteError, output_id, plan_files, write_variants,
 };
 use crate::job::default_name::Unnamed;
 use crate::job::input::OpenedInput;
-use crate::job::ladder::part::Records;
+use crate::job::ladder::folder::{FolderError, FolderRecords};
+use crate::job::ladder::record::{self, FileOrigin};
 use crate::job::ladder::shares::{Division, FileWork, divided};
 use crate::job::ladder::sums;
 use crate::job::ladder::{Ladder, LadderFile, LadderFilePlan, LadderPlan, LadderReport, Rung};
@@ -31,6 +32,8 @@ pub(super) struct PreparedLadder<'a> {
     imatrix: Option<&'a Imatrix>,
     /// Identity of the calibration.
     calibration: Option<String>,
+    /// Identity of the model that is read.
+    source: &'a str,
     files: Vec<PreparedFile>,
 }
 
@@ -55,6 +58,7 @@ impl<'a> PreparedLadder<'a> {
         run: &'a JobRun<'a>,
         opened: &'a OpenedInput,
         imatrix: Option<&'a Imatrix>,
+        source: &'a str,
     ) -> Result<Self, JobError> {
         if ladder.calibration.is_some() && opened.image_rules().is_some() {
             return Err(Contradiction::CalibratedImageModel.into());
@@ -69,7 +73,7 @@ impl<'a> PreparedLadder<'a> {
         }
         let mut files = Vec::with_capacity(ladder.rungs.len());
         for (rung, plan) in ladder.rungs.iter().zip(plans.plans()) {
-            let target = run.job.output.target(&ladder.input, opened, &rung.name);
+            let target = ladder.target(opened, &rung.name);
             let tensor_bytes: u64 = plan.tensors().iter().filter_map(TensorMeta::n_bytes).sum();
             let split = (tensor_bytes > ladder.max_part_bytes)
                 .then(|| SplitSpec { max_bytes: Some(ladder.max_part_bytes), ..SplitSpec::default() });
@@ -77,14 +81,14 @@ impl<'a> PreparedLadder<'a> {
             let planned = plan_files(&target, plan.metadata(), plan.tensors(), &layout, split.as_ref())?;
             for file in &planned {
                 guard.write("a file of the ladder", &file.path, OutputKind::Model)?;
-                guard
-                    .unnamed(&file.path, Unnamed { metadata: opened.metadata(), source: opened.source() })?;
+                let own = Unnamed { metadata: plan.metadata(), source: opened.source() };
+                guard.unnamed(&file.path, own).map_err(FolderError::Taken)?;
             }
             let is_alone = is_alone(ladder, opened, rung, plan)?;
             let is_calibrated = ladder.is_calibrated(rung);
             files.push(PreparedFile { rung: rung.clone(), target, split, planned, is_alone, is_calibrated });
         }
-        let this = Self { ladder, run, opened, plans, imatrix, calibration, files };
+        let this = Self { ladder, run, opened, plans, imatrix, calibration, source, files };
         this.remark();
         Ok(this)
     }
@@ -119,13 +123,21 @@ impl<'a> PreparedLadder<'a> {
         self.run.free_bytes(&folder.join(name))
     }
 
-    /// Writes all files, those of the common reading first.
-    pub(super) fn write(mut self, records: &mut Records) -> Result<LadderReport, JobError> {
+    /// Writes all files, those of the common reading first. `beside` are files that are written later.
+    pub(super) fn write(
+        mut self,
+        records: &mut FolderRecords<'_>,
+        beside: Vec<PathBuf>,
+    ) -> Result<LadderReport, JobError> {
         if let Some(obstacle) = self.plans.take_obstacle() {
             return Err(obstacle.into());
         }
-        fs_err::create_dir_all(&self.ladder.directory)?;
         let mut written: Vec<Option<LadderFile>> = self.taken(records)?;
+        fs_err::create_dir_all(&self.ladder.directory)?;
+        self.ladder.sweep(&[self.missing(&written), beside].concat())?;
+        for file in written.iter().flatten() {
+            records.add(file)?;
+        }
         let missing = |written: &[Option<LadderFile>], is_alone: bool| -> Vec<usize> {
             let files = self.files.iter().zip(written).enumerate();
             let files = files.filter(|(_, (file, written))| written.is_none() && file.is_alone == is_alone);
@@ -148,20 +160,18 @@ impl<'a> PreparedLadder<'a> {
             // Only an empty folder is removed.
             let _ = fs_err::remove_dir(work);
         }
-        self.report(written.into_iter().flatten().collect())
+        Ok(self.report(written.into_iter().flatten().collect()))
     }
 
-    /// Takes over the files that parts have written, and notes them.
-    fn taken(&self, records: &mut Records) -> Result<Vec<Option<LadderFile>>, JobError> {
+    /// Takes over the files that earlier runs have written, and notes them.
+    fn taken(&self, records: &FolderRecords<'_>) -> Result<Vec<Option<LadderFile>>, JobError> {
         let mut taken = vec![None; self.files.len()];
-        if records.is_empty() {
-            return Ok(taken);
-        }
         for (at, file) in self.files.iter().enumerate() {
-            let sums =
-                records.finished(&file.rung.name, &self.id(at)?, &file.paths(), self.run.progress())?;
-            let Some(sha256) = sums else { continue };
-            taken[at] = Some(self.finished(at, sha256, true, records)?);
+            let origin = self.origin(at)?;
+            taken[at] = records.finished(&file.rung.name, &origin, &file.paths(), self.run.progress())?;
+            if taken[at].is_none() && !self.ladder.replace {
+                file.check_unrecorded(records)?;
+            }
         }
         let names = |is_there: bool| {
             let files = self.files.iter().zip(&taken).filter(|(_, taken)| taken.is_some() == is_there);
@@ -174,6 +184,24 @@ impl<'a> PreparedLadder<'a> {
         };
         self.run.events.note(&text);
         Ok(taken)
+    }
+
+    /// Paths of the files that have to be made.
+    fn missing(&self, written: &[Option<LadderFile>]) -> Vec<PathBuf> {
+        let missing = self.files.iter().zip(written).filter(|(_, written)| written.is_none());
+        missing.flat_map(|(file, _)| file.paths()).collect()
+    }
+
+    /// Paths of all files.
+    pub(super) fn paths(&self) -> Vec<PathBuf> {
+        self.files.iter().flat_map(PreparedFile::paths).collect()
+    }
+
+    /// Describes what a file is made of.
+    fn origin(&self, at: usize) -> Result<FileOrigin, JobError> {
+        let matrix = self.ladder.importance.path.as_deref().filter(|_| !self.files[at].is_calibrated);
+        let imatrix = matrix.map(record::file_name);
+        Ok(FileOrigin { id: self.id(at)?, imatrix, ..self.ladder.origin(self.source) })
     }
 
     /// Identifies a file by its header, its sources and the options that decide its bytes.
@@ -210,7 +238,7 @@ impl<'a> PreparedLadder<'a> {
         at: usize,
         sha256: Vec<String>,
         was_there: bool,
-        records: &mut Records,
+        records: &mut FolderRecords<'_>,
     ) -> Result<LadderFile, JobError> {
         let sha256 = match sha256.as_slice() {
             [] => sums::of_files(&self.files[at].paths(), self.run.progress())?,
@@ -226,29 +254,29 @@ impl<'a> PreparedLadder<'a> {
             let n_weights = n_weights(&self.plans.plans()[at]).max(1);
             plan.bits_per_weight = GgufFile::open(path)?.tensor_bytes() as f64 * 8.0 / n_weights as f64;
         }
-        let file = LadderFile { plan, sha256, was_there };
-        records.add(&self.id(at)?, &file)?;
+        let origin = self.origin(at)?;
+        let file = LadderFile { plan, sha256, was_there, origin, figures: None, figures_id: None };
+        records.add(&file)?;
         Ok(file)
     }
 
-    /// Describes what was written, and removes what only a resumed run needs.
-    fn report(self, files: Vec<LadderFile>) -> Result<LadderReport, JobError> {
-        let report = LadderReport {
+    /// Describes what was written.
+    fn report(self, files: Vec<LadderFile>) -> LadderReport {
+        let keys = self.plans.plans().first().map(|plan| plan.metadata().clone());
+        LadderReport {
             file_bytes: files.iter().map(|file| file.plan.file_bytes).sum(),
             files,
+            others: Vec::new(),
             projector: None,
             draft_heads: None,
             part: None,
             made_bytes: self.made_bytes(),
             n_weights: self.plans.plans().first().map_or(0, |plan| n_weights(plan)),
-            metadata: self.opened.metadata().clone(),
+            metadata: keys.unwrap_or_else(|| self.opened.metadata().clone()),
             image: self.opened.image_rules(),
+            source: self.source.to_owned(),
             seconds: self.run.start.elapsed().as_secs_f64(),
-        };
-        for path in report.files.iter().flat_map(|file| &file.plan.paths) {
-            forget_notes(path)?;
         }
-        Ok(report)
     }
 
     fn described(&self, at: usize) -> LadderFilePlan {
@@ -315,6 +343,26 @@ impl PreparedFile {
     /// Paths of the file or of its parts.
     fn paths(&self) -> Vec<PathBuf> {
         self.planned.iter().map(|file| file.path.clone()).collect()
+    }
+
+    /// Refuses a file that no record tells of, unless its header is the one that is written now. That of a run of its own
+    /// is known only in the end.
+    fn check_unrecorded(&self, records: &FolderRecords<'_>) -> Result<(), JobError> {
+        if self.is_alone || records.has_part_of(&self.rung.name) {
+            return Ok(());
+        }
+        for PlannedFile { path, plan, id_offset, .. } in &self.planned {
+            let file = match fs_err::File::open(path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                file => file?,
+            };
+            let mut header = Vec::new();
+            file.take(plan.header.len() as u64).read_to_end(&mut header)?;
+            if id_offset.is_none() && header != plan.header && !header.is_empty() {
+                return Err(FolderError::Unrecorded { path: path.clone() }.into());
+            }
+        }
+        Ok(())
     }
 }
 

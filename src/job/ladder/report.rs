@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
+use serde_json::Value as Json;
 
 use crate::arch::diffusion::DiffusionRules;
 use crate::core::written::as_paths;
 use crate::gguf::Metadata;
 use crate::job::ladder::LadderPartRecord;
+use crate::job::ladder::record::FileOrigin;
 
 /// Plan of a ladder.
 #[derive(Clone, Debug, Serialize)]
@@ -53,6 +55,8 @@ pub struct LadderFilePlan {
 pub struct LadderReport {
     /// Files, in the order of the types that were asked for.
     pub files: Vec<LadderFile>,
+    /// Other files of the folder, which earlier runs have made of the same model.
+    pub others: Vec<LadderFile>,
     /// Vision and audio towers in a file of their own, for llama.cpp's `--mmproj`; null if the model has none.
     pub projector: Option<LadderFile>,
     /// Draft heads in a file of their own, for speculative decoding; null if the model has none.
@@ -67,6 +71,9 @@ pub struct LadderReport {
     pub n_weights: u64,
     /// Duration of the run in seconds.
     pub seconds: f64,
+    /// Digest of samples of the model that was read.
+    #[serde(skip)]
+    pub source: String,
     /// Record of the part, if only a part was written.
     #[serde(skip)]
     pub part: Option<LadderPartRecord>,
@@ -88,11 +95,31 @@ pub struct LadderFile {
     pub sha256: Vec<String>,
     /// True if an earlier run had written the file.
     pub was_there: bool,
+    /// What the file was made of.
+    #[serde(skip)]
+    pub origin: FileOrigin,
+    /// Figures that an earlier run has measured.
+    #[serde(skip)]
+    pub figures: Option<Json>,
+    /// Digest of what they were measured with.
+    #[serde(skip)]
+    pub figures_id: Option<String>,
 }
 
 impl LadderReport {
-    /// Returns all files: the quantizations, then those beside them.
+    /// Returns all files of the folder: the quantizations, then those beside them.
     pub fn all(&self) -> impl Iterator<Item = &LadderFile> {
-        self.files.iter().chain(&self.projector).chain(&self.draft_heads)
+        self.quantizations().into_iter().chain(&self.projector).chain(&self.draft_heads)
+    }
+
+    /// Returns all quantizations of the folder: in the order of the types that were asked for or, with those of earlier
+    /// runs, from large to small.
+    #[must_use]
+    pub fn quantizations(&self) -> Vec<&LadderFile> {
+        let mut files: Vec<&LadderFile> = self.files.iter().chain(&self.others).collect();
+        if !self.others.is_empty() {
+            files.sort_by_key(|file| std::cmp::Reverse(file.plan.file_bytes));
+        }
+        files
     }
 }

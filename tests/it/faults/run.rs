@@ -220,7 +220,7 @@ impl Bench {
         let left: Vec<&String> = found
             .keys()
             .filter(|name| !clean.old.contains_key(*name) && !clean.new.contains_key(*name))
-            .filter(|name| !scenario.keeps.is_some_and(|kept| name.contains(kept)))
+            .filter(|name| !scenario.keeps.iter().any(|kept| name.contains(kept)))
             .collect();
         let code = output.status.code();
         if point.fault != Fault::Kill {

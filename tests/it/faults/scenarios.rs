@@ -89,7 +89,7 @@ pub struct Scenario {
     /// True if the command may run again over its own output.
     pub is_repeatable: bool,
     /// Part of the names of files that an interrupted run leaves for the next one.
-    pub keeps: Option<&'static str>,
+    pub keeps: &'static [&'static str],
     /// Part of the names of files that are not results: those that several runs leave for each other.
     pub ignores: Option<&'static str>,
 }
@@ -104,7 +104,7 @@ const fn scenario(name: &'static str, program: &'static str, arguments: &'static
         is_set: true,
         reader: None,
         is_repeatable: true,
-        keeps: None,
+        keeps: &[],
         ignores: None,
     }
 }
@@ -146,7 +146,7 @@ pub const ALL: &[Scenario] = &[
     )
     .over_parts(),
     Scenario {
-        keeps: Some(".into-"),
+        keeps: &[".into-"],
         ..scenario(
             "convert, to be resumed",
             "gguf-convert",
@@ -155,7 +155,7 @@ pub const ALL: &[Scenario] = &[
         .over_a_file()
     },
     Scenario {
-        keeps: Some(".into-"),
+        keeps: &[".into-"],
         ..scenario(
             "quantize, all of one file",
             "gguf-quantize",
@@ -187,11 +187,12 @@ pub const ALL: &[Scenario] = &[
     .over_parts(),
     Scenario {
         is_set: false,
+        keeps: &[".ladder.json"],
         ..scenario("ladder", "gguf-quantize", "ladder ../in/f16.gguf -o . --types q8_0,q4_0")
     },
     Scenario {
         is_set: false,
-        keeps: Some(".into-"),
+        keeps: &[".into-", ".ladder.json"],
         ..scenario(
             "ladder, to be resumed",
             "gguf-quantize",

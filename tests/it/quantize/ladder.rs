@@ -256,7 +256,11 @@ fn a_folder_is_ready_to_be_published(tier: Tier) {
         ["in.gguf", "-o", "out", "--types", "q8_0,q4_k_m,iq2_m", "--calibration", text, "--verify", text];
     let more = ["--by", "Some One", "--resume"];
     let said = make(dir, &[&args[..], &more].concat()).ok();
-    assert!(said.out.contains("publish: hf upload Some-One/Tiny-Llama-GGUF out\n"), "{}", said.out);
+    assert!(
+        said.out.contains("publish: hf upload Some-One/Tiny-Llama-GGUF out --exclude '.*'\n"),
+        "{}",
+        said.out
+    );
     assert!(!said.err.contains("warning"), "{}", said.err);
     let names = files::names(dir.join("out"));
     let expected = [

@@ -7,6 +7,7 @@ mod checkpoint;
 mod files;
 mod kept;
 mod ladder;
+mod ladder_again;
 mod like;
 pub mod magnitudes;
 mod one_arithmetic;

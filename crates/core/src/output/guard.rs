@@ -13,7 +13,7 @@ use crate::platform::{self, FileId};
 
 mod kind;
 
-pub use kind::{CARD_DRAFT, CHART, FoundKind, LADDER_PAGE, OutputKind};
+pub use kind::{CARD_DRAFT, CHART, FoundKind, LADDER_PAGE, MODELFILE, OutputKind};
 
 /// Bytes read to detect the kind of a file.
 const HEAD_BYTES: u64 = 64 << 10;

@@ -170,7 +170,7 @@ fn remove_dead_directory(path: &Path) -> io::Result<()> {
 }
 
 /// Removes a temporary file if nobody holds it.
-fn remove_dead(path: &Path) -> io::Result<()> {
+pub(super) fn remove_dead(path: &Path) -> io::Result<()> {
     // Gone by now, or it cannot be opened: then its state is unknown.
     let Ok(file) = lock::open_existing(path) else { return Ok(()) };
     if lock::take(&file) == Lock::Held && lock::leads_to(path, &file) {

@@ -12,6 +12,9 @@
 //! is left, so that no note refers to missing bytes. Before the file gets its name, its length and time are recorded in
 //! `.TARGET.into-ID.1.done`. That note stays: while the target is the file that it describes, a restarted run has
 //! nothing to do. If the target differs, the run begins another attempt.
+//!
+//! A run that shares its file with no other may hide it: all names begin with a dot, so that a folder that is uploaded
+//! does not show it. It is locked while it is written; [`sweep`] removes hidden files of dead runs.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, Metadata};
@@ -19,7 +22,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::guard::look_again;
-use super::{Destination, OutputError, OutputFile, Sink, fault, named, parent, sync_directory};
+use super::temporary_name::stem_of;
+use super::{
+    Destination, OutputError, OutputFile, Sink, fault, leftovers, lock, named, parent, sync_directory,
+};
 use crate::platform::{FileId, again, stamp};
 
 /// Separator between the target's name and the id.
@@ -43,6 +49,8 @@ pub struct SharedOutput {
     attempt: u64,
     /// True to keep the note that the file is complete.
     keeps_note: bool,
+    /// True for names that begin with a dot.
+    is_hidden: bool,
 }
 
 /// Remaining work of a run.
@@ -90,7 +98,14 @@ impl SharedOutput {
             count,
             attempt: 0,
             keeps_note: count > 1,
+            is_hidden: false,
         })
+    }
+
+    /// Hides the file until it has its name.
+    #[must_use]
+    pub fn hidden(self) -> Self {
+        Self { is_hidden: true, ..self }
     }
 
     /// Keeps the note that the file is complete also if no other run writes it, until [`SharedOutput::forget_notes`].
@@ -109,7 +124,8 @@ impl SharedOutput {
 
     /// Returns the common prefix of all names of this plan.
     fn stem(&self) -> OsString {
-        let mut name = self.path.file_name().map(OsString::from).unwrap_or_default();
+        let mut name = OsString::from(if self.is_hidden { "." } else { "" });
+        name.push(self.path.file_name().unwrap_or_default());
         name.push(format!("{INTO}{}.", self.id));
         name
     }
@@ -133,7 +149,7 @@ impl SharedOutput {
     }
 
     fn done(&self) -> PathBuf {
-        let mut name = OsString::from(".");
+        let mut name = OsString::from(if self.is_hidden { "" } else { "." });
         name.push(self.stem());
         name.push(format!("{}{DONE}", self.attempt));
         self.path.with_file_name(name)
@@ -144,7 +160,8 @@ impl SharedOutput {
         let stem = self.stem();
         let attempt_of = |name: &OsStr| {
             let bytes = name.as_encoded_bytes();
-            let rest = bytes.strip_prefix(b".").filter(|_| bytes.ends_with(DONE.as_bytes())).unwrap_or(bytes);
+            let is_note = !self.is_hidden && bytes.ends_with(DONE.as_bytes());
+            let rest = bytes.strip_prefix(b".").filter(|_| is_note).unwrap_or(bytes);
             let rest = rest.strip_prefix(stem.as_encoded_bytes())?;
             let digits = rest.split(|&byte| byte == b'.').next()?;
             std::str::from_utf8(digits).ok()?.parse::<u64>().ok()
@@ -191,6 +208,10 @@ impl SharedOutput {
                 Err(error) => return Err(failed(error)),
             };
             fault::point()?;
+            if self.is_hidden {
+                // Held until the file is closed. On a file system without locks, nothing is swept.
+                let _ = lock::take(&file);
+            }
             if is_new {
                 // Checked again now that nobody else can begin this attempt: it may have been finished before the first
                 // check.
@@ -337,6 +358,55 @@ impl SharedOutput {
         let kept = self.done();
         remove_notes(&self.path, |name| Some(name) == kept.file_name())
     }
+}
+
+/// Removes what dead runs left in a folder under hidden names: unfinished files with their notes, and temporary files.
+/// Unfinished files of the targets `kept` stay.
+///
+/// # Errors
+/// I/O errors.
+pub fn sweep(folder: &Path, kept: &[PathBuf]) -> io::Result<()> {
+    let is_kept = |target: &OsStr| kept.iter().any(|kept| kept.file_name() == Some(target));
+    // Notes of a file that a living run writes stay, too.
+    let mut held: Option<PathBuf> = None;
+    for (path, target) in unfinished(folder)? {
+        let name = |path: &Path| path.as_os_str().as_encoded_bytes().to_vec();
+        let is_held = held.as_ref().is_some_and(|held| name(&path).starts_with(&name(held)));
+        if is_held || is_kept(&target) {
+            continue;
+        }
+        leftovers::remove_dead(&path)?;
+        if found(&path)?.is_some() {
+            held = Some(path);
+        }
+    }
+    for entry in fs_err::read_dir(folder)? {
+        let entry = entry?;
+        if stem_of(&entry.file_name()).is_some() {
+            leftovers::remove_dead(&entry.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Returns the hidden files of unfinished targets in a folder, and the name of each target.
+///
+/// # Errors
+/// I/O errors.
+pub fn unfinished(folder: &Path) -> io::Result<Vec<(PathBuf, OsString)>> {
+    let mut found = Vec::new();
+    for entry in fs_err::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let target = name.strip_prefix('.').and_then(|name| name.rsplit_once(INTO));
+        if let Some((target, _)) = target.filter(|(target, _)| !target.is_empty()) {
+            let target = OsString::from(target);
+            found.push((path, target));
+        }
+    }
+    // Notes follow the file that they are about.
+    found.sort();
+    Ok(found)
 }
 
 /// Removes the notes that a file is complete, except those with a name that is kept.

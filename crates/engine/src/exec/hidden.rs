@@ -1,5 +1,7 @@
 //! Final hidden states of a run.
 
+use std::ops::Range;
+
 use crate::exec::buffers::Buffer;
 
 /// Final hidden states of the wanted rows, `[n_rows, n_embd]`.
@@ -20,6 +22,14 @@ impl Hidden {
     #[must_use]
     pub fn n_rows(&self) -> usize {
         self.n_rows
+    }
+
+    /// Returns a copy of some rows.
+    #[must_use]
+    pub fn rows(&self, rows: Range<usize>) -> Self {
+        let n_embd = self.states.len().checked_div(self.n_rows).unwrap_or(0);
+        let states = self.states.get(rows.start * n_embd..rows.end * n_embd).unwrap_or_default();
+        Self::new(states.to_vec(), n_embd)
     }
 
     /// Appends the rows of `later`.

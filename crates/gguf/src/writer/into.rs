@@ -48,6 +48,9 @@ pub(super) fn write(
     let FilePart { file, number, count } = part;
     guard(slice::from_ref(&file), kind, &options.inputs).map_err(OutputError::Guard)?;
     let mut shared = SharedOutput::of(&file.path, id, number, count)?;
+    if !options.into_one_file {
+        shared = shared.hidden();
+    }
     let (was_there, resumed_at, missing) = match shared.begin(file.plan.file_bytes)? {
         Begun::Finished => (true, 0, Vec::new()),
         Begun::Written => (true, 0, shared.finish(None, options.sync)?),

@@ -145,7 +145,7 @@ fn begin_output(
     match planned.as_slice() {
         [file] if options.resume => {
             let id = share::output_id(&planned, &options.inputs, &options.identity)?;
-            let mut shared = SharedOutput::of(&file.path, &id, 1, 1)?.with_note();
+            let mut shared = SharedOutput::of(&file.path, &id, 1, 1)?.with_note().hidden();
             let (start, is_finished) = match shared.begin(file.plan.file_bytes)? {
                 Begun::Finished => (file.plan.file_bytes, true),
                 Begun::Written => (file.plan.file_bytes, false),

@@ -4,7 +4,7 @@
 //! threads.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::sync::Mutex;
 
 use serde::{Deserialize, Serialize};
@@ -53,6 +53,16 @@ pub(crate) struct Choices {
 }
 
 impl Choices {
+    /// Appends the choices of some tokens of another group of the same model.
+    pub(crate) fn append(&mut self, other: &Self, tokens: Range<usize>) {
+        for (name, chosen) in &other.routers {
+            let own = self.routers.entry(name.clone()).or_default();
+            own.n_experts = chosen.n_experts;
+            own.n_tokens += tokens.len();
+            own.experts.extend(tokens.clone().flat_map(|token| chosen.of(token)));
+        }
+    }
+
     pub(crate) fn n_bytes(&self) -> u64 {
         self.routers.values().map(|chosen| size_of_val(chosen.experts.as_slice()) as u64).sum()
     }
@@ -269,6 +279,11 @@ mod tests {
         recorder.routes(&names, &router(0, 4), &mut routes(&[[3, 0]]));
         let choices = recorder.into_choices();
         assert_eq!(choices.n_bytes(), 12);
+        let mut joined = Choices::default();
+        joined.append(&choices, 2..3);
+        joined.append(&choices, 0..2);
+        let joined = &joined.routers["blk.10.ffn_gate_inp.weight"];
+        assert_eq!((joined.n_tokens, joined.experts.as_slice()), (3, &[3, 0, 0, 1, 2, 3][..]));
         let tally = RouteTally::default();
         for group in 0..2 {
             let watch = RouteWatch::new(&tally, Some(&choices).filter(|_| group == 0), None);

@@ -86,12 +86,17 @@ impl Comparison<'_> {
             buffers.own_row.resize(n_cols, 0.0);
             buffers.row.resize(n_cols, 0.0);
             self.coded.decode(own, &mut buffers.own_row)?;
-            self.coded.decode(coded, &mut buffers.row)?;
+            let values = if coded == own {
+                &buffers.own_row
+            } else {
+                self.coded.decode(coded, &mut buffers.row)?;
+                &buffers.row
+            };
             if ty.is_quantized() {
-                self.blocks(&row, &buffers.row, &buffers.own_row, &mut both);
+                self.blocks(&row, values, &buffers.own_row, &mut both);
             } else {
                 let expected = if is_exact { reference } else { &buffers.own_row };
-                self.values(&row, &buffers.row, expected, &mut both.tally);
+                self.values(&row, values, expected, &mut both.tally);
             }
         }
         Ok(both)
@@ -116,6 +121,7 @@ impl Comparison<'_> {
             own_row.add(&own_sums);
             tally.n_blocks += 1;
             tally.n_equal_blocks += u64::from(is_equal);
+            tally.n_by_detour += u64::from(is_equal && coded != own_coded);
             if is_equal {
                 tally.histogram.count(1.0);
                 continue;

@@ -32,6 +32,14 @@ impl WeightReport {
         !self.tensors.is_empty() && self.with(WeightOutcome::Reproduced).count() == self.tensors.len()
     }
 
+    /// Returns true if every tensor of both models is the plain quantization of the baseline's, as a reference copy has
+    /// it: not by way of another type, without factors, and without tensors that only one model has.
+    pub(crate) fn is_copy(&self) -> bool {
+        !self.tensors.is_empty()
+            && self.findings.is_empty()
+            && self.tensors.iter().all(|tensor| tensor.is_copy)
+    }
+
     /// Returns up to `n` tensors that are not reproduced, damaged ones first, then by descending ratio.
     #[must_use]
     pub fn worst(&self, n: usize) -> Vec<&TensorWeights> {

@@ -227,6 +227,8 @@ pub(crate) struct TensorTally {
     pub(crate) own: ComparisonSums,
     pub(crate) n_blocks: u64,
     pub(crate) n_equal_blocks: u64,
+    /// Number of blocks among them that are equal only by way of F16 or BF16.
+    pub(crate) n_by_detour: u64,
     pub(crate) histogram: RatioHistogram,
     pub(crate) bad_blocks: Marked<BadBlock>,
     pub(crate) bad_rows: Marked<BadRow>,
@@ -246,6 +248,7 @@ impl TensorTally {
         self.own.add(&later.own);
         self.n_blocks += later.n_blocks;
         self.n_equal_blocks += later.n_equal_blocks;
+        self.n_by_detour += later.n_by_detour;
         self.histogram.add(&later.histogram);
         self.bad_blocks.append(later.bad_blocks);
         self.bad_rows.append(later.bad_rows);
@@ -295,6 +298,8 @@ pub struct TensorWeights {
     pub blocks: u64,
     /// Number of reproduced blocks.
     pub equal_blocks: u64,
+    /// True if a reference copy of the file has the same values: the baseline's, quantized to this type.
+    pub is_copy: bool,
     /// Blocks by the ratio of their errors; empty for floats.
     pub histogram: RatioHistogram,
     /// Blocks whose error is larger than the type explains.

@@ -3,14 +3,16 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::arch::diffusion::{DiffusionRules, ImageTask};
 use crate::cli::memory::{ContextMemory, ModelMemory};
-use crate::cli::verify::page::{JudgedFile, JudgedModels};
+use crate::cli::quantize::ladder::PageArgs;
+use crate::cli::quantize::ladder::figures::MeasuredFigures;
+use crate::cli::quantize::ladder::usage::LadderUsage;
 use crate::core::text::escape;
 use crate::gguf::{GgufError, GgufFile, Metadata, Value};
-use crate::job::ladder::{LadderFile, LadderReport};
+use crate::job::ladder::{LadderFile, LadderReport, RecordedFile};
 
 /// Tags of the hub that name what a model does.
 const PIPELINES: [&str; 9] = [
@@ -34,7 +36,7 @@ pub(super) struct LadderDocument {
     pub(super) quantized_by: Option<String>,
     /// Model that was quantized.
     pub(super) model: LadderModel,
-    /// Importance matrix of the files; null without one.
+    /// Importance matrix of the files that have one; null without one.
     pub(super) importance: Option<LadderImportance>,
     /// Calibration of the rounding; null without one.
     pub(super) calibration: Option<LadderCalibration>,
@@ -51,8 +53,12 @@ pub(super) struct LadderDocument {
     /// Size in bytes of the tensors that were quantized or copied: one that several files hold in the same type counts
     /// once.
     pub(super) made_bytes: u64,
-    /// Command that made the files, as a shell reads it.
+    /// Command that made the files, as a shell reads it; the last one, if they were made by several.
     pub(super) command: String,
+    /// Commands that made the files, each once.
+    pub(super) commands: Vec<String>,
+    /// Form of a prompt, and how to run a file; null for an image or video model.
+    pub(super) usage: Option<LadderUsage>,
 }
 
 /// Model that was quantized.
@@ -79,7 +85,7 @@ pub(super) struct LadderModel {
 }
 
 /// Importance matrix of a ladder.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct LadderImportance {
     /// File of the matrix.
     pub(super) matrix: DigestedFile,
@@ -99,7 +105,7 @@ pub(super) struct LadderCalibration {
 }
 
 /// File with its digest.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct DigestedFile {
     /// Name of the file, without its folder.
     pub(super) name: String,
@@ -110,30 +116,28 @@ pub(super) struct DigestedFile {
 /// File of a finished ladder.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct LadderEntry {
-    /// Name of the types: `Q4_K_M`, `Q4_K_L`.
-    #[serde(rename = "type")]
-    pub(super) name: String,
-    /// The file, or its parts.
-    pub(super) parts: Vec<DigestedFile>,
-    /// Size of all parts in bytes.
-    pub(super) file_bytes: u64,
-    /// Bits per weight over all tensors.
-    pub(super) bits_per_weight: f64,
-    /// Number of tensors whose type was replaced because of their columns.
-    pub(super) fallbacks: usize,
-    /// True if the rounding is calibrated.
-    pub(super) calibrated: bool,
+    /// The file, as records describe it.
+    #[serde(flatten)]
+    pub(super) file: RecordedFile,
     /// Memory that the file takes when it runs, by length of context, with keys and values as F16; empty if that is not
     /// known.
     pub(super) memory: Vec<ContextMemory>,
     /// Figures of the verification; null without one.
-    pub(super) figures: Option<JudgedFile>,
+    pub(super) figures: Option<MeasuredFigures>,
+    /// Digest of what they were measured with: the text, the model, the version.
+    pub(super) figures_id: Option<String>,
 }
 
 impl LadderModel {
     /// Describes the model of a ladder. `source` is as it was given.
-    pub(super) fn new(report: &LadderReport, source: &Path) -> Self {
-        Self::of_keys(&report.metadata, report.image.as_ref(), source, report.n_weights)
+    pub(super) fn new(report: &LadderReport, source: &Path, given: &PageArgs) -> Self {
+        let model = Self::of_keys(&report.metadata, report.image.as_ref(), source, report.n_weights);
+        let own = |text: &Option<String>| text.as_deref().map(|text| escape(text).into_owned());
+        Self {
+            repository: own(&given.base_model).or(model.repository),
+            license: own(&given.license).or(model.license),
+            ..model
+        }
     }
 
     /// Describes the model of these keys; `image` are the rules of an image or video model.
@@ -214,33 +218,31 @@ fn of_url(url: &str) -> Option<String> {
 }
 
 impl LadderEntry {
-    /// Describes the quantizations of a report, with the figures of their verification.
+    /// Describes the quantizations of a report.
     ///
     /// # Errors
     /// A file that cannot be read again.
-    pub(super) fn all(report: &LadderReport, judged: Option<&JudgedModels>) -> Result<Vec<Self>, GgufError> {
-        let figures = |at: usize| judged.and_then(|judged| judged.files.get(at).cloned());
-        let files = report.files.iter().enumerate();
-        files
-            .map(|(at, file)| Ok(Self { figures: figures(at), memory: memory(file)?, ..Self::of(file) }))
-            .collect()
+    pub(super) fn all(report: &LadderReport) -> anyhow::Result<Vec<Self>> {
+        let entry = |file| Ok(Self { memory: memory(file)?, ..Self::of(file)? });
+        report.quantizations().into_iter().map(entry).collect()
     }
 
-    /// Describes a file that was not verified.
-    pub(super) fn of(file: &LadderFile) -> Self {
-        let parts = file.plan.paths.iter().zip(&file.sha256);
-        Self {
-            name: file.plan.name.clone(),
-            parts: parts
-                .map(|(path, sha256)| DigestedFile { name: file_name(path), sha256: sha256.clone() })
-                .collect(),
-            file_bytes: file.plan.file_bytes,
-            bits_per_weight: file.plan.bits_per_weight,
-            fallbacks: file.plan.n_fallbacks,
-            calibrated: file.plan.is_calibrated,
-            memory: Vec::new(),
-            figures: None,
+    /// Describes a file without its memory.
+    ///
+    /// # Errors
+    /// A file that is not there.
+    pub(super) fn of(file: &LadderFile) -> anyhow::Result<Self> {
+        let figures = file.figures.clone().map(serde_json::from_value).transpose()?;
+        let figures_id = file.figures_id.clone();
+        let mut file = RecordedFile::of(file, false)?;
+        for part in &mut file.parts {
+            part.name = escape(&part.name).into_owned();
         }
+        Ok(Self { file, memory: Vec::new(), figures, figures_id })
+    }
+
+    pub(super) fn mean_kld(&self) -> Option<f64> {
+        self.figures.as_ref()?.figures.mean_kld
     }
 }
 
@@ -249,6 +251,16 @@ impl LadderEntry {
 fn memory(file: &LadderFile) -> Result<Vec<ContextMemory>, GgufError> {
     let Some(path) = file.plan.paths.first() else { return Ok(Vec::new()) };
     Ok(ModelMemory::of_file(&GgufFile::open(path)?).unwrap_or_default())
+}
+
+/// Returns the importance matrix that the list of a folder names.
+pub(super) fn old_importance(folder: &Path) -> Option<LadderImportance> {
+    #[derive(Deserialize)]
+    struct OldList {
+        importance: Option<LadderImportance>,
+    }
+    let text = fs_err::read_to_string(folder.join("ladder.json")).ok()?;
+    serde_json::from_str::<OldList>(&text).ok()?.importance
 }
 
 /// Name of a file without its folder.

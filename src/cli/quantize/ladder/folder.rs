@@ -20,6 +20,7 @@ const PAGE: &str = "README.md";
 const LIST: &str = "ladder.json";
 const SUMS: &str = "SHA256SUMS";
 const CHART: &str = "size-against-kld.svg";
+const MODELFILE: &str = "Modelfile";
 
 /// Kinds of the files, of which no others are replaced.
 const KINDS: [(&str, OutputKind); 4] = [
@@ -57,11 +58,13 @@ impl FolderFiles {
     pub(super) fn of(
         directory: &Path,
         template: Option<&Path>,
+        has_modelfile: bool,
         guard: &mut Guard<'_>,
     ) -> anyhow::Result<Self> {
         let text = template.map(crate::core::input::read_to_string).transpose()?;
         let name = template.map(|path| path.display().to_string());
-        for (name, kind) in KINDS {
+        let modelfile = has_modelfile.then_some((MODELFILE, OutputKind::Modelfile));
+        for (name, kind) in KINDS.into_iter().chain(modelfile) {
             guard.write("a file of the folder", &directory.join(name), kind)?;
         }
         let this = Self {
@@ -82,6 +85,7 @@ impl FolderFiles {
         &self,
         document: &LadderDocument,
         chart: Option<&str>,
+        modelfile: Option<String>,
         session: &Session,
     ) -> anyhow::Result<()> {
         let page = self.rendered(document, chart.is_some())?;
@@ -92,7 +96,9 @@ impl FolderFiles {
             (CHART, chart.map(str::to_owned)),
         ];
         check_names(&self.directory)?;
-        let files = files.map(|(name, text)| (self.directory.join(name), text));
+        // A Modelfile of an earlier run stays.
+        let files = files.into_iter().chain(modelfile.map(|text| (MODELFILE, Some(text))));
+        let files: Vec<_> = files.map(|(name, text)| (self.directory.join(name), text)).collect();
         OutputFile::write_all(&files, !session.common.no_sync)?;
         Ok(())
     }
@@ -138,7 +144,7 @@ fn check_names(directory: &Path) -> Result<(), GuardError> {
 fn sums(document: &LadderDocument) -> String {
     let mut text = String::new();
     let files = document.files.iter().chain(&document.projector).chain(&document.draft_heads);
-    for part in files.flat_map(|file| &file.parts) {
+    for part in files.flat_map(|file| &file.file.parts) {
         let _ = writeln!(text, "{}  {}", part.sha256, part.name);
     }
     text
@@ -148,23 +154,23 @@ fn sums(document: &LadderDocument) -> String {
 /// if the memory of a context is not known, the one that diverges least, or the
 /// largest if nothing was measured. A size of memory that changes nothing is left out.
 fn choices(files: &[LadderEntry]) -> Vec<Choice<'_>> {
-    let kld = |file: &LadderEntry| file.figures.as_ref().and_then(|figures| figures.mean_kld);
-    let is_measured = files.iter().all(|file| kld(file).is_some());
+    let kld = |file: &LadderEntry| file.mean_kld();
+    let is_measured = files.iter().any(|file| kld(file).is_some());
     let mut found: Vec<Choice<'_>> = Vec::new();
     for gib in MEMORY {
         let fits = |file: &&LadderEntry| match file.memory.first() {
             Some(at) => at.total_bytes <= (gib << 30) / 10 * 9,
-            None => file.file_bytes <= (gib << 30) / 5 * 4,
+            None => file.file.file_bytes <= (gib << 30) / 5 * 4,
         };
         let fitting = files.iter().filter(fits);
         let best = if is_measured {
             fitting.min_by(|a, b| kld(a).unwrap_or(f64::MAX).total_cmp(&kld(b).unwrap_or(f64::MAX)))
         } else {
-            fitting.max_by_key(|file| file.file_bytes)
+            fitting.max_by_key(|file| file.file.file_bytes)
         };
-        if let Some(best) = best.filter(|best| found.last().is_none_or(|last| last.name != best.name)) {
+        if let Some(best) = best.filter(|best| found.last().is_none_or(|last| last.name != best.file.name)) {
             let memory = format!("{gib} GiB");
-            found.push(Choice { memory, name: &best.name, file_bytes: best.file_bytes });
+            found.push(Choice { memory, name: &best.file.name, file_bytes: best.file.file_bytes });
         }
     }
     found

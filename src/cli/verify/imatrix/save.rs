@@ -130,8 +130,8 @@ impl CollectRun<'_, '_> {
         }
         if imatrix_identity(self.target.path) != self.identity {
             anyhow::bail!(
-                "{output}: measured on another text, of another model, or by another version of this program: remove it, or \
-                 leave `--resume` out"
+                "{output}: measured on another text, of another model, or by another version of this program: `--replace` \
+                 measures it again"
             );
         }
         self.session.note(&format!("{output}: the matrix of an earlier run is used"));

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::cli::render::plural;
 use crate::cli::verify::judge::{VerifyArgs, open_baseline};
 use crate::cli::verify::limits::given;
-use crate::cli::verify::model::OpenedModel;
+use crate::cli::verify::model::{ConvertedBaseline, OpenedModel};
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::same_file;
 use crate::core::progress::Progress;
@@ -91,8 +91,9 @@ impl VerifyArgs {
         let prompts = self.text(false, false)?;
         let opened = OpenedModel::open_with(path, common, self.mlock)?;
         guard.read_all("a model", opened.inputs())?;
-        let alike = self.converted_like(&opened, baseline.as_ref(), session);
-        let baseline = alike.as_ref().or(baseline.as_ref());
+        let mut alike = ConvertedBaseline::default();
+        let alike = alike.of(self.baseline.as_deref(), &opened, baseline.as_ref(), session);
+        let baseline = alike.or(baseline.as_ref());
         let options = self.options(&prompts, session);
         let run = |model: &Model<'_>, baseline: Option<&Model<'_>>| {
             verify_part(model, baseline, prompts.sources(), &options, share, &session.progress)

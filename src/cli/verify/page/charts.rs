@@ -11,6 +11,7 @@ mod size;
 
 use super::data::FileData;
 use canvas::Canvas;
+pub(super) use size::{Point, point, points};
 
 /// Chart in both forms.
 #[derive(Clone, Debug, serde::Serialize)]
@@ -39,14 +40,13 @@ impl Chart {
 }
 
 /// Chart of size against mean KLD; `None` with fewer than two files to compare.
-pub(super) fn size_against_kld(files: &[FileData]) -> Option<Chart> {
-    let points = size::points(files);
+pub(super) fn size_against_kld(points: &[Point]) -> Option<Chart> {
     if points.len() < 2 {
         return None;
     }
     let description = format!("{} files; the numbers are in the table of files.", points.len());
     let title = "Size of each file against its mean KLD from the baseline";
-    Some(Chart::draw("size-kld", title, &description, |canvas| size::draw(canvas, &points)))
+    Some(Chart::draw("size-kld", title, &description, |canvas| size::draw(canvas, points)))
 }
 
 /// Chart of KLD by quantile of the tokens, a line for each file; `None` with fewer than two.

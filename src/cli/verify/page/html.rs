@@ -27,7 +27,7 @@ pub(super) fn render(page: &PageData) -> anyhow::Result<String> {
     let maps: Vec<Option<Map<'_>>> = page.files.iter().map(Map::of).collect();
     let rendered = environment.get_template("page.html")?.render(context! {
         page => Jinja::from(Serde(page)),
-        size_chart => Jinja::from(Serde(charts::size_against_kld(&page.files))),
+        size_chart => Jinja::from(Serde(charts::size_against_kld(&charts::points(&page.files)))),
         quantile_chart => Jinja::from(Serde(charts::quantiles(&page.files))),
         histograms => Jinja::from(Serde(histograms)),
         maps => Jinja::from(Serde(maps)),

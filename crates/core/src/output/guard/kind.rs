@@ -43,6 +43,8 @@ pub enum OutputKind {
     Checksums,
     /// A chart as SVG.
     Chart,
+    /// A description of a model for Ollama.
+    Modelfile,
 }
 
 impl OutputKind {
@@ -75,6 +77,7 @@ impl fmt::Display for OutputKind {
             Self::LadderJson => "a list of `gguf-quantize ladder`",
             Self::Checksums => "a list of checksums",
             Self::Chart => "a chart of gguf-foundry",
+            Self::Modelfile => "a Modelfile of gguf-foundry",
         })
     }
 }
@@ -212,6 +215,9 @@ pub const CARD_DRAFT: &str =
 /// Line of the page of a folder of quantizations. Who edits the page removes it.
 pub const LADDER_PAGE: &str = "# Written by gguf-quantize ladder. Remove this line to keep changes.";
 
+/// First line of a Modelfile. Who edits the file removes it.
+pub const MODELFILE: &str = "# Written by gguf-foundry. Remove this line to keep changes.";
+
 /// Mark of a chart in a file of its own.
 pub const CHART: &str = "data-generator=\"gguf-foundry\"";
 
@@ -248,6 +254,9 @@ fn report(text: &str) -> Option<OutputKind> {
     }
     if text.starts_with("{\n  \"made_by\": \"gguf-quantize ladder ") {
         return Some(OutputKind::LadderJson);
+    }
+    if text.starts_with(MODELFILE) {
+        return Some(OutputKind::Modelfile);
     }
     if text.starts_with("<svg ") && text.contains(CHART) {
         return Some(OutputKind::Chart);
@@ -325,6 +334,8 @@ mod tests {
             (b"---\nlicense: mit\n---\n# Mine\n", Text),
             (b"<svg xmlns=\"x\" data-generator=\"gguf-foundry\">", Output(OutputKind::Chart)),
             (b"<svg xmlns=\"x\">", Text),
+            (MODELFILE.as_bytes(), Output(OutputKind::Modelfile)),
+            (b"FROM ./a.gguf\n", Text),
             (
                 b"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  a.gguf\ne3b0",
                 Output(OutputKind::Checksums),

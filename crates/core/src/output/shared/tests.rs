@@ -287,3 +287,35 @@ fn a_name_that_somebody_takes_is_kept_and_nothing_is_lost() {
     assert_eq!(run(dir, 3).unwrap(), [0; 0]);
     assert_eq!(whole(dir), WHOLE);
 }
+
+#[test]
+fn hidden_files_of_dead_runs_are_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let hidden = |name: &str| SharedOutput::of(&dir.join(name), ID, 1, 1).unwrap().with_note().hidden();
+    let (mut living, mut dead) = (hidden("m.gguf"), hidden("n.gguf"));
+    let file = begin(&mut living);
+    living.note_written_to(&file, 2, false).unwrap();
+    let other = begin(&mut dead);
+    dead.note_written_to(&other, 4, false).unwrap();
+    drop(other);
+    assert_eq!(unfinished(dir).unwrap().len(), 4);
+    assert!(names(dir).iter().all(|name| name.starts_with('.')));
+    for name in [".x.gguf.AbC123.tmp", ".profile", "a.into-b", ".into-c"] {
+        fs_err::write(dir.join(name), "x").unwrap();
+    }
+    sweep(dir, &[dir.join("n.gguf")]).unwrap();
+    let kept = [".into-c", ".m.gguf.into-ab.1", ".m.gguf.into-ab.1.1-of-1.at", ".n.gguf.into-ab.1"];
+    let rest = [".n.gguf.into-ab.1.1-of-1.at", ".profile", "a.into-b"];
+    assert_eq!(names(dir), [&kept[..], &rest].concat(), "what runs hold, and what is continued, stays");
+    // Continued where it was; then nothing is left of either.
+    let Begun::At { file: again, start } = hidden("n.gguf").begin(6).unwrap() else { panic!("begun") };
+    assert_eq!(start, 4);
+    drop(again);
+    fill(&file, 1);
+    living.finish(Some(&file), false).unwrap();
+    drop(file);
+    assert!(matches!(hidden("m.gguf").begin(6).unwrap(), Begun::Finished));
+    sweep(dir, &[]).unwrap();
+    assert_eq!(names(dir), [".into-c", ".profile", "a.into-b", "m.gguf"]);
+}

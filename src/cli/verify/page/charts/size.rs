@@ -10,25 +10,32 @@ const LABEL_GAP: i32 = 9;
 
 /// Point of one file.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Point {
+pub(in super::super) struct Point {
     label: String,
     size_bytes: f64,
     kld: f64,
     healthy: Option<f64>,
-    verdict: &'static str,
+    verdict: String,
+}
+
+/// Returns the point of a file; `healthy` is the mean KLD that its types cost a file without faults.
+pub(in super::super) fn point(
+    label: &str,
+    size_bytes: u64,
+    kld: f64,
+    healthy: Option<f64>,
+    verdict: &str,
+) -> Point {
+    let healthy = healthy.filter(|kld| kld.is_finite() && *kld > 0.0);
+    let (label, verdict) = (label.to_owned(), verdict.to_owned());
+    Point { label, size_bytes: size_bytes as f64, kld, healthy, verdict }
 }
 
 /// Returns the files that have both figures.
-pub(super) fn points(files: &[FileData]) -> Vec<Point> {
+pub(in super::super) fn points(files: &[FileData]) -> Vec<Point> {
     let point = |file: &FileData| {
         let kld = file.divergence.map(|d| d.mean).filter(|kld| kld.is_finite())?;
-        Some(Point {
-            label: file.label.clone(),
-            size_bytes: file.size_bytes? as f64,
-            kld,
-            healthy: file.healthy_kld.filter(|kld| kld.is_finite() && *kld > 0.0),
-            verdict: file.verdict,
-        })
+        Some(point(&file.label, file.size_bytes?, kld, file.healthy_kld, file.verdict))
     };
     files.iter().filter_map(point).collect()
 }
@@ -96,7 +103,7 @@ pub(super) fn draw(canvas: &mut Canvas, points: &[Point]) {
 
 /// Marks a point: a disc for pass, a ring for partial, a cross for fail, so that colour is not the only difference.
 fn mark(canvas: &mut Canvas, at: Pixel, point: &Point) {
-    match point.verdict {
+    match point.verdict.as_str() {
         "fail" => {
             canvas.line("bad", 3, &[moved(at, -5, -5), moved(at, 5, 5)]);
             canvas.line("bad", 3, &[moved(at, -5, 5), moved(at, 5, -5)]);
