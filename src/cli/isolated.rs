@@ -46,8 +46,8 @@ macro_rules! program {
     };
 }
 
-/// Stack of a job. Nested templates and patterns take more of it in a program that is not optimized.
-const STACK_BYTES: usize = if cfg!(debug_assertions) { 64 << 20 } else { 8 << 20 };
+/// Stack of a job, reserved rather than used: nested templates and patterns take more in a program that is not optimized.
+const STACK_BYTES: usize = 64 << 20;
 
 /// Makes jobs run in children of this program. If the system does not report the program's path, the child does not
 /// start and its jobs are refused.

@@ -15,9 +15,9 @@ use crate::support::{files, fixture};
 use material::Material;
 use measure::{Usage, measured};
 
-/// Maximum cost of an input of at most a megabyte. Programs that are not optimized take longer.
+/// Maximum cost of an input of at most a megabyte, for programs that are not optimized.
 const MAX_KIB: i64 = 256 << 10;
-const MAX_CPU_MS: i64 = if cfg!(debug_assertions) { 20_000 } else { 5000 };
+const MAX_CPU_MS: i64 = 20_000;
 /// Maximum bytes of the corpus, and of a file made from a rule.
 const MAX_CORPUS_BYTES: u64 = 3 << 20;
 

@@ -116,7 +116,7 @@ impl LogitWriter {
 
     /// Gives the file its name. Missing rows are an error of the program, not of the user.
     pub(crate) fn commit(self, sync: bool) -> std::io::Result<()> {
-        debug_assert_eq!(self.next_row, self.size.rows);
+        assert_eq!(self.next_row, self.size.rows, "rows of a logit file");
         self.file.commit(sync)
     }
 }
