@@ -3,7 +3,6 @@
 //! A program is a clap parser that implements [`Tool`]; its `main` is one call of [`run`], which parses, sets up
 //! threads, logging, progress and the interrupt, and turns the result into an exit code and a message.
 
-mod arithmetic;
 mod completions;
 pub mod convert;
 #[cfg(test)]

@@ -14,7 +14,6 @@
 //! | `diffusion` | types of image and video models |
 //! | `ladder` | many types of one model from one reading |
 //! | `recipe` | how a quantized file was made, and making it again |
-//! | `integers` | refusal of arithmetic in integers where it has no effect |
 //! | `calibration` | rounding based on the model's own activations, as a step of the quantization |
 //! | `plan` `report` `remark` `events` | data for the caller |
 
@@ -27,7 +26,6 @@ mod events;
 mod guard;
 mod importance;
 mod input;
-mod integers;
 pub mod ladder;
 mod like;
 mod output;
@@ -58,7 +56,6 @@ pub use events::Events;
 pub use guard::Guard;
 pub use importance::Importance;
 pub use input::JobInput;
-pub(crate) use integers::check_integers;
 pub use like::{LikeReport, NothingAlike};
 pub use output::{JobOutput, OutputFiles, OutputPath};
 pub use overrides::RefusedOverrides;

@@ -28,7 +28,6 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::completions::Completions;
 use crate::cli::verify::combine::CombineArgs;
 use crate::cli::verify::imatrix::ImatrixArgs;
@@ -213,9 +212,8 @@ impl Tool for Cli {
     }
 }
 
-pub(crate) fn engine_options(common: &Common, arithmetic: ArithmeticArg) -> EngineOptions {
-    let (level, arithmetic) = (common.simd, arithmetic.engine());
-    let mut options = EngineOptions { level, arithmetic, ..EngineOptions::default() };
+pub(crate) fn engine_options(common: &Common) -> EngineOptions {
+    let mut options = EngineOptions { level: common.simd, ..EngineOptions::default() };
     // The number that was started, which is lower than requested if the system refused some.
     options.n_threads = rayon::current_num_threads();
     let free = half_of_free_memory().unwrap_or(options.memory_bytes);

@@ -43,10 +43,8 @@ pub struct Calibration {
     pub save_statistics: Option<PathBuf>,
     /// Moments to use instead of a text.
     pub statistics: Option<GivenStatistics>,
-    /// Threads, memory, vector instructions and arithmetic.
+    /// Threads, memory and vector instructions.
     pub engine: EngineOptions,
-    /// True to refuse a run in which no product is in integers, neither of the model nor of the file that is measured.
-    pub needs_integers: bool,
 }
 
 /// Text that the model itself writes, in addition to given texts.
@@ -93,7 +91,6 @@ impl Calibration {
             save_statistics: None,
             statistics: None,
             engine: EngineOptions::default(),
-            needs_integers: false,
         }
     }
 
@@ -120,7 +117,6 @@ impl Calibration {
         };
         digest.number(own_text);
         digest.number(self.n_tokens as u64);
-        digest.value(&self.engine.arithmetic)?;
         digest.bytes(self.solver.name().as_bytes());
         for text in given.iter().chain(&held_out) {
             digest.bytes(text.name.as_bytes());

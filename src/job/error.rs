@@ -7,7 +7,6 @@ use crate::calibrate::CalibrateError;
 use crate::convert::ConvertError;
 use crate::core::Hint;
 use crate::core::output::{GuardError, OutputError, OutputKind};
-use crate::core::text::escape;
 use crate::engine::EngineError;
 use crate::gguf::{GgufError, ImatrixError, WriteError};
 use crate::job::ladder::FolderError;
@@ -133,15 +132,6 @@ pub enum Contradiction {
     NothingToSolve {
         /// Type of the file.
         file_type: FileType,
-    },
-    /// Arithmetic in integers without a tensor that is multiplied in integers.
-    #[error(
-        "`--arithmetic integer`: no tensor of {} has a block type with integers; leave it out",
-        escape(&path.to_string_lossy())
-    )]
-    NoIntegers {
-        /// Path of the model.
-        path: PathBuf,
     },
     /// Types for a size with statistics in place of a text.
     #[error("{option}: costs are measured on a text, and `--stats` has no text")]

@@ -12,11 +12,11 @@ use crate::sequential::{Followed, Task};
 use crate::solved::SolvedBlocks;
 use crate::solver::LayerSolver;
 use crate::store::identity;
-use crate::work::{ARITHMETIC, FinishedAttempt, Resumed, WorkFacts};
+use crate::work::{FinishedAttempt, Resumed, WorkFacts};
 use crate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, StatisticsWriter};
 use gguf_core::progress::{Progress, Titled};
 use gguf_core::{GgmlType, TensorMeta};
-use gguf_engine::{Arithmetic, EngineError, EngineOptions};
+use gguf_engine::{EngineError, EngineOptions};
 use gguf_format::{ColumnSums, Imatrix, ImatrixSums};
 use gguf_quantization::{Input, QuantizeError, QuantizePlan};
 use gguf_verification::{Divergence, Fingerprint, Model, Window, divergence_on};
@@ -202,12 +202,11 @@ impl Attempts<'_> {
         let seed = self.text.kinds.iter().find_map(|kind| kind.seed);
         // A run that was interrupted before its output was written may have saved them already.
         if let Ok(found) = Statistics::open(path)
-            && found.are_of(self.model, self.options.engine.arithmetic, self.text, seed)?
+            && found.are_of(self.model, self.text, seed)?
         {
             return Ok(None);
         }
-        let arithmetic = self.options.engine.arithmetic;
-        Ok(Some(StatisticsWriter::create(path, self.model, arithmetic, self.text, seed, sync)?))
+        Ok(Some(StatisticsWriter::create(path, self.model, self.text, seed, sync)?))
     }
 
     /// Solves one layer after the other from kept statistics, without running the model.
@@ -267,15 +266,6 @@ impl Attempts<'_> {
         }
     }
 
-    /// Arithmetic of the model's run, or of the file's that is measured.
-    fn arithmetic(&self) -> Arithmetic {
-        let chosen = self.options.engine.arithmetic;
-        let solved = self.targets.values().map(|target| target.ty);
-        let mut types = solved.chain(self.others.iter().map(|(_, ty)| *ty));
-        let is_measured = types.any(|ty| chosen.is_integer(ty));
-        if is_measured { chosen } else { chosen.of_tensors(self.model.source.tensors()) }
-    }
-
     /// Everything that decides the result; threads and memory do not.
     fn facts(&self) -> Result<WorkFacts, CalibrateError> {
         let (model, tokenizer) = identity(self.model)?;
@@ -283,7 +273,6 @@ impl Attempts<'_> {
         facts.add("program", program());
         // Sums of products have the same bits only with the same instructions.
         facts.add("vector instructions", self.options.engine.level.name());
-        facts.add(ARITHMETIC, self.arithmetic().name());
         facts.add("model", model);
         facts.add("tokenizer", tokenizer);
         facts.add("solver", self.options.solver.name());

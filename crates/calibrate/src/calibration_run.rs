@@ -283,7 +283,7 @@ fn needs_of(
     let longest = text.longest();
     let batch = batch_tokens(engine.plan()).max(longest);
     let activations = engine.run_bytes(n_tokens, batch, longest);
-    let unspilled = engine.unspilled_bytes(n_tokens, batch, longest);
+    let unspilled = engine.unspilled_bytes(n_tokens, longest);
     let moments = moment_bytes(engine.plan(), model.source, wants).saturating_mul(text.kinds.len() as u64);
     Needs {
         all_bytes: moments.saturating_add(activations),

@@ -79,12 +79,6 @@ pub enum CalibrateError {
     /// A file that should hold text of this model, but does not.
     #[error("{}: {what}", path.display())]
     OtherSelfText { path: PathBuf, what: &'static str },
-    /// A text file for the model's own text that was written in another arithmetic.
-    #[error(
-        "--self-text {}: text of a model whose weights were multiplied in {found}, this run has `--arithmetic {expected}`",
-        path.display()
-    )]
-    SelfTextArithmetic { path: PathBuf, found: &'static str, expected: &'static str },
     /// More parts than the text has batches.
     #[error(
         "part {share} of {n_tokens} tokens of calibration text, which are {n_batches} batches that cannot be cut"
@@ -131,9 +125,6 @@ impl Hint for CalibrateError {
             }
             Self::OtherSelfText { .. } => {
                 vec!["name a new file with `--self-text`, and the model writes its text there".to_owned()]
-            }
-            Self::SelfTextArithmetic { found, .. } => {
-                vec![format!("pass `--arithmetic {found}`, or name a new file with `--self-text`")]
             }
             Self::NoHeldOut => vec!["name one with `--check-text`".to_owned()],
             Self::StatisticsFor { .. } => vec!["choose `--solver gptq`".to_owned()],

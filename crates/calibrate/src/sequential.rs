@@ -258,7 +258,7 @@ pub(super) fn needs(engine: &Engine<'_>, lengths: impl Iterator<Item = usize> + 
     let plan = engine.plan();
     let (tokens, longest) = (lengths.clone().sum::<usize>(), lengths.max().unwrap_or(0));
     let runs = engine.run_bytes(tokens, tokens, longest).saturating_mul(2);
-    let unspilled = engine.unspilled_bytes(tokens, tokens, longest).saturating_mul(2);
+    let unspilled = engine.unspilled_bytes(tokens, longest).saturating_mul(2);
     let widest = engine.widest();
     // Rows of both streams, and two residual streams.
     let handed = (widest as u64 + 2 * plan.n_embd as u64).saturating_mul(4).saturating_mul(tokens as u64);

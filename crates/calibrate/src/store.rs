@@ -35,14 +35,10 @@ pub use read::{Statistics, StatisticsKind};
 pub use write::StatisticsWriter;
 pub(super) use write::write_importance;
 
-use std::path::Path;
-
 use gguf_core::TensorSource;
 use gguf_core::progress::Silent;
-use gguf_engine::Arithmetic;
 use gguf_format::Metadata;
 use gguf_verification::{Fingerprint, Model};
-use manifest::StatisticsManifest;
 
 const MANIFEST: &str = "statistics.json";
 const IMPORTANCE: &str = "importance.safetensors";
@@ -67,31 +63,6 @@ fn rests_name(name: &str) -> String {
 /// Name of the tensor of their rows and columns.
 fn places_name(name: &str) -> String {
     format!("{name}.places")
-}
-
-/// Checks that statistics in `path` have the arithmetic of this run.
-fn same_arithmetic(path: &Path, found: Arithmetic, expected: Arithmetic) -> Result<(), StatisticsError> {
-    if found == expected {
-        return Ok(());
-    }
-    let (found, expected) = (found.name(), expected.name());
-    Err(StatisticsError::OtherArithmetic { path: path.to_owned(), found, expected })
-}
-
-/// Returns true if the manifests, both without layers, are those of one run.
-///
-/// # Errors
-/// [`StatisticsError::OtherArithmetic`] if nothing but the arithmetic differs.
-fn is_same_run(
-    path: &Path,
-    found: &StatisticsManifest,
-    expected: StatisticsManifest,
-) -> Result<bool, StatisticsError> {
-    let (own, other) = (found.arithmetic, expected.arithmetic);
-    if *found != (StatisticsManifest { arithmetic: own, ..expected }) {
-        return Ok(false);
-    }
-    same_arithmetic(path, own, other).map(|()| true)
 }
 
 /// Number of elements of an upper triangle.

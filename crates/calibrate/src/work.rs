@@ -35,7 +35,7 @@ use gguf_core::{GgmlType, TensorMeta};
 use gguf_format::ColumnSums;
 
 pub use error::WorkError;
-pub(super) use facts::{ARITHMETIC, WorkFacts};
+pub(super) use facts::WorkFacts;
 pub(super) use text::KeptText;
 pub use text::SelfTextKeeper;
 

@@ -2,7 +2,6 @@
 //! panel and multiplied with all tokens of a batch. Loops over values are compiled for every SIMD level.
 
 pub(super) mod activation;
-pub(super) mod arithmetic;
 pub(super) mod batch;
 pub(super) mod buffers;
 pub(super) mod carried;
@@ -13,8 +12,6 @@ pub(super) mod decode;
 pub(super) mod gram;
 pub(super) mod gram_sum;
 pub(super) mod hidden;
-pub(super) mod integer_buffers;
-pub(super) mod integers;
 mod kept;
 pub(super) mod mask;
 pub(super) mod math;

@@ -37,7 +37,6 @@ mod resolve;
 
 pub use error::EngineError;
 pub use exec::activation::{Activation, GateFunction, GatedActivation, PlainActivation, Xielu};
-pub use exec::arithmetic::{Arithmetic, ArithmeticChoice, UnknownArithmetic};
 pub use exec::batch::TokenChunk;
 pub use exec::buffers::{Buffer, BufferPool};
 pub use exec::cross_products::add_cross;

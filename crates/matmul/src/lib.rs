@@ -7,8 +7,6 @@
 //! machine with fused multiply-add computes the same bits.
 #![allow(unsafe_code)]
 
-pub mod integer;
-
 use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -313,7 +313,7 @@ fn healthy(
     progress: &dyn Progress,
 ) -> Result<Option<HealthyVectors>, VerifyError> {
     let options = *engine.options();
-    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, &options) else {
+    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);
     };
     let is_score = engine.plan().pooling.classifier.is_some();

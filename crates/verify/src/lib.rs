@@ -21,7 +21,6 @@
 
 mod answer;
 mod answers;
-mod arithmetic;
 mod chat;
 mod checks;
 mod cost;

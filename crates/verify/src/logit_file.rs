@@ -7,9 +7,6 @@
 //! each chunk by BOS. Then a row for each predicted token in the second half of each chunk (`n_ctx - 1 - n_ctx / 2` of
 //! them): `scale` and `least` as F32, one 16-bit code for each token of the vocabulary, and one of padding if their
 //! number is odd. A log-probability is `scale * code + least`; values 16 or more below the largest have code 0.
-//!
-//! A file of a model with weights of block types ends with 16 more bytes, which llama-perplexity does not read:
-//! `_arithm_` and the arithmetic of products with these weights, `f32` or `integer`, padded with zero bytes to eight.
 
 pub(super) mod read;
 pub(super) mod write;
@@ -19,16 +16,11 @@ use std::path::PathBuf;
 use gguf_core::Hint;
 use gguf_core::output::OutputError;
 use gguf_core::text;
-use gguf_engine::Arithmetic;
 
 /// Magic bytes of the file.
 const MAGIC: &[u8; 8] = b"_logits_";
 /// Number of bytes before the token ids.
 const HEADER_BYTES: u64 = 20;
-/// Magic bytes before the arithmetic at the end of a file.
-const ARITHMETIC: &[u8; 8] = b"_arithm_";
-/// Number of bytes of the arithmetic, with its magic bytes.
-const ARITHMETIC_BYTES: usize = 16;
 /// Number of bytes of a row before its codes.
 const ROW_HEAD_BYTES: usize = 8;
 
@@ -48,16 +40,6 @@ pub enum LogitFileError {
     /// A token id is outside the vocabulary.
     #[error("{}: offset {offset}: token {token}, the vocabulary has {n_vocab}", path.display())]
     Token { path: PathBuf, offset: u64, token: i64, n_vocab: usize },
-    /// The bytes after the rows are not the name of an arithmetic.
-    #[error("{}: offset {offset}: expected `_arithm_` and `f32` or `integer`", path.display())]
-    Arithmetic { path: PathBuf, offset: u64 },
-    /// The predictions were computed in another arithmetic than the run that they are compared with.
-    #[error(
-        "{}: predictions of a model whose weights were multiplied in {found}, this run has `--arithmetic {expected}`: \
-         figures of different arithmetic are not compared",
-        path.display()
-    )]
-    OtherArithmetic { path: PathBuf, found: &'static str, expected: &'static str },
     /// The numbers of a row are not log-probabilities.
     #[error("{}: offset {offset}: scale {scale} and least log-probability {least} of a row", path.display())]
     Row { path: PathBuf, offset: u64, scale: f32, least: f32 },
@@ -81,11 +63,6 @@ impl Hint for LogitFileError {
             Self::Length { expected, found, .. } if u128::from(*found) < *expected => {
                 vec!["it was cut off, or the program that wrote it was stopped: write it again".to_owned()]
             }
-            Self::OtherArithmetic { found, .. } => {
-                vec![format!(
-                    "pass `--arithmetic {found}`, or write the file again in the arithmetic of this run"
-                )]
-            }
             Self::Chunk { .. } => {
                 vec!["give running text, and a `--ctx` that it fills".to_owned()]
             }
@@ -94,19 +71,6 @@ impl Hint for LogitFileError {
             _ => Vec::new(),
         }
     }
-}
-
-/// Returns the bytes that name an arithmetic at the end of a file.
-fn arithmetic_bytes(arithmetic: Arithmetic) -> [u8; ARITHMETIC_BYTES] {
-    let mut bytes = [0; ARITHMETIC_BYTES];
-    let text = ARITHMETIC.iter().chain(arithmetic.name().as_bytes());
-    bytes.iter_mut().zip(text).for_each(|(byte, own)| *byte = *own);
-    bytes
-}
-
-/// Returns the arithmetic that bytes at the end of a file name.
-fn arithmetic_of(bytes: &[u8]) -> Option<Arithmetic> {
-    [Arithmetic::F32, Arithmetic::Integer].into_iter().find(|&own| arithmetic_bytes(own) == bytes)
 }
 
 /// Sizes that follow from the header.

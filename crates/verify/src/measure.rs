@@ -11,7 +11,7 @@ use crate::{VerifyError, Window};
 use gguf_core::GgmlType;
 use gguf_core::progress::Progress;
 use gguf_core::sync::Unpoisoned;
-use gguf_engine::{Arithmetic, Engine, Hidden, Observer, TokenChunk, TokenDivergence, TokenScore};
+use gguf_engine::{Engine, Hidden, Observer, TokenChunk, TokenDivergence, TokenScore};
 
 /// Result of the reference at a position.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -50,27 +50,15 @@ pub struct Recall {
 /// Positions of the baseline quantized to the types of a file; files with the same types share them.
 #[derive(Debug)]
 struct RecalledTwin {
-    /// Arithmetic of the baseline that they are compared with.
-    arithmetic: Arithmetic,
-    types: Vec<TwinType>,
+    /// Type of each tensor; `None` for one that stays as it is.
+    types: Vec<Option<GgmlType>>,
     windows: Vec<Window>,
     positions: Vec<Position>,
-}
-
-/// Types of a tensor of the baseline as a healthy file would hold it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct TwinType {
-    /// Type that it is quantized to; `None` if it stays as it is.
-    pub(super) quantized: Option<GgmlType>,
-    /// Type that the engine gets: F32, unless blocks are multiplied in integers.
-    pub(super) run: GgmlType,
 }
 
 /// Chunks of a group and the baseline's output for them.
 #[derive(Debug)]
 struct Recalled {
-    /// Arithmetic of the baseline's products.
-    arithmetic: Arithmetic,
     chunks: Vec<TokenChunk>,
     output: Arc<BaselineOutput>,
 }
@@ -120,45 +108,23 @@ impl Recall {
     }
 
     /// Returns the positions of the baseline in these types over these windows, if they are known.
-    pub(super) fn twin(
-        &self,
-        arithmetic: Arithmetic,
-        types: &[TwinType],
-        windows: &[Window],
-    ) -> Option<Vec<Position>> {
+    pub(super) fn twin(&self, types: &[Option<GgmlType>], windows: &[Window]) -> Option<Vec<Position>> {
         let twins = self.twins.lock().unpoisoned();
-        let is_own = |twin: &&RecalledTwin| {
-            twin.arithmetic == arithmetic && twin.types == types && twin.windows == windows
-        };
+        let is_own = |twin: &&RecalledTwin| twin.types == types && twin.windows == windows;
         Some(twins.iter().find(is_own)?.positions.clone())
     }
 
     /// Stores the positions of the baseline in these types.
-    pub(super) fn keep_twin(
-        &self,
-        arithmetic: Arithmetic,
-        types: &[TwinType],
-        windows: &[Window],
-        positions: &[Position],
-    ) {
+    pub(super) fn keep_twin(&self, types: &[Option<GgmlType>], windows: &[Window], positions: &[Position]) {
         let (types, windows, positions) = (types.to_vec(), windows.to_vec(), positions.to_vec());
-        let twin = RecalledTwin { arithmetic, types, windows, positions };
+        let twin = RecalledTwin { types, windows, positions };
         self.twins.lock().unpoisoned().push(twin);
     }
 
     /// Returns the output for a group if it is known for each chunk; with `is_routed` also the chosen experts.
-    fn find(
-        &self,
-        arithmetic: Arithmetic,
-        chunks: &[TokenChunk],
-        is_routed: bool,
-    ) -> Option<Arc<BaselineOutput>> {
+    fn find(&self, chunks: &[TokenChunk], is_routed: bool) -> Option<Arc<BaselineOutput>> {
         let groups = self.groups.lock().unpoisoned();
-        let own = || {
-            groups.iter().filter(|group| {
-                group.arithmetic == arithmetic && (!is_routed || group.output.choices.is_some())
-            })
-        };
+        let own = || groups.iter().filter(|group| !is_routed || group.output.choices.is_some());
         if let Some(group) = own().find(|group| group.chunks == chunks) {
             return Some(Arc::clone(&group.output));
         }
@@ -166,26 +132,23 @@ impl Recall {
         Some(Arc::new(BaselineOutput::gathered(&places.collect::<Option<Vec<_>>>()?)))
     }
 
-    fn knows(&self, arithmetic: Arithmetic, chunks: &[TokenChunk], is_routed: bool) -> bool {
+    fn knows(&self, chunks: &[TokenChunk], is_routed: bool) -> bool {
         let groups = self.groups.lock().unpoisoned();
         let has = |group: &Recalled, chunk: &TokenChunk| {
-            group.arithmetic == arithmetic
-                && (!is_routed || group.output.choices.is_some())
-                && group.chunks.contains(chunk)
+            (!is_routed || group.output.choices.is_some()) && group.chunks.contains(chunk)
         };
         chunks.iter().all(|chunk| groups.iter().any(|group| has(group, chunk)))
     }
 
     /// Stores a group if the memory budget allows it.
     fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, output: &Arc<BaselineOutput>) {
-        let arithmetic = arithmetic_of(baseline);
-        if self.knows(arithmetic, &chunks, output.choices.is_some()) {
+        if self.knows(&chunks, output.choices.is_some()) {
             return;
         }
         let mut groups = self.groups.lock().unpoisoned();
         let taken: u64 = groups.iter().map(|group| group.output.n_bytes()).sum();
         if taken + output.n_bytes() <= Self::most(baseline) {
-            groups.push(Recalled { arithmetic, chunks, output: Arc::clone(output) });
+            groups.push(Recalled { chunks, output: Arc::clone(output) });
         }
     }
 }
@@ -211,11 +174,6 @@ impl Recalled {
     }
 }
 
-/// Returns the arithmetic that an engine's weights get.
-fn arithmetic_of(engine: &Engine<'_>) -> Arithmetic {
-    engine.options().arithmetic.of_tensors(engine.source.tensors())
-}
-
 /// Baseline that is run, with its stored results.
 #[derive(Clone, Copy)]
 pub(super) struct Baseline<'a> {
@@ -231,8 +189,7 @@ impl Baseline<'_> {
         is_routed: bool,
         progress: &dyn Progress,
     ) -> Result<Arc<BaselineOutput>, VerifyError> {
-        let arithmetic = arithmetic_of(self.engine);
-        if let Some(output) = self.recall.and_then(|recall| recall.find(arithmetic, chunks, is_routed)) {
+        if let Some(output) = self.recall.and_then(|recall| recall.find(chunks, is_routed)) {
             return Ok(output);
         }
         let recorder = if is_routed { ChoiceRecorder::of(self.engine.plan()) } else { None };
@@ -320,8 +277,7 @@ pub(super) fn measure_with(
         .collect();
     let is_routed = observers.routing.is_some();
     let knows = |chunks: &[TokenChunk]| {
-        let stored = baseline.and_then(|baseline| Some((baseline.engine, baseline.recall?)));
-        stored.is_some_and(|(engine, recall)| recall.knows(arithmetic_of(engine), chunks, is_routed))
+        baseline.and_then(|baseline| baseline.recall).is_some_and(|recall| recall.knows(chunks, is_routed))
     };
     let again = |chunks: &[TokenChunk]| baseline.filter(|_| !knows(chunks));
     let work = |chunks: &[TokenChunk]| {

@@ -137,7 +137,7 @@ pub fn verify_part(
     let mut checked =
         CheckedPart { at_weights: at_weights.unwrap_or(at_limits), at_limits, weights, report, share };
     let Some((plan, Some(encoded))) = ready else {
-        let plan = Plan::of(model, baseline, prompts, &options.scoring, options.engine.arithmetic, progress)?;
+        let plan = Plan::of(model, baseline, prompts, &options.scoring, progress)?;
         return Ok(checked.part(plan, None, Vec::new(), Vec::new()));
     };
     match plan.kind {
@@ -171,7 +171,6 @@ impl CheckedPart {
             arch: self.report.arch.clone(),
             bits_per_weight: self.report.bits_per_weight,
             label: self.report.label.clone(),
-            arithmetic: self.report.arithmetic,
             findings: stored(&self.report.findings),
             at_weights: self.at_weights,
             at_limits: self.at_limits,
@@ -237,7 +236,7 @@ fn run(
         TwinRun::Positions(positions) => (TwinFacts::Positions, positions),
         TwinRun::Failed(why) => (TwinFacts::Failed(why), Vec::new()),
     };
-    let plan = Plan::of(model, baseline, sources, scoring, options.engine.arithmetic, progress)?;
+    let plan = Plan::of(model, baseline, sources, scoring, progress)?;
     let file = |(file, &chunks): (&crate::PromptFile, &usize)| FileFacts {
         first_prompt: file.prompts.start,
         end_prompt: file.prompts.end,

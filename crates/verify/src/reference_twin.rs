@@ -7,13 +7,13 @@ use std::mem;
 use std::ops::Range;
 
 use crate::cost::Cost;
-use crate::measure::{Baseline, TwinType, measure};
+use crate::measure::{Baseline, measure};
 use crate::model::LoadedModel;
 use crate::{Divergence, HealthyCost, Model, Position, VerifyError, Window};
 use gguf_core::progress::{Progress, Titled};
 use gguf_core::simd::SimdLevel;
 use gguf_core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource};
-use gguf_engine::{Engine, EngineError, EngineOptions};
+use gguf_engine::{Engine, EngineError};
 use gguf_quant::{can_quantize, dequantize, quantize_rows};
 
 /// Number of tokens that are run: enough for the cost to about 10 %, which is well within the margin of the limits.
@@ -25,35 +25,29 @@ pub(super) const TITLE: &str = "running a reference copy, the baseline in the fi
 /// are: blocks that the run multiplies in integers stay blocks, all others are decoded to F32.
 pub(super) struct ReferenceTwin<'a> {
     baseline: &'a dyn TensorSource,
-    /// Tensors of the baseline, in the types that the engine gets.
+    /// Tensors of the baseline, all in F32.
     metas: Vec<TensorMeta>,
-    types: Vec<TwinType>,
+    /// Type that each tensor is quantized to; `None` for one that stays as it is.
+    types: Vec<Option<GgmlType>>,
     level: SimdLevel,
 }
 
 impl<'a> ReferenceTwin<'a> {
     /// Creates the twin of a file for a run with these options; `None` if a tensor of the file has a type without a
     /// quantizer.
-    pub(super) fn new(
-        file: &[TensorMeta],
-        baseline: &'a dyn TensorSource,
-        options: &EngineOptions,
-    ) -> Option<Self> {
-        let EngineOptions { level, arithmetic, .. } = *options;
+    pub(super) fn new(file: &[TensorMeta], baseline: &'a dyn TensorSource, level: SimdLevel) -> Option<Self> {
         let types: HashMap<&str, &TensorMeta> = file.iter().map(|meta| (meta.name.as_str(), meta)).collect();
         let ty = |meta: &TensorMeta| {
             let own = types.get(meta.name.as_str()).filter(|own| own.shape == meta.shape);
             let stored = own.map_or(meta.ty, |own| own.ty);
-            let quantized = (stored != GgmlType::F32 && stored != meta.ty).then_some(stored);
-            let run = if arithmetic.is_integer(stored) { stored } else { GgmlType::F32 };
-            TwinType { quantized, run }
+            (stored != GgmlType::F32 && stored != meta.ty).then_some(stored)
         };
-        let types: Vec<TwinType> = baseline.tensors().iter().map(ty).collect();
-        if types.iter().filter_map(|ty| ty.quantized).any(|ty| !can_quantize(ty)) {
+        let types: Vec<Option<GgmlType>> = baseline.tensors().iter().map(ty).collect();
+        if types.iter().flatten().any(|&ty| !can_quantize(ty)) {
             return None;
         }
-        let metas = baseline.tensors().iter().zip(&types);
-        let metas = metas.map(|(meta, ty)| TensorMeta { ty: ty.run, ..meta.clone() }).collect();
+        let metas =
+            baseline.tensors().iter().map(|meta| TensorMeta { ty: GgmlType::F32, ..meta.clone() }).collect();
         Some(Self { baseline, metas, types, level })
     }
 }
@@ -69,29 +63,23 @@ impl TensorSource for ReferenceTwin<'_> {
 
     fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
         let meta = &self.baseline.tensors()[tensor];
-        let TwinType { quantized, run } = self.types[tensor];
-        if quantized.is_none() && run == meta.ty {
+        let quantized = self.types[tensor];
+        if quantized.is_none() && meta.ty == GgmlType::F32 {
             return self.baseline.read_rows(tensor, first_row, out);
         }
         let n_cols = usize::try_from(meta.shape.n_cols()).unwrap_or(0).max(1);
         let row_bytes =
             |ty: GgmlType| ty.row_bytes(n_cols as u64).and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
-        let n_rows = out.len() / row_bytes(run).max(1);
+        let n_rows = out.len() / row_bytes(GgmlType::F32).max(1);
         let mut bytes = vec![0; row_bytes(meta.ty) * n_rows];
         self.baseline.read_rows(tensor, first_row, &mut bytes)?;
         let mut values = vec![0.0; n_cols * n_rows];
         dequantize(meta.ty, self.level, &bytes, &mut values).map_err(|error| failed(meta, error))?;
         if let Some(ty) = quantized {
             let flat = (ty.info().imatrix == ImatrixNeed::Required).then(|| vec![1.0; n_cols]);
-            let quantize = |blocks: &mut [u8]| {
-                quantize_rows(ty, self.level, n_cols, &values, flat.as_deref(), blocks)
-                    .map_err(|error| failed(meta, error))
-            };
-            if run == ty {
-                return quantize(out);
-            }
             let mut blocks = vec![0; row_bytes(ty) * n_rows];
-            quantize(&mut blocks)?;
+            quantize_rows(ty, self.level, n_cols, &values, flat.as_deref(), &mut blocks)
+                .map_err(|error| failed(meta, error))?;
             dequantize(ty, self.level, &blocks, &mut values).map_err(|error| failed(meta, error))?;
         }
         for (out, value) in out.chunks_exact_mut(mem::size_of::<f32>()).zip(&values) {
@@ -114,8 +102,7 @@ pub(super) enum TwinRun {
 
 /// Returns true if a healthy file can be run.
 pub(super) fn has_twin(model: &Model<'_>, baseline: &Model<'_>) -> bool {
-    let options = EngineOptions { level: SimdLevel::Scalar, ..EngineOptions::default() };
-    ReferenceTwin::new(model.source.tensors(), baseline.source, &options).is_some()
+    ReferenceTwin::new(model.source.tensors(), baseline.source, SimdLevel::Scalar).is_some()
 }
 
 /// Runs the baseline in the types of `model` and compares it with the baseline itself, on windows that [`evenly`]
@@ -144,11 +131,10 @@ fn twin_positions(
 ) -> Result<Option<Vec<Position>>, VerifyError> {
     let LoadedModel { model: baseline, engine: reference } = baseline;
     let options = *reference.options();
-    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, &options) else {
+    let Some(twin) = ReferenceTwin::new(model.source.tensors(), baseline.source, options.level) else {
         return Ok(None);
     };
-    let arithmetic = options.arithmetic.of_tensors(baseline.source.tensors());
-    let recalled = baseline.recall.and_then(|recall| recall.twin(arithmetic, &twin.types, windows));
+    let recalled = baseline.recall.and_then(|recall| recall.twin(&twin.types, windows));
     if let Some(positions) = recalled {
         return Ok(Some(positions));
     }
@@ -162,7 +148,7 @@ fn twin_positions(
             other => other,
         })?;
     if let Some(recall) = baseline.recall {
-        recall.keep_twin(arithmetic, &twin.types, windows, &positions);
+        recall.keep_twin(&twin.types, windows, &positions);
     }
     Ok(Some(positions))
 }

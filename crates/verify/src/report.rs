@@ -2,7 +2,6 @@
 
 pub(super) mod document;
 
-use gguf_engine::Arithmetic;
 use serde::{Deserialize, Serialize};
 
 use crate::checks::baseline_keys::leaves_results_open;
@@ -161,8 +160,6 @@ pub struct Report {
     pub limits: Vec<LimitLine>,
     /// Cost on which the default limits are based.
     pub healthy: Option<HealthyCost>,
-    /// Arithmetic of products with the model's weights, if it was run.
-    pub arithmetic: Option<Arithmetic>,
     /// Number of tokens per second, baseline included.
     pub tokens_per_second: Option<f64>,
 }
@@ -192,7 +189,6 @@ impl Report {
             thresholds,
             limits: Vec::new(),
             healthy: None,
-            arithmetic: None,
             tokens_per_second: None,
         }
     }

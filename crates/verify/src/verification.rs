@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use crate::answers::cut_sources;
-use crate::arithmetic::deciding;
 use crate::checks::input::CheckedFile;
 use crate::checks::{
     adapter, check_baseline, check_file, check_texts, graph, images, label, towers, vocabulary,
@@ -101,9 +100,6 @@ fn run_checks(
     progress: &dyn Progress,
     observer: Option<&dyn Observer>,
 ) -> Result<Verification, VerifyError> {
-    if let Some(file) = extras.logits {
-        file.check_arithmetic(options.engine.arithmetic)?;
-    }
     progress.steps(n_steps(baseline.is_some(), prompts, options, extras));
     let weights = |report: &mut Report| match baseline {
         Some(baseline) => {
@@ -154,11 +150,9 @@ fn run_checks(
     let wanted = extras.save.as_ref().filter(|_| baseline.is_some() == reference.is_some());
     let mut save = match wanted {
         Some(save) => {
-            let saved = baseline.unwrap_or(model);
-            let arithmetic = deciding(options.engine.arithmetic, saved.source.tensors());
             let n_ctx = scoring.n_ctx;
             let n_vocab = engine.plan().n_vocab;
-            let writer = LogitWriter::create(save.path, &windows, &encoded, n_ctx, n_vocab, arithmetic)?;
+            let writer = LogitWriter::create(save.path, &windows, &encoded, n_ctx, n_vocab)?;
             Some(announced(writer, save)?)
         }
         None => None,
@@ -297,7 +291,6 @@ pub(super) fn examine(
         }
         return Ok(ExaminedModel { report, ready: None });
     };
-    report.arithmetic = Some(options.engine.arithmetic.of_tensors(model.source.tensors()));
     let encoded = encode(model, prompts, &mut report)?;
     Ok(ExaminedModel { report, ready: Some((plan, encoded)) })
 }

@@ -5,11 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::calibrate::{SELF_NAME, TextOptions};
-use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::quantize::solver::SolverName;
 use crate::cli::verify::engine_options;
 use crate::cli::{Common, UsageError};
-use crate::engine::Arithmetic;
 use crate::job::{Calibration, GivenStatistics, OwnText};
 
 /// Options of calibration. Flatten it.
@@ -41,8 +39,6 @@ pub(crate) struct CalibrateArgs {
     /// Names of the kinds of text in `--stats` to use
     #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "stats")]
     pub kinds: Vec<String>,
-    #[command(flatten)]
-    pub arithmetic: ArithmeticArg,
 }
 
 /// Option that keeps the moments of a calibration of one file. Flatten it beside [`CalibrateArgs`].
@@ -72,10 +68,6 @@ impl CalibrateArgs {
     /// As [`own_text`].
     pub(crate) fn calibration(&self, common: &Common) -> Result<Option<Calibration>, UsageError> {
         if !self.is_given() {
-            if self.arithmetic.engine() != Arithmetic::F32 {
-                let text = "`--arithmetic` needs `--calibrate` or `--stats`: without them no model is run";
-                return Err(UsageError(text.to_owned()));
-            }
             return Ok(None);
         }
         let statistics = self.stats.as_ref();
@@ -89,8 +81,7 @@ impl CalibrateArgs {
             save_statistics: None,
             statistics: statistics
                 .map(|path| GivenStatistics { path: path.clone(), kinds: self.kinds.clone() }),
-            engine: engine_options(common, self.arithmetic),
-            needs_integers: self.arithmetic.needs_integers(),
+            engine: engine_options(common),
         }))
     }
 }

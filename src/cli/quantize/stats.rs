@@ -13,7 +13,6 @@ use crate::calibrate::{
     SELF_NAME, SelfTextKeeper, Solver, Statistics, StatisticsCounts, StatisticsPart, StatisticsWriter,
     TextOptions, TextShare,
 };
-use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::folder::folder_bytes;
 use crate::cli::job::failure;
 use crate::cli::quantize::calibrate::{given_texts, own_text};
@@ -68,8 +67,6 @@ pub(super) struct StatsArgs {
     /// Print the plan and write nothing
     #[arg(long)]
     dry_run: bool,
-    #[command(flatten)]
-    arithmetic: ArithmeticArg,
 }
 
 /// Opened model.
@@ -122,7 +119,6 @@ impl StatsArgs {
         self.check_self_text()?;
         let texts = calibration.read_texts().map_err(failure)?;
         let (source, metadata, file) = opened.parts();
-        self.arithmetic.check(&self.model, source.tensors())?;
         ModelParts::of(metadata).with(source, metadata, file, |model| {
             // Checked before a model writes any text.
             if model.plan()?.kind == ModelKind::Encoder {
@@ -141,7 +137,7 @@ impl StatsArgs {
             own_text: own_text(&self.calibrate, self.no_self_text)?,
             n_tokens: self.calibrate_tokens,
             held_out_texts: self.check_text.clone(),
-            engine: engine_options(&session.common, self.arithmetic),
+            engine: engine_options(&session.common),
             ..Calibration::with_texts(given_texts(&self.calibrate), Solver::Gptq)
         })
     }
@@ -190,8 +186,7 @@ impl StatsArgs {
         text.clone().add_held_out(model, &texts.held_out, self.calibrate_tokens)?;
         let wants = |meta: &TensorMeta| meta.shape.rank() > 1;
         let dir = self.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
-        let options =
-            CalibrateOptions { engine: engine_options(&session.common, self.arithmetic), wants: &wants, dir };
+        let options = CalibrateOptions { engine: engine_options(&session.common), wants: &wants, dir };
         let run = CalibrationRun::of_share(model, &text, options, self.part)?;
         for warning in run.warnings() {
             session.progress.warn(warning);
@@ -237,17 +232,16 @@ impl StatsArgs {
             return Ok(None);
         }
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
-        let arithmetic = self.arithmetic.engine();
         // Broken statistics are not replaced either.
         let (is_same, counts) = match self.part {
             Some(share) => {
                 let Ok(part) = StatisticsPart::open(&self.output) else { return Ok(None) };
                 let own = TextShare { share, batches: run.batches() };
-                (part.is_of(model, arithmetic, text, seed, own)?, part.counts())
+                (part.is_of(model, text, seed, own)?, part.counts())
             }
             None => {
                 let Ok(whole) = Statistics::open(&self.output) else { return Ok(None) };
-                (whole.are_of(model, arithmetic, text, seed)?, whole.counts())
+                (whole.are_of(model, text, seed)?, whole.counts())
             }
         };
         Ok(is_same.then_some(counts))
@@ -263,10 +257,9 @@ impl StatsArgs {
     ) -> Result<StatisticsCounts, CalibrateError> {
         let (path, sync) = (&self.output, !session.common.no_sync);
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
-        let arithmetic = self.arithmetic.engine();
         let mut found = StatisticsCounts::default();
         let Some(share) = self.part else {
-            let mut writer = StatisticsWriter::create(path, model, arithmetic, text, seed, sync)?;
+            let mut writer = StatisticsWriter::create(path, model, text, seed, sync)?;
             let sums = run.run(&session.progress, &mut |layer: LayerMoments| {
                 found.add(&layer);
                 writer.add(&layer).map_err(CalibrateError::from)
@@ -275,7 +268,7 @@ impl StatsArgs {
             return Ok(found);
         };
         let own = TextShare { share, batches: run.batches() };
-        let mut writer = PartWriter::create(path, model, arithmetic, text, seed, own, sync)?;
+        let mut writer = PartWriter::create(path, model, text, seed, own, sync)?;
         let sums = run.run_share(&session.progress, &mut |layer: LayerSums| {
             found.add(&layer);
             writer.add(&layer).map_err(CalibrateError::from)

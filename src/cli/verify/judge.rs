@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 
-use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::failure::Failure;
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
 use crate::cli::verify::against::Earlier;
@@ -125,8 +124,6 @@ pub(super) struct VerifyArgs {
     output: Option<PathBuf>,
     #[command(flatten)]
     tasks: TaskArgs,
-    #[command(flatten)]
-    arithmetic: ArithmeticArg,
 }
 
 /// Number of layers that a file declares.
@@ -449,7 +446,6 @@ impl VerifyArgs {
             },
         };
         guard.read_all("a model", opened.inputs())?;
-        opened.with(None, |model| self.arithmetic.check(path, model.source.tensors()))?;
         let alike = alike.of(self.baseline.as_deref(), &opened, baseline, session);
         let baseline = alike.or(baseline);
         let options = self.options(prompts, session);
@@ -535,7 +531,7 @@ impl VerifyArgs {
         };
         let rows = if self.per_token.is_some() { RowSelection::All } else { RowSelection::Scored };
         VerifyOptions {
-            engine: engine_options(&session.common, self.arithmetic),
+            engine: engine_options(&session.common),
             scoring: self.cut.scoring(span, rows),
             files: prompts.files(),
             thresholds: self.thresholds(),

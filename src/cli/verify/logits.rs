@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::verify::engine_options;
 use crate::cli::verify::model::OpenedModel;
 use crate::cli::verify::prompt_files::PromptFiles;
@@ -28,8 +27,6 @@ pub(super) struct LogitsArgs {
     /// File to write [default: standard output]
     #[arg(short, value_name = "FILE")]
     output: Option<PathBuf>,
-    #[command(flatten)]
-    arithmetic: ArithmeticArg,
 }
 
 /// Line of the output: logits after a prompt.
@@ -53,11 +50,10 @@ impl LogitsArgs {
         }
         let opened = OpenedModel::open(&self.model, &session.common)?;
         guard.read_all("the model", opened.inputs())?;
-        opened.with(None, |model| self.arithmetic.check(&self.model, model.source.tensors()))?;
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let mut lines = LogitLines::begin(self.output.as_deref(), session)?;
         let mut failed = None;
-        let options = engine_options(&session.common, self.arithmetic);
+        let options = engine_options(&session.common);
         let done = opened.with(None, |model| {
             last_logits(model, prompts.sources(), &options, &session.progress, |prompt, logits| {
                 lines.add(&PromptLogits { prompt, logits }).map_err(|error| {

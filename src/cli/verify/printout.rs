@@ -6,7 +6,6 @@ use crate::cli::render::{Align, Table, plural};
 use crate::cli::verify::report::{self, Detail, ModelReport};
 use crate::cli::verify::{experts, file_rows, overview, pairs, reasons, statistics, tasks};
 use crate::core::text::escape;
-use crate::engine::Arithmetic;
 use crate::verify::{
     Better, Divergence, EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightReport,
 };
@@ -58,13 +57,6 @@ impl ModelReport {
         }
         if let Some(routing) = &report.routing {
             experts::print(routing, out)?;
-        }
-        if let Some(arithmetic) = report.arithmetic.filter(|_| has_details) {
-            let text = match arithmetic {
-                Arithmetic::Integer => "integers for block types, F32 for others",
-                Arithmetic::F32 => "F32",
-            };
-            writeln!(out, "arithmetic    {text}")?;
         }
         if let Some(speed) = report.tokens_per_second.filter(|_| has_details) {
             writeln!(out, "speed         {speed:.0} tokens/s")?;

@@ -5,16 +5,16 @@ use std::path::Path;
 use crate::calibrate::{
     CalibrateError, Fidelity, FidelityOptions, Keep, SelfTextKeeper, Solver, StatisticsOutput, solve,
 };
+use crate::core::GgmlType;
 use crate::core::progress::Progress;
 use crate::core::text::{escape, plural};
-use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::engine::ModelKind;
 use crate::job::calibration::statistics::end_work;
 use crate::job::calibration::{Calibration, CalibrationReport, CalibrationSources, sized};
 use crate::job::quantize::CheckedQuantization;
 use crate::job::report::QuantizationReport;
 use crate::job::size::{TargetReport, option};
-use crate::job::{Contradiction, JobError, check_integers};
+use crate::job::{Contradiction, JobError};
 use crate::quantize::QuantizePlan;
 use crate::verify::{Model, ModelParts, Recall};
 
@@ -47,7 +47,7 @@ impl Calibration {
     /// Reads the texts of a quantization.
     ///
     /// # Errors
-    /// A type that leaves nothing to solve; arithmetic in integers without effect; texts that cannot be read.
+    /// A type that leaves nothing to solve; texts that cannot be read.
     pub(super) fn sources(
         &self,
         quantization: &CheckedQuantization<'_>,
@@ -56,22 +56,7 @@ impl Calibration {
         if !file_type.base().is_some_and(GgmlType::is_quantized) {
             return Err(Contradiction::NothingToSolve { file_type }.into());
         }
-        self.check_integers(quantization)?;
         self.read_texts()
-    }
-
-    /// Refuses arithmetic in integers if the model and the file that is measured have no block type.
-    fn check_integers(&self, quantization: &CheckedQuantization<'_>) -> Result<(), JobError> {
-        if !self.needs_integers {
-            return Ok(());
-        }
-        let types = |tensors: &[TensorMeta]| tensors.iter().map(|meta| meta.ty).collect::<Vec<GgmlType>>();
-        let later = match quantization.size {
-            Some(size) => size.candidates.to_vec(),
-            None => types(QuantizePlan::draft_to_come(&quantization.input, &quantization.options)?.tensors()),
-        };
-        let own = types(quantization.input.source.tensors());
-        Ok(check_integers(quantization.run.job.input.path(), own.into_iter().chain(later))?)
     }
 
     fn solve(

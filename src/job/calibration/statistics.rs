@@ -45,14 +45,13 @@ impl Calibration {
     /// Returns the text of the given statistics. Its held-out part is used unless separate text is given.
     ///
     /// # Errors
-    /// Statistics of another model or in another arithmetic; kinds of text that they do not have.
+    /// Statistics of another model; kinds of text that they do not have.
     pub(super) fn kept_text(
         &self,
         statistics: &Statistics,
         model: &Model<'_>,
     ) -> Result<CalibrationText, CalibrateError> {
         statistics.check(model)?;
-        statistics.check_arithmetic(model, self.engine.arithmetic)?;
         let kinds = self.statistics.as_ref().map(|GivenStatistics { kinds, .. }| kinds.as_slice());
         let mut text = CalibrationText::of_statistics(statistics, kinds.unwrap_or_default())?;
         if !self.held_out_texts.is_empty() {

@@ -10,7 +10,6 @@ mod ladder;
 mod ladder_again;
 mod like;
 pub mod magnitudes;
-mod one_arithmetic;
 mod one_pass;
 mod options;
 pub mod program;

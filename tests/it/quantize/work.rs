@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use super::calibrate::prepare_two_layers as prepare;
 use super::run;
 use crate::support::programs::{Outcome, command};
-use crate::support::tiers::{Tier, deep_test, two_tiers};
+use crate::support::tiers::{Tier, two_tiers};
 
 const ARGS: [&str; 8] = [
     "--type",
@@ -74,34 +74,4 @@ fn a_run_that_was_killed_goes_on(tier: Tier) {
         assert!(!dir.join("work").exists(), "what is not needed any more is gone");
         fs_err::remove_file(dir.join("out.gguf")).unwrap();
     }
-}
-
-deep_test!(work_is_resumed_in_its_arithmetic);
-
-/// The arithmetic decides the result, like the text.
-fn work_is_resumed_in_its_arithmetic() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    prepare(Tier::Everyday, dir);
-    let base = [&ARGS[..], &["--solver", "gptq"]].concat();
-    let kept = [&base[..], &["out.gguf", "--work-dir", "work", "--threads", "1"]].concat();
-    let integer = [&kept[..], &["--arithmetic", "auto"]].concat();
-    let (code, _) = stopped_by("KILL", dir, &integer, 3);
-    assert_eq!(code, None);
-    run(dir, &kept)
-        .says(1, "work: the work of another run: arithmetic was integer, is f32 now")
-        .says(1, "hint: pass `--arithmetic integer`");
-    run(dir, &integer).says(0, "resuming: ");
-    fs_err::remove_file(dir.join("out.gguf")).unwrap();
-    // Work that does not say it, as of earlier versions, is of F32.
-    stopped_by("KILL", dir, &kept, 3);
-    let manifest = dir.join("work/work.json");
-    let mut facts: serde_json::Value = serde_json::from_slice(&fs_err::read(&manifest).unwrap()).unwrap();
-    let all = facts["facts"].as_array_mut().unwrap();
-    let n_before = all.len();
-    all.retain(|fact| fact[0] != "arithmetic");
-    assert_eq!(all.len(), n_before - 1);
-    fs_err::write(&manifest, serde_json::to_vec(&facts).unwrap()).unwrap();
-    run(dir, &integer).says(1, "work: the work of another run: arithmetic was f32, is integer now");
-    run(dir, &kept).says(0, "resuming: ");
 }

@@ -1,6 +1,5 @@
 //! `gguf-verify` on the bundled model: figures compared with llama-perplexity's, broken files, bad input, the program.
 
-mod arithmetic;
 mod broken;
 mod chat;
 mod damages;
@@ -11,11 +10,11 @@ mod imatrix_parts;
 mod input;
 mod keys;
 mod labels;
+mod levels;
 mod logit_file;
 mod masked;
 mod memory;
 mod metadata;
-mod one_arithmetic;
 mod origin;
 mod output;
 mod parts;

@@ -87,16 +87,9 @@ pub fn combine_statistics(
 fn belong_together(parts: &[StatisticsPart]) -> Result<(), StatisticsError> {
     let first = parts.first().ok_or(StatisticsError::NoParts)?;
     for part in parts {
-        let paths = || (part.path().to_owned(), first.path().to_owned());
         if let Some(what) = difference(part, first) {
-            let (path, other) = paths();
+            let (path, other) = (part.path().to_owned(), first.path().to_owned());
             return Err(StatisticsError::OtherPart { path, other, what });
-        }
-        let arithmetic = |part: &StatisticsPart| part.manifest().arithmetic.name();
-        let (found, expected) = (arithmetic(part), arithmetic(first));
-        if found != expected {
-            let (path, other) = paths();
-            return Err(StatisticsError::PartArithmetic { path, other, found, expected });
         }
     }
     let numbers: Vec<usize> = parts.iter().map(|part| part.part().number).collect();

@@ -36,19 +36,6 @@ pub enum StatisticsError {
     /// A part of another run.
     #[error("{}: a part of other statistics than {}: {what}", path.display(), other.display())]
     OtherPart { path: PathBuf, other: PathBuf, what: &'static str },
-    /// Parts that were computed in different arithmetic.
-    #[error(
-        "{}: products with weights in {found}, in {} in {expected}: figures of different arithmetic are not put together",
-        path.display(), other.display()
-    )]
-    PartArithmetic { path: PathBuf, other: PathBuf, found: &'static str, expected: &'static str },
-    /// Statistics that were computed in another arithmetic than this run's.
-    #[error(
-        "{}: statistics of a model whose weights were multiplied in {found}, this run has `--arithmetic {expected}`: \
-         figures of different arithmetic are not put together",
-        path.display()
-    )]
-    OtherArithmetic { path: PathBuf, found: &'static str, expected: &'static str },
     /// A part that is given more than once.
     #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
     TwicePart { path: PathBuf, other: PathBuf, number: usize },
@@ -104,10 +91,6 @@ impl Hint for StatisticsError {
                     "all parts have the same model, texts and options, and the same N of `--part I/N`"
                         .to_owned(),
                 ]
-            }
-            Self::PartArithmetic { .. } => vec!["run all parts with the same `--arithmetic`".to_owned()],
-            Self::OtherArithmetic { found, .. } => {
-                vec![format!("pass `--arithmetic {found}`, or collect them again, into another folder")]
             }
             Self::MissingParts { .. } => {
                 vec!["run them, with the model, texts and options of the others".to_owned()]

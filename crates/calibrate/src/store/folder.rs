@@ -14,7 +14,6 @@ use gguf_checkpoint::safetensors_writer::plan_shards;
 use gguf_core::output::{NewDirectory, OutputFile};
 use gguf_core::text::hex;
 use gguf_core::{ElementType, Shape, WeightMeta};
-use gguf_engine::Arithmetic;
 use gguf_verification::{Fingerprint, Model};
 
 /// Number of bytes that are written at once.
@@ -105,13 +104,12 @@ pub(super) fn write_tensors(
 }
 
 impl Folder {
-    /// Manifest of a model, its arithmetic and a text, without layers; `seed` is that of sampled text.
+    /// Manifest of a model and a text, without layers; `seed` is that of sampled text.
     ///
     /// # Errors
     /// A model that cannot be read.
     pub(super) fn manifest(
         model: &Model<'_>,
-        arithmetic: Arithmetic,
         text: &CalibrationText,
         seed: Option<u64>,
     ) -> Result<StatisticsManifest, StatisticsError> {
@@ -134,7 +132,6 @@ impl Folder {
             n_ctx: text.n_ctx,
             seed,
             kinds: kinds.collect(),
-            arithmetic: arithmetic.of_tensors(model.source.tensors()),
             text: None,
             part: None,
             layers: Vec::new(),
@@ -147,14 +144,10 @@ impl Folder {
     /// A model that cannot be read.
     pub(super) fn whole_manifest(
         model: &Model<'_>,
-        arithmetic: Arithmetic,
         text: &CalibrationText,
         seed: Option<u64>,
     ) -> Result<StatisticsManifest, StatisticsError> {
-        Ok(StatisticsManifest {
-            text: Some(digest_of(text)),
-            ..Self::manifest(model, arithmetic, text, seed)?
-        })
+        Ok(StatisticsManifest { text: Some(digest_of(text)), ..Self::manifest(model, text, seed)? })
     }
 
     /// Estimate of the number of files: at most one for each layer, and a few more.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Layer;
-use gguf_engine::{Arithmetic, TokenChunk};
+use gguf_engine::TokenChunk;
 use gguf_verification::Window;
 
 /// Version of the format.
@@ -26,9 +26,6 @@ pub(super) struct StatisticsManifest {
     /// Seed of sampled text.
     pub(super) seed: Option<u64>,
     pub(super) kinds: Vec<KindEntry>,
-    /// Arithmetic of products with the model's weights; without it, F32.
-    #[serde(default, skip_serializing_if = "is_f32")]
-    pub(super) arithmetic: Arithmetic,
     /// Digest of the sequences that were run, for whole statistics; earlier versions did not write it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) text: Option<String>,
@@ -36,12 +33,6 @@ pub(super) struct StatisticsManifest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) part: Option<PartEntry>,
     pub(super) layers: Vec<LayerEntry>,
-}
-
-/// Returns true for the arithmetic that a manifest does not say.
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_f32(arithmetic: &Arithmetic) -> bool {
-    *arithmetic == Arithmetic::F32
 }
 
 /// Contents of statistics in numbers.

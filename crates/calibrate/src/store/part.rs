@@ -13,14 +13,13 @@ use crate::store::read::read_manifest;
 use crate::store::tensor_file::{OTHER_DIGEST, TensorFile};
 use crate::store::write::push_columns;
 use crate::store::{
-    IMPORTANCE, MANIFEST, SUMS, StatisticsError, is_same_run, moments_file, moments_name, places_name,
-    rests_name, triangle,
+    IMPORTANCE, MANIFEST, SUMS, StatisticsError, moments_file, moments_name, places_name, rests_name,
+    triangle,
 };
 use crate::{CalibrationText, ImportanceSums, LayerSums, MomentSums};
 use gguf_core::ElementType;
 use gguf_core::limits::Limits;
 use gguf_core::text::hex;
-use gguf_engine::Arithmetic;
 use gguf_format::Share;
 use gguf_verification::{ExactColumns, Model};
 
@@ -40,21 +39,19 @@ pub struct PartWriter {
 }
 
 impl PartWriter {
-    /// Begins a directory that is new or empty, for a share of a text; `arithmetic` is that of the engine, `seed` that of
-    /// sampled text. With `sync`, files reach the disk before they get their names.
+    /// Begins a directory that is new or empty, for a share of a text; `seed` is that of sampled text. With `sync`, files reach the disk before they get their names.
     ///
     /// # Errors
     /// A path that exists and is not an empty directory; a model that cannot be read; file system errors.
     pub fn create(
         path: &Path,
         model: &Model<'_>,
-        arithmetic: Arithmetic,
         text: &CalibrationText,
         seed: Option<u64>,
         own: TextShare,
         sync: bool,
     ) -> Result<Self, StatisticsError> {
-        let manifest = manifest(model, arithmetic, text, seed, own)?;
+        let manifest = manifest(model, text, seed, own)?;
         Ok(Self { folder: Folder::create(path, manifest, Folder::n_files(model), sync)? })
     }
 
@@ -105,13 +102,12 @@ impl PartWriter {
 /// Manifest of a part before it has any layers.
 fn manifest(
     model: &Model<'_>,
-    arithmetic: Arithmetic,
     text: &CalibrationText,
     seed: Option<u64>,
     own: TextShare,
 ) -> Result<StatisticsManifest, StatisticsError> {
     let TextShare { share, batches } = own;
-    let mut manifest = Folder::manifest(model, arithmetic, text, seed)?;
+    let mut manifest = Folder::manifest(model, text, seed)?;
     manifest.part = Some(PartEntry {
         number: share.number(),
         count: share.count(),
@@ -212,18 +208,17 @@ impl StatisticsPart {
     /// Returns true if it is the complete part that a run with these arguments would write.
     ///
     /// # Errors
-    /// [`StatisticsError::OtherArithmetic`] if nothing but the arithmetic differs; a model or files that cannot be read.
+    /// A model or files that cannot be read.
     /// A damaged part is incomplete.
     pub fn is_of(
         &self,
         model: &Model<'_>,
-        arithmetic: Arithmetic,
         text: &CalibrationText,
         seed: Option<u64>,
         own: TextShare,
     ) -> Result<bool, StatisticsError> {
         let found = StatisticsManifest { layers: Vec::new(), ..self.manifest.clone() };
-        if !is_same_run(&self.path, &found, manifest(model, arithmetic, text, seed, own)?)? {
+        if found != manifest(model, text, seed, own)? {
             return Ok(false);
         }
         let moments = (0..self.manifest.layers.len()).map(moments_file);

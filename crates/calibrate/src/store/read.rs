@@ -10,14 +10,12 @@ use crate::store::manifest::{
     FORMAT, LayerEntry, MatrixEntry, StatisticsCounts, StatisticsManifest, VERSION, WindowEntry,
 };
 use crate::store::tensor_file::TensorFile;
-use crate::store::{
-    IMPORTANCE, MANIFEST, StatisticsError, identity, is_same_run, moments_file, moments_name, same_arithmetic,
-};
+use crate::store::{IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name};
 use crate::{CalibrationText, LayerMoments, MatrixName, Moments};
 use gguf_checkpoint::parse_object;
 use gguf_core::TensorMeta;
 use gguf_core::limits::Limits;
-use gguf_engine::{Arithmetic, Gram};
+use gguf_engine::Gram;
 use gguf_format::{ColumnSums, ImatrixSums};
 use gguf_verification::{Model, Window};
 
@@ -86,29 +84,18 @@ impl Statistics {
         Ok(())
     }
 
-    /// Checks that a run of this model in this arithmetic would have given these statistics.
-    ///
-    /// # Errors
-    /// [`StatisticsError::OtherArithmetic`].
-    pub fn check_arithmetic(&self, model: &Model<'_>, arithmetic: Arithmetic) -> Result<(), StatisticsError> {
-        let expected = arithmetic.of_tensors(model.source.tensors());
-        same_arithmetic(&self.path, self.manifest.arithmetic, expected)
-    }
-
     /// Returns true if these are the complete statistics that a run over this text would write.
     ///
     /// # Errors
-    /// [`StatisticsError::OtherArithmetic`] if nothing but the arithmetic differs; a model that cannot be read.
+    /// A model that cannot be read.
     pub fn are_of(
         &self,
         model: &Model<'_>,
-        arithmetic: Arithmetic,
         text: &CalibrationText,
         seed: Option<u64>,
     ) -> Result<bool, StatisticsError> {
         let found = StatisticsManifest { layers: Vec::new(), ..self.manifest.clone() };
-        let expected = Folder::whole_manifest(model, arithmetic, text, seed)?;
-        if !is_same_run(&self.path, &found, expected)? {
+        if found != Folder::whole_manifest(model, text, seed)? {
             return Ok(false);
         }
         let moments = (0..self.manifest.layers.len()).map(moments_file);

@@ -10,7 +10,6 @@ use crate::store::{IMPORTANCE, StatisticsError, moments_file, moments_name, tria
 use crate::{CalibrationText, LayerMoments, Moments};
 use gguf_core::ElementType;
 use gguf_core::output::OutputFile;
-use gguf_engine::Arithmetic;
 use gguf_format::{ColumnSums, ImatrixSums};
 use gguf_verification::Model;
 
@@ -22,20 +21,19 @@ pub struct StatisticsWriter {
 }
 
 impl StatisticsWriter {
-    /// Begins a directory that is new or empty, for statistics of this model and text; `arithmetic` is that of the
-    /// engine, `seed` that of sampled text. With `sync`, files reach the disk before they get their names.
+    /// Begins a directory that is new or empty, for statistics of this model and text; `seed` is that of
+    /// sampled text. With `sync`, files reach the disk before they get their names.
     ///
     /// # Errors
     /// A path that exists and is not an empty directory; a model that cannot be read; file system errors.
     pub fn create(
         path: &Path,
         model: &Model<'_>,
-        arithmetic: Arithmetic,
         text: &CalibrationText,
         seed: Option<u64>,
         sync: bool,
     ) -> Result<Self, StatisticsError> {
-        let manifest = Folder::whole_manifest(model, arithmetic, text, seed)?;
+        let manifest = Folder::whole_manifest(model, text, seed)?;
         Self::of_manifest(path, manifest, Folder::n_files(model), sync)
     }
 

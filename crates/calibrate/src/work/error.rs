@@ -52,10 +52,6 @@ impl Hint for WorkError {
                 "choose the same with `--simd`".to_owned(),
                 "to begin anew, name another folder, or remove this one".to_owned(),
             ],
-            Self::OtherRun { what, found, .. } if what == crate::work::ARITHMETIC => vec![
-                format!("pass `--arithmetic {}`", escape(found)),
-                "to begin anew, name another folder, or remove this one".to_owned(),
-            ],
             _ => vec!["to begin anew, name another folder, or remove this one".to_owned()],
         }
     }

@@ -7,12 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::work::WorkError;
 use gguf_checkpoint::parse_object;
 use gguf_core::limits::Limits;
-use gguf_engine::Arithmetic;
 
 const FORMAT: &str = "gguf-foundry work";
 const VERSION: u64 = 1;
-/// Fact of the arithmetic of products with weights; work that does not say it was done in F32.
-pub(crate) const ARITHMETIC: &str = "arithmetic";
 
 /// Named facts that decide the result, each with its value or the value's digest.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -80,7 +77,7 @@ impl WorkManifest {
         };
         for (what, expected) in &facts.0 {
             let found = self.facts.iter().find(|(own, _)| own == what).map(|(_, found)| found.as_str());
-            match found.or((what == ARITHMETIC).then_some(Arithmetic::F32.name())) {
+            match found {
                 Some(found) if found == expected => {}
                 Some(found) => return Err(other(what, found, expected)),
                 None => return Err(other(what, "not said", expected)),

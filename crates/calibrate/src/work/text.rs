@@ -11,7 +11,7 @@ use crate::work::{TEXT, WorkFolder};
 use crate::{CalibrateError, SelfText};
 use gguf_core::limits::Limits;
 use gguf_core::output::OutputFile;
-use gguf_engine::{Arithmetic, EngineOptions};
+use gguf_engine::EngineOptions;
 use gguf_verification::{Fingerprint, Model, Window};
 
 /// Kept text of a model.
@@ -27,9 +27,6 @@ pub(crate) struct KeptText {
 struct StoredText {
     /// Digest of everything that decides the text.
     of: String,
-    /// Arithmetic of products with the model's weights; without it, F32.
-    #[serde(default)]
-    arithmetic: Arithmetic,
     windows: Vec<WindowEntry>,
     #[serde(rename = "check")]
     held_out: Vec<WindowEntry>,
@@ -79,13 +76,11 @@ impl SelfTextKeeper<'_> {
         engine: EngineOptions,
     ) -> Result<Option<KeptText>, CalibrateError> {
         let of = || digest(model, own, holds_out, engine);
-        let arithmetic = engine.arithmetic.of_tensors(model.source.tensors());
         match self {
             Self::Work(work) => {
                 let Ok(bytes) = fs_err::read(work.path().join(TEXT)) else { return Ok(None) };
                 let Some(stored) = stored(&bytes) else { return Ok(None) };
-                let is_own = stored.of == of()? && stored.arithmetic == arithmetic;
-                Ok(is_own.then(|| stored.text()).flatten())
+                Ok((stored.of == of()?).then(|| stored.text()).flatten())
             }
             Self::File { path, .. } => {
                 let other = |what| CalibrateError::OtherSelfText { path: path.to_owned(), what };
@@ -104,11 +99,6 @@ impl SelfTextKeeper<'_> {
                 if found.of != of()? {
                     let what = "text that another model, or this one with other options, has written";
                     return Err(other(what));
-                }
-                if found.arithmetic != arithmetic {
-                    let (found, expected) = (found.arithmetic.name(), arithmetic.name());
-                    let path = path.to_owned();
-                    return Err(CalibrateError::SelfTextArithmetic { path, found, expected });
                 }
                 found.text().map(Some).ok_or_else(|| other("a damaged text"))
             }
@@ -136,7 +126,6 @@ impl SelfTextKeeper<'_> {
         let entries = |windows: &[Window]| windows.iter().map(WindowEntry::of).collect();
         let stored = StoredText {
             of: digest(model, own, holds_out, engine)?,
-            arithmetic: engine.arithmetic.of_tensors(model.source.tensors()),
             windows: entries(&text.windows),
             held_out: entries(&text.held_out),
             notes: text.notes.clone(),

@@ -10,7 +10,6 @@ use gguf_calibration::{
     combine_statistics,
 };
 use gguf_core::progress::Silent;
-use gguf_engine::Arithmetic;
 use gguf_format::Share;
 use gguf_verification::{Model, PromptSource};
 use serde_json::{Value, json};
@@ -46,7 +45,7 @@ fn text_of(model: &Model<'_>, n_tokens: usize, word: impl Fn(u32, u32) -> u32) -
 }
 
 fn save(model: &Model<'_>, text: &CalibrationText, path: &Path) {
-    let mut writer = StatisticsWriter::create(path, model, Arithmetic::F32, text, None, false).unwrap();
+    let mut writer = StatisticsWriter::create(path, model, text, None, false).unwrap();
     let run = CalibrationRun::new(model, text, options(2)).unwrap();
     let sums = run.run(&Silent, &mut |layer: LayerMoments| writer.add(&layer).map_err(CalibrateError::from));
     writer.commit(&sums.unwrap()).unwrap();
@@ -57,7 +56,7 @@ fn save_share(model: &Model<'_>, text: &CalibrationText, share: &str, path: &Pat
     let run = CalibrationRun::of_share(model, text, options(1 + share.number() % 3), Some(share)).unwrap();
     let batches = run.batches();
     let own = TextShare { share, batches };
-    let mut writer = PartWriter::create(path, model, Arithmetic::F32, text, None, own, false).unwrap();
+    let mut writer = PartWriter::create(path, model, text, None, own, false).unwrap();
     let sums =
         run.run_share(&Silent, &mut |layer: LayerSums| writer.add(&layer).map_err(CalibrateError::from));
     assert!(!path.exists(), "nothing is to be seen before it is whole");

@@ -6,7 +6,6 @@ use gguf_calibration::{
     CalibrateError, CalibrationRun, LayerMoments, Statistics, StatisticsError, StatisticsWriter,
 };
 use gguf_core::progress::Silent;
-use gguf_engine::Arithmetic;
 use gguf_format::ImatrixSums;
 use serde_json::{Value, json};
 
@@ -19,7 +18,7 @@ use gguf_testkit::files;
 fn save(model: &TinyModel, path: &Path) -> (Vec<LayerMoments>, Vec<ImatrixSums>) {
     let model = model.model();
     let text = text(&model);
-    let mut writer = StatisticsWriter::create(path, &model, Arithmetic::F32, &text, Some(7), false).unwrap();
+    let mut writer = StatisticsWriter::create(path, &model, &text, Some(7), false).unwrap();
     let run = CalibrationRun::new(&model, &text, options(2)).unwrap();
     let mut layers = Vec::new();
     let mut keep = |layer: LayerMoments| {
@@ -75,14 +74,12 @@ fn a_run_that_ends_early_leaves_nothing_and_what_is_there_stays() {
     let path = dir.path().join("new/stats");
     let (layers, _) = collect(&model.model(), 1);
     let mut writer =
-        StatisticsWriter::create(&path, &model.model(), Arithmetic::F32, &text(&model.model()), None, false)
-            .unwrap();
+        StatisticsWriter::create(&path, &model.model(), &text(&model.model()), None, false).unwrap();
     writer.add(&layers[0]).unwrap();
     drop(writer);
     assert_eq!(fs_err::read_dir(dir.path()).unwrap().count(), 0);
     save(&model, &path);
-    let again =
-        StatisticsWriter::create(&path, &model.model(), Arithmetic::F32, &text(&model.model()), None, false);
+    let again = StatisticsWriter::create(&path, &model.model(), &text(&model.model()), None, false);
     assert!(matches!(again, Err(StatisticsError::Output(_))), "{again:?}");
     assert!(read(&path).is_ok());
 }

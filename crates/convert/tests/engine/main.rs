@@ -12,7 +12,6 @@ mod chatglm;
 mod continued;
 #[path = "../arch/fixture.rs"]
 mod fixture;
-mod integers;
 mod last_logits;
 mod quantized;
 mod switches;

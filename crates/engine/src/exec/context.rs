@@ -6,7 +6,6 @@ use crate::EngineError;
 use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::count::MemoryCount;
-use crate::exec::integer_buffers::IntegerBuffers;
 use crate::exec::observer::Observer;
 use crate::exec::past::{OpCache, Past};
 use crate::exec::rope::RopeTables;
@@ -29,7 +28,6 @@ pub(crate) struct Context<'a> {
     /// Final states of the encoder, for all chunks.
     pub(crate) memory: Buffer,
     pub(crate) buffers: BufferPool,
-    pub(crate) integers: IntegerBuffers,
     pub(crate) carried: Carried,
     /// Keys, values and states of earlier tokens, for a run that continues step by step.
     pub(crate) past: Option<&'a Past>,

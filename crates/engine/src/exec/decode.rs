@@ -1,25 +1,22 @@
 //! Decoding of weights into panels that all threads share. Threads decode strips of rows.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use crate::EngineError;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
-use crate::exec::kept::PanelValues;
-use crate::exec::matmul::integer::{IntegerPanel, PanelLayout};
 use crate::exec::matmul::{MatrixTile, MatrixView, TileGrid};
-use crate::exec::panel::{BLOCK_BYTES, DecodedLen, DecodedPanel, DecodedRows, Panel, STRIP_ROWS, cuts};
+use crate::exec::panel::{BLOCK_BYTES, DecodedPanel, Panel, STRIP_ROWS, cuts};
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::Matrix;
 use crate::exec::workers::{WorkerBuffers, lend};
-use gguf_core::sync::Unpoisoned;
 
 /// Decoded weights of a block.
 enum BlockWeights {
     /// Weights for this block only.
-    Lent(Buffer, Vec<i16>),
+    Lent(Buffer),
     /// Weights for all steps of the run.
-    Kept(Arc<PanelValues>),
+    Kept(Arc<Vec<f32>>),
 }
 
 /// Rows of one matrix of a panel, to be decoded strip by strip.
@@ -29,17 +26,7 @@ struct Side<'a> {
     first: usize,
     /// Cuts between strips.
     rows: Vec<usize>,
-    out: SideOut<'a>,
-}
-
-/// Codes and scales of a strip.
-type StripTarget<'a> = (&'a mut [i16], &'a mut [f32]);
-
-/// Values of a side.
-enum SideOut<'a> {
-    Floats(TileGrid<'a>),
-    /// Layout, and the integers and scales of each strip, handed out once.
-    Integers(PanelLayout, Vec<Mutex<Option<StripTarget<'a>>>>),
+    out: TileGrid<'a>,
 }
 
 impl Context<'_> {
@@ -61,33 +48,22 @@ impl Context<'_> {
             let block = &panels[first..end];
             let weights = self.weights_of(block)?;
             let mut decoded = Vec::with_capacity(block.len());
-            let (mut floats, mut codes) = match &weights {
-                BlockWeights::Lent(floats, codes) => (&floats[..], &codes[..]),
-                BlockWeights::Kept(weights) => (&weights.floats[..], &weights.codes[..]),
+            let mut floats = match &weights {
+                BlockWeights::Lent(floats) => &floats[..],
+                BlockWeights::Kept(floats) => &floats[..],
             };
             for panel in block {
                 let mut side = |matrix: &Matrix| {
-                    let layout = self.weights.layout(matrix);
-                    let len = DecodedLen::of(layout.as_ref(), panel.n, matrix.n_cols);
-                    let (own_floats, own_codes);
-                    (own_floats, floats) = floats.split_at(len.floats);
-                    (own_codes, codes) = codes.split_at(len.codes);
-                    match layout {
-                        None => {
-                            DecodedRows::Floats(MatrixView::new(own_floats, matrix.n_cols, panel.n, panel.n))
-                        }
-                        Some(layout) => {
-                            DecodedRows::Integers(IntegerPanel::new(layout, panel.n, own_codes, own_floats))
-                        }
-                    }
+                    let own;
+                    (own, floats) = floats.split_at(panel.n * matrix.n_cols);
+                    MatrixView::new(own, matrix.n_cols, panel.n, panel.n)
                 };
                 let weight = side(panel.weight);
                 decoded.push(DecodedPanel { weight, gate: panel.gate.map(side) });
             }
             work(block, first, &decoded)?;
-            if let BlockWeights::Lent(floats, codes) = weights {
+            if let BlockWeights::Lent(floats) = weights {
                 self.give([floats]);
-                self.integers.give_codes(codes);
             }
             first = end;
         }
@@ -108,52 +84,27 @@ impl Context<'_> {
             }
             return Ok(BlockWeights::Kept(weights));
         }
-        let of_side = |panel: &Panel<'_>, matrix: &Matrix| {
-            DecodedLen::of(self.weights.layout(matrix).as_ref(), panel.n, matrix.n_cols)
-        };
-        let sides = block.iter().flat_map(|panel| panel.sides().map(move |matrix| of_side(panel, matrix)));
-        let len = sides.fold(DecodedLen::default(), DecodedLen::plus);
-        if let Some((kept, mut memory)) = kept.and_then(|kept| Some((kept, kept.reserve(len)?))) {
-            self.decode(block, &mut memory.floats, &mut memory.codes)?;
-            return Ok(BlockWeights::Kept(kept.keep(block, memory)));
+        let len = block.iter().map(Panel::len).sum();
+        if let Some((kept, mut floats)) = kept.and_then(|kept| Some((kept, kept.reserve(len)?))) {
+            self.decode(block, &mut floats)?;
+            return Ok(BlockWeights::Kept(kept.keep(block, floats)));
         }
-        let (mut floats, mut codes) = (self.take(len.floats), self.integers.take_codes(len.codes));
-        self.decode(block, &mut floats, &mut codes)?;
-        Ok(BlockWeights::Lent(floats, codes))
+        let mut floats = self.take(len);
+        self.decode(block, &mut floats)?;
+        Ok(BlockWeights::Lent(floats))
     }
 
     /// Decodes all sides of the panels, one after another.
-    fn decode(
-        &self,
-        panels: &[Panel<'_>],
-        mut floats: &mut [f32],
-        mut codes: &mut [i16],
-    ) -> Result<(), EngineError> {
+    fn decode(&self, panels: &[Panel<'_>], mut floats: &mut [f32]) -> Result<(), EngineError> {
         let mut strips = Vec::new();
         let mut sides = Vec::new();
         for panel in panels {
             for matrix in panel.sides() {
-                let layout = self.weights.layout(matrix);
-                let len = DecodedLen::of(layout.as_ref(), panel.n, matrix.n_cols);
-                let (own_floats, own_codes);
-                (own_floats, floats) = floats.split_at_mut(len.floats);
-                (own_codes, codes) = codes.split_at_mut(len.codes);
+                let own;
+                (own, floats) = floats.split_at_mut(panel.n * matrix.n_cols);
                 let rows = cuts(panel.n, STRIP_ROWS);
                 strips.extend((0..rows.len() - 1).map(|strip| (sides.len(), strip)));
-                let out = match layout {
-                    None => SideOut::Floats(TileGrid::new(
-                        own_floats,
-                        panel.n,
-                        vec![0, matrix.n_cols],
-                        rows.clone(),
-                    )),
-                    Some(layout) => {
-                        let n = layout.n_strips(STRIP_ROWS);
-                        let codes = own_codes.chunks_mut(n * layout.strip_codes());
-                        let strips = codes.zip(own_floats.chunks_mut(n * layout.strip_scales()));
-                        SideOut::Integers(layout, strips.map(|strip| Mutex::new(Some(strip))).collect())
-                    }
-                };
+                let out = TileGrid::new(own, panel.n, vec![0, matrix.n_cols], rows.clone());
                 sides.push(Side { matrix, first: panel.first, rows, out });
             }
         }
@@ -165,21 +116,9 @@ impl Context<'_> {
             let Side { matrix, first, rows, out } = &sides[side];
             let (start, n) = (matrix.first_row + first + rows[strip], rows[strip + 1] - rows[strip]);
             self.clock.time(WorkKind::Decode, || {
-                match out {
-                    SideOut::Floats(grid) => {
-                        let decoded = lend(decoded, n * matrix.n_cols);
-                        self.weights.rows(matrix.tensor, start, n, bytes, decoded)?;
-                        transpose(
-                            MatrixView::new(decoded, n, matrix.n_cols, matrix.n_cols),
-                            &mut grid.take(0, strip),
-                        );
-                    }
-                    SideOut::Integers(layout, strips) => {
-                        if let Some(out) = strips[strip].lock().unpoisoned().take() {
-                            self.weights.strips(layout, matrix.tensor, start..start + n, bytes, out)?;
-                        }
-                    }
-                }
+                let decoded = lend(decoded, n * matrix.n_cols);
+                self.weights.rows(matrix.tensor, start, n, bytes, decoded)?;
+                transpose(MatrixView::new(decoded, n, matrix.n_cols, matrix.n_cols), &mut out.take(0, strip));
                 self.progress.advance(self.weights.row_bytes(matrix.tensor, n)? as u64);
                 Ok(())
             })

@@ -4,18 +4,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use crate::exec::panel::{DecodedLen, Panel};
+use crate::exec::panel::Panel;
 use gguf_core::sync::Unpoisoned;
 
 /// Identity of panels: tensor, first row and number of rows of each side.
 type PanelKey = Vec<(usize, usize, usize)>;
-
-/// Decoded values of panels.
-#[derive(Debug, Default, PartialEq)]
-pub(crate) struct PanelValues {
-    pub(crate) floats: Vec<f32>,
-    pub(crate) codes: Vec<i16>,
-}
 
 /// Decoded panels, the first ones that fit in the budget.
 #[derive(Debug, Default)]
@@ -27,7 +20,7 @@ pub(crate) struct KeptPanels {
 #[derive(Debug, Default)]
 struct PanelStore {
     n_bytes: u64,
-    panels: BTreeMap<PanelKey, Arc<PanelValues>>,
+    panels: BTreeMap<PanelKey, Arc<Vec<f32>>>,
 }
 
 fn key(panels: &[Panel<'_>]) -> PanelKey {
@@ -44,7 +37,7 @@ impl KeptPanels {
     }
 
     /// Returns the weights of panels, if they were kept.
-    pub(crate) fn get(&self, panels: &[Panel<'_>]) -> Option<Arc<PanelValues>> {
+    pub(crate) fn get(&self, panels: &[Panel<'_>]) -> Option<Arc<Vec<f32>>> {
         if self.budget_bytes == 0 {
             return None;
         }
@@ -53,19 +46,19 @@ impl KeptPanels {
     }
 
     /// Returns memory for values to keep, if the budget holds them.
-    pub(crate) fn reserve(&self, len: DecodedLen) -> Option<PanelValues> {
+    pub(crate) fn reserve(&self, len: usize) -> Option<Vec<f32>> {
         let mut kept = self.kept.lock().unpoisoned();
-        let n_bytes = kept.n_bytes.saturating_add(len.n_bytes());
+        let n_bytes = kept.n_bytes.saturating_add(4 * len as u64);
         if n_bytes > self.budget_bytes {
             return None;
         }
         kept.n_bytes = n_bytes;
         drop(kept);
-        Some(PanelValues { floats: vec![0.0; len.floats], codes: vec![0; len.codes] })
+        Some(vec![0.0; len])
     }
 
     /// Keeps the weights of panels in memory from [`KeptPanels::reserve`].
-    pub(crate) fn keep(&self, panels: &[Panel<'_>], weights: PanelValues) -> Arc<PanelValues> {
+    pub(crate) fn keep(&self, panels: &[Panel<'_>], weights: Vec<f32>) -> Arc<Vec<f32>> {
         let weights = Arc::new(weights);
         let mut kept = self.kept.lock().unpoisoned();
         kept.panels.insert(key(panels), Arc::clone(&weights));
@@ -95,15 +88,15 @@ mod tests {
         let kept = KeptPanels::new(80);
         for (at, block) in blocks.iter().enumerate() {
             assert_eq!(kept.get(block), None, "{at}");
-            let memory = kept.reserve(DecodedLen { floats: 8, codes: 4 });
+            let memory = kept.reserve(10);
             assert_eq!(memory.is_some(), at < 2, "{at}");
             if let Some(mut weights) = memory {
-                weights.floats.fill(at as f32);
+                weights.fill(at as f32);
                 kept.keep(block, weights);
             }
         }
-        assert_eq!(kept.get(&blocks[0]).unwrap().floats, [0.0; 8]);
-        assert_eq!(kept.get(&blocks[1]).unwrap().floats, [1.0; 8]);
+        assert_eq!(*kept.get(&blocks[0]).unwrap(), [0.0; 10]);
+        assert_eq!(*kept.get(&blocks[1]).unwrap(), [1.0; 10]);
         assert_eq!(kept.get(&blocks[2]), None);
         assert_eq!(kept.get(&[panel(&first, 0), panel(&first, 2)]), None);
     }

@@ -1,12 +1,10 @@
-//! Panels of decoded weights: rows of a matrix become panels of f32, or of integers, in the order in which the product's
+//! Panels of decoded weights: rows of a matrix become panels of f32, in the order in which the product's
 //! kernels read them. Nothing is rearranged when a panel is multiplied with the next tokens.
 //!
 //! Panels are decoded in blocks that all threads share. Threads decode strips of rows, and multiply panels with slices
 //! of tokens. The cuts of a matrix depend on its shape only, so results do not depend on the number of threads.
 
-use crate::exec::arithmetic::Arithmetic;
 use crate::exec::matmul::MatrixView;
-use crate::exec::matmul::integer::{IntegerPanel, PanelLayout, scratch_floats};
 use crate::exec::weights::Matrix;
 
 /// Largest number of rows of a panel: a multiple of every kernel's height, and small enough for a core's L2 cache.
@@ -33,47 +31,9 @@ pub(crate) struct Panel<'a> {
 /// Decoded weights of a panel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DecodedPanel<'a> {
-    pub(crate) weight: DecodedRows<'a>,
-    pub(crate) gate: Option<DecodedRows<'a>>,
-}
-
-/// Decoded rows of one matrix of a panel.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum DecodedRows<'a> {
-    /// Floats, `[n_cols, n]`.
-    Floats(MatrixView<'a>),
-    /// Integers and scales.
-    Integers(IntegerPanel<'a>),
-}
-
-/// Numbers of decoded values of some rows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct DecodedLen {
-    pub(crate) floats: usize,
-    pub(crate) codes: usize,
-}
-
-impl DecodedLen {
-    /// Returns the numbers for `n` rows of `n_cols`, in integers if there is a layout.
-    pub(crate) fn of(layout: Option<&PanelLayout>, n: usize, n_cols: usize) -> Self {
-        match layout {
-            None => Self { floats: n * n_cols, codes: 0 },
-            Some(layout) => {
-                let n_strips = layout.n_strips(n);
-                Self { floats: n_strips * layout.strip_scales(), codes: n_strips * layout.strip_codes() }
-            }
-        }
-    }
-
-    /// Returns the sums of both numbers.
-    pub(crate) fn plus(self, other: Self) -> Self {
-        Self { floats: self.floats + other.floats, codes: self.codes + other.codes }
-    }
-
-    /// Returns the number of bytes.
-    pub(crate) fn n_bytes(self) -> u64 {
-        4 * self.floats as u64 + 2 * self.codes as u64
-    }
+    /// Rows of the matrix, `[n_cols, n]`.
+    pub(crate) weight: MatrixView<'a>,
+    pub(crate) gate: Option<MatrixView<'a>>,
 }
 
 /// Returns the ascending multiples of `step` below `n`, followed by `n`.
@@ -87,13 +47,12 @@ pub(crate) fn panel_rows(n_cols: usize) -> usize {
 }
 
 /// Returns the bytes of buffers for matrices of at most `n_cols` columns: shared ones, and those of each thread.
-pub(crate) fn buffer_bytes(n_cols: usize, arithmetic: Arithmetic) -> (usize, usize) {
+pub(crate) fn buffer_bytes(n_cols: usize) -> (usize, usize) {
     let pair = 2 * 4 * panel_rows(n_cols) * n_cols;
     // A decoded strip, or a second tile of results; a strip encoded in a type of at most four bytes; a tile of results.
     let tile = 4 * SLICE_TOKENS * PANEL_ROWS;
     let strip = 4 * STRIP_ROWS * n_cols;
-    let sums = if arithmetic == Arithmetic::Integer { 4 * scratch_floats(PANEL_ROWS) } else { 0 };
-    let thread = strip.max(tile) + strip + tile + sums;
+    let thread = strip.max(tile) + strip + tile;
     (BLOCK_BYTES.max(pair), thread)
 }
 

@@ -4,14 +4,12 @@
 use crate::EngineError;
 use crate::exec::activation::{Activation, GatedActivation, PlainActivation};
 use crate::exec::context::Context;
-use crate::exec::integers::{InputRows, Inputs};
 use crate::exec::math;
-use crate::exec::matmul::integer::{self, IntegerKernel};
-use crate::exec::matmul::{MatrixTile, TileGrid, multiply_rows};
-use crate::exec::panel::{DecodedPanel, DecodedRows, Panel, SLICE_TOKENS, cuts, panel_rows};
+use crate::exec::matmul::{MatrixTile, MatrixView, TileGrid, multiply_rows};
+use crate::exec::panel::{DecodedPanel, Panel, SLICE_TOKENS, cuts, panel_rows};
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::Matrix;
-use crate::exec::workers::{WorkerBuffers, lend};
+use crate::exec::workers::lend;
 
 /// Product `out = act(W x)`; all products of a call share `x`.
 pub(crate) struct Product<'a> {
@@ -36,11 +34,10 @@ impl<'a> Product<'a> {
 pub(crate) struct Affix {
     bias: Option<Vec<f32>>,
     scale: f32,
-    kernel: IntegerKernel,
 }
 
 impl Affix {
-    /// Computes `out = scale * x w + bias`, for the rows of a panel. `sums` is a buffer.
+    /// Computes `out = scale * x w + bias`, for the rows of a panel.
     ///
     /// # Exactness
     /// The result for a row of `x` depends on that row alone, not on the number of rows. So it depends neither on the
@@ -48,18 +45,11 @@ impl Affix {
     pub(crate) fn multiply(
         &self,
         out: &mut MatrixTile<'_>,
-        x: &InputRows<'_>,
-        w: DecodedRows<'_>,
+        x: MatrixView<'_>,
+        w: MatrixView<'_>,
         panel: &Panel<'_>,
-        sums: &mut Vec<f32>,
     ) {
-        match w {
-            DecodedRows::Floats(w) => multiply_rows(out, x.floats, w, self.scale),
-            DecodedRows::Integers(w) => {
-                let x = x.rounded.as_ref().expect("inputs of products in integers are rounded");
-                integer::multiply(self.kernel, out, x, &w, self.scale, sums);
-            }
-        }
+        multiply_rows(out, x, w, self.scale);
         let Some(bias) = &self.bias else { return };
         let bias = &bias[panel.first..panel.first + panel.n];
         for row in 0..out.n_rows() {
@@ -86,8 +76,7 @@ impl Context<'_> {
     pub(crate) fn affix(&self, matrix: &Matrix) -> Result<Affix, EngineError> {
         let scale = self.weights.optional(matrix.scale.as_ref())?;
         let scale = scale.and_then(|s| s.first().copied()).unwrap_or(1.0);
-        let kernel = IntegerKernel::of(self.weights.level);
-        Ok(Affix { bias: self.weights.optional(matrix.bias.as_ref())?, scale, kernel })
+        Ok(Affix { bias: self.weights.optional(matrix.bias.as_ref())?, scale })
     }
 
     /// Shows the observer the rows that matrices are about to be multiplied with.
@@ -121,10 +110,7 @@ impl Context<'_> {
             return Ok(());
         }
         let x = &x[..n_tokens * n_cols];
-        let matrices = || products.iter().flat_map(|p| p.gate().into_iter().chain([p.weight]));
-        self.observe(matrices(), x);
-        let rounded = self.round(x, n_cols, matrices());
-        let inputs = Inputs { x, n_cols, rounded: rounded.as_ref() };
+        self.observe(products.iter().flat_map(|p| p.gate().into_iter().chain([p.weight])), x);
         let slices = cuts(n_tokens, SLICE_TOKENS);
         let (mut jobs, mut panels, mut tiles) = (Vec::with_capacity(products.len()), Vec::new(), Vec::new());
         for product in products {
@@ -154,14 +140,12 @@ impl Context<'_> {
                 let (slice, panel) = (task / block.len(), task % block.len());
                 let (job, across) = tiles[first + panel];
                 let (start, n) = (slices[slice], slices[slice + 1] - slices[slice]);
-                let rows = inputs.rows(start..start + n);
+                let rows = MatrixView::new(&x[start * n_cols..], n, n_cols, n_cols);
                 let mut out = jobs[job].grid.take(slice, across);
-                self.tile(&jobs[job], &block[panel], decoded[panel], &rows, &mut out, scratch);
+                self.tile(&jobs[job], &block[panel], decoded[panel], rows, &mut out, &mut scratch.tile);
                 Ok(())
             })
-        })?;
-        self.integers.give_rounded(rounded);
-        Ok(())
+        })
     }
 
     /// Multiplies one panel with one slice of tokens.
@@ -170,11 +154,11 @@ impl Context<'_> {
         job: &ProductJob<'_>,
         panel: &Panel<'_>,
         decoded: DecodedPanel<'_>,
-        rows: &InputRows<'_>,
+        rows: MatrixView<'_>,
         out: &mut MatrixTile<'_>,
-        WorkerBuffers { tile: gates, products: sums, .. }: &mut WorkerBuffers,
+        gates: &mut Vec<f32>,
     ) {
-        self.clock.time(WorkKind::Product, || job.weight.multiply(out, rows, decoded.weight, panel, sums));
+        self.clock.time(WorkKind::Product, || job.weight.multiply(out, rows, decoded.weight, panel));
         let level = self.weights.level;
         match &job.act {
             JobActivation::None => {}
@@ -185,7 +169,7 @@ impl Context<'_> {
                 let weights = decoded.gate.expect("panels of a product with a gate have its rows too");
                 let n = out.n_rows();
                 let mut gates = MatrixTile::whole(lend(gates, n * panel.n), n, panel.n);
-                self.clock.time(WorkKind::Product, || gate.multiply(&mut gates, rows, weights, panel, sums));
+                self.clock.time(WorkKind::Product, || gate.multiply(&mut gates, rows, weights, panel));
                 self.clock.time(WorkKind::Activation, || {
                     (0..n).for_each(|row| math::gated(level, *act, gates.row_mut(row), out.row_mut(row)));
                 });

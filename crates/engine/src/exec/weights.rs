@@ -1,12 +1,10 @@
 //! Weights: vectors, matrices and norms of a plan, and the decoding of their rows to f32.
 
 use crate::EngineError;
-use crate::exec::arithmetic::Arithmetic;
 use crate::exec::workers::lend;
 use gguf_core::TensorSource;
 use gguf_core::simd::SimdLevel;
-use gguf_matmul::integer::{PanelLayout, RowPart, STRIP as STRIP_ROWS};
-use gguf_quant::{IntegerRow, dequantize, integers};
+use gguf_quant::dequantize;
 
 /// Consecutive elements of a tensor that is small enough to be kept decoded: a bias, or a norm's weight.
 #[derive(Clone, Debug, PartialEq)]
@@ -73,7 +71,6 @@ pub struct Norm {
 pub struct WeightReader<'a> {
     pub(crate) source: &'a dyn TensorSource,
     pub(crate) level: SimdLevel,
-    pub(crate) arithmetic: Arithmetic,
 }
 
 /// Norm whose vectors are in memory.
@@ -89,12 +86,7 @@ impl<'a> WeightReader<'a> {
     /// Returns a reader of a source's tensors.
     #[must_use]
     pub fn new(source: &'a dyn TensorSource, level: SimdLevel) -> Self {
-        Self { source, level, arithmetic: Arithmetic::F32 }
-    }
-
-    /// Returns a reader for products with this arithmetic.
-    pub(crate) fn with_arithmetic(self, arithmetic: Arithmetic) -> Self {
-        Self { arithmetic, ..self }
+        Self { source, level }
     }
 
     /// Returns the bytes of `n_rows` rows of a tensor.
@@ -138,44 +130,6 @@ impl<'a> WeightReader<'a> {
         let buffer = lend(bytes, self.row_bytes(tensor, n)?);
         self.source.read_rows(tensor, first as u64, buffer)?;
         Ok(buffer)
-    }
-
-    /// Splits rows `first .. first + n` into the strips of a panel, `codes` and `scales`, which are exactly as long.
-    ///
-    /// # Errors
-    /// See [`WeightReader::rows`].
-    pub(crate) fn strips(
-        &self,
-        layout: &PanelLayout,
-        tensor: usize,
-        rows: std::ops::Range<usize>,
-        bytes: &mut Vec<u8>,
-        (codes, scales): (&mut [i16], &mut [f32]),
-    ) -> Result<(), EngineError> {
-        let meta = &self.source.tensors()[tensor];
-        let (block_bytes, block_elems) = (meta.ty.block_bytes(), meta.ty.block_elems());
-        let encoded = self.encoded(tensor, rows.start, rows.len(), bytes)?;
-        let row_bytes = encoded.len() / rows.len().max(1);
-        let mut rows_of_strips = encoded.chunks(row_bytes.max(1) * STRIP_ROWS);
-        let strips = codes.chunks_mut(layout.strip_codes()).zip(scales.chunks_mut(layout.strip_scales()));
-        for (codes, scales) in strips {
-            let encoded = rows_of_strips.next().unwrap_or_default();
-            let read = |row: usize, column: usize, n_cols: usize, part: &mut RowPart| {
-                let at = row * row_bytes + column / block_elems * block_bytes;
-                let blocks = &encoded[at..][..n_cols / block_elems * block_bytes];
-                let row = IntegerRow {
-                    values: &mut part.values[..n_cols],
-                    scales: &mut part.scales,
-                    minima: &mut part.minima,
-                    min_scales: &mut part.min_scales,
-                };
-                integers(meta.ty, self.level, blocks, row)
-            };
-            layout
-                .write_strip(encoded.len() / row_bytes.max(1), read, codes, scales)
-                .map_err(|source| EngineError::Decode { tensor: meta.name.clone(), source })?;
-        }
-        Ok(())
     }
 
     /// Returns a vector, decoded.

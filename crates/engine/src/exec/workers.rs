@@ -22,8 +22,6 @@ pub(crate) struct WorkerBuffers {
     pub(crate) tile: Vec<f32>,
     /// Sums, one per row of a tile.
     pub(crate) sums: Vec<f32>,
-    /// Sums of products in integers.
-    pub(crate) products: Vec<f32>,
 }
 
 /// Makes `buffer` at least `len` long and returns its first `len` elements.

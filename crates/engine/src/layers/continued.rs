@@ -9,7 +9,6 @@ use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
-use crate::exec::integer_buffers::IntegerBuffers;
 use crate::exec::past::Past;
 use crate::exec::rope::RopeTables;
 use crate::layers::ends::{begin, finish};
@@ -30,7 +29,6 @@ pub struct Continuation<'e, 'a> {
     past: Past,
     ropes: RopeTables,
     buffers: BufferPool,
-    integers: IntegerBuffers,
     /// True if pages of weights are released after use, because all of them exceed the memory budget.
     releases: bool,
 }
@@ -56,7 +54,6 @@ impl<'a> Engine<'a> {
             past: Past::new(n_sequences, n_ctx, kept_bytes),
             ropes: RopeTables::new(&plan.ropes, weights, n_ctx)?,
             buffers: BufferPool::default(),
-            integers: IntegerBuffers::default(),
             releases: self.work_bytes_in(1) > self.options.memory_bytes,
         })
     }
@@ -153,14 +150,13 @@ impl Continuation<'_, '_> {
             layer: AtomicUsize::new(0),
             memory: Buffer::default(),
             buffers: std::mem::take(&mut self.buffers),
-            integers: std::mem::take(&mut self.integers),
             carried: Carried::default(),
             past: Some(&self.past),
             count: None,
         };
         let hidden = step(&mut run, engine.plan(), &chunks, self.releases);
-        let Context { ropes, buffers, integers, .. } = run;
-        (self.ropes, self.buffers, self.integers) = (ropes, buffers, integers);
+        let Context { ropes, buffers, .. } = run;
+        (self.ropes, self.buffers) = (ropes, buffers);
         hidden
     }
 }

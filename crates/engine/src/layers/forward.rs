@@ -7,14 +7,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::EngineError;
-use crate::exec::arithmetic::Arithmetic;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::BufferPool;
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
-use crate::exec::integer_buffers::IntegerBuffers;
-use crate::exec::matmul::integer::RoundedRows;
 use crate::exec::observer::Observer;
 use crate::exec::rope::RopeTables;
 use crate::exec::timings::{Clock, WorkKind};
@@ -28,9 +25,9 @@ use crate::layers::run_memory::RunMemory;
 use crate::layers::stacks::{LayerStack, Memory, SplitChunks, StackInput, give_memory};
 use crate::ops::mixer::MixerOp;
 use crate::ops::moe::Moe;
+use gguf_core::TensorSource;
 use gguf_core::progress::{Progress, Silent};
 use gguf_core::simd::SimdLevel;
-use gguf_core::{TensorMeta, TensorSource};
 
 /// Largest number of tokens of an inner batch: decoding a weight costs as much as multiplying it with about fifty
 /// tokens.
@@ -49,8 +46,6 @@ pub struct EngineOptions {
     pub held_bytes: u64,
     /// Vector instructions of decoders and of the loops around products. The products' kernels choose their own.
     pub level: SimdLevel,
-    /// Arithmetic of products with weights.
-    pub arithmetic: Arithmetic,
 }
 
 impl Default for EngineOptions {
@@ -60,7 +55,6 @@ impl Default for EngineOptions {
             memory_bytes: 1 << 30,
             held_bytes: 0,
             level: SimdLevel::detect(),
-            arithmetic: Arithmetic::F32,
         }
     }
 }
@@ -147,21 +141,14 @@ impl<'a> Engine<'a> {
 
     /// Returns a reader of the weights for products.
     pub(crate) fn weights(&self) -> WeightReader<'_> {
-        WeightReader::new(self.source, self.options.level).with_arithmetic(self.options.arithmetic)
+        WeightReader::new(self.source, self.options.level)
     }
 
     /// Returns the bytes per token that stay between layers, and those that a batch needs inside a layer.
     fn token_bytes(&self) -> (u64, u64) {
         let RunMemory { streams, carried, inner, .. } = self.memory;
-        let inner = 4 * inner + self.route_bytes() + self.rounded_bytes();
+        let inner = 4 * inner + self.route_bytes();
         (4 * (streams + carried) as u64, inner as u64)
-    }
-
-    /// Returns the bytes of a token's inputs of one matrix, rounded.
-    fn rounded_bytes(&self) -> usize {
-        let is_integer = |meta: &TensorMeta| self.options.arithmetic.is_integer(meta.ty);
-        let rounds = self.source.tensors().iter().any(is_integer);
-        if rounds { RoundedRows::row_bytes(self.memory.widest) } else { 0 }
     }
 
     /// Returns the largest number of bytes of a token's routes to experts.
@@ -172,7 +159,7 @@ impl<'a> Engine<'a> {
 
     /// Returns the bytes that do not grow with tokens: panels, and tiles of every thread.
     fn fixed_bytes(&self, chunk_len: usize) -> u64 {
-        let (shared, thread) = panel::buffer_bytes(self.memory.widest, self.options.arithmetic);
+        let (shared, thread) = panel::buffer_bytes(self.memory.widest);
         let mixers = self.plan.all_layers().flat_map(|layer| {
             let cross = layer.cross.as_ref().map(|cross| &*cross.attention as &dyn MixerOp);
             layer.mixer.op().into_iter().chain(cross)
@@ -305,13 +292,11 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the part of [`Engine::run_bytes`] that stays in memory if hidden states are kept in files: values kept
-    /// for later layers, the experts of each token, rounded inputs, and the buffers of threads.
+    /// for later layers, the experts of each token, and the buffers of threads.
     #[must_use]
-    pub fn unspilled_bytes(&self, n_tokens: usize, batch_tokens: usize, chunk_len: usize) -> u64 {
+    pub fn unspilled_bytes(&self, n_tokens: usize, chunk_len: usize) -> u64 {
         let per_token = (4 * self.memory.carried + self.route_bytes()) as u64;
-        let batch = (self.rounded_bytes() as u64).saturating_mul(batch_tokens.min(n_tokens) as u64);
-        let tokens = per_token.saturating_mul(n_tokens as u64).saturating_add(batch);
-        tokens.saturating_add(self.fixed_bytes(chunk_len))
+        per_token.saturating_mul(n_tokens as u64).saturating_add(self.fixed_bytes(chunk_len))
     }
 
     /// Runs chunks through all stacks of the model.
@@ -366,7 +351,6 @@ impl<'a> Engine<'a> {
             layer: AtomicUsize::new(0),
             memory: memory.states,
             buffers: self.buffers(),
-            integers: IntegerBuffers::default(),
             carried: Carried::default(),
             past: None,
             count: None,

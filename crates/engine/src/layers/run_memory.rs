@@ -9,7 +9,6 @@ use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::count::{MemoryCount, ZeroWeights};
-use crate::exec::integer_buffers::IntegerBuffers;
 use crate::exec::rope::{Rope, RopeTables};
 use crate::exec::timings::Clock;
 use crate::exec::weights::WeightReader;
@@ -106,7 +105,6 @@ fn count_stack(
         layer: AtomicUsize::new(0),
         memory: Buffer::from(vec![0.0; if has_memory { n_tokens * plan.n_embd } else { 0 }]),
         buffers: BufferPool::default(),
-        integers: IntegerBuffers::default(),
         carried: Carried::default(),
         past: None,
         count: Some(&count),

@@ -12,9 +12,7 @@ use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
-use crate::exec::integer_buffers::IntegerBuffers;
-use crate::exec::integers::Inputs;
-use crate::exec::matmul::MatrixTile;
+use crate::exec::matmul::{MatrixTile, MatrixView};
 use crate::exec::observer::Observer;
 use crate::exec::panel::{Panel, SLICE_TOKENS, cuts};
 use crate::exec::product::Product;
@@ -51,7 +49,6 @@ impl Engine<'_> {
             memory: Buffer::default(),
             layer: AtomicUsize::new(self.plan.layers.len()),
             buffers: BufferPool::default(),
-            integers: IntegerBuffers::default(),
             carried: Carried::default(),
             past: None,
             count: None,
@@ -112,8 +109,6 @@ impl Engine<'_> {
         }
         run.observe(std::iter::once(head), &hidden.states);
         let affix = run.affix(head)?;
-        let rounded = run.round(&hidden.states, n_embd, std::iter::once(head));
-        let inputs = Inputs { x: &hidden.states, n_cols: n_embd, rounded: rounded.as_ref() };
         let panels: Vec<Panel<'_>> = Panel::of(head, None).collect();
         let slices = cuts(hidden.n_rows, SLICE_TOKENS);
         let mut folds = vec![LogitFold::START; hidden.n_rows];
@@ -131,15 +126,8 @@ impl Engine<'_> {
                     (slices[slice]..slices[slice + 1], &block[panel], decoded[panel].weight);
                 let logits = lend(&mut scratch.tile, rows.len() * panel.n);
                 let mut tile = MatrixTile::whole(logits, rows.len(), panel.n);
-                run.clock.time(WorkKind::Product, || {
-                    affix.multiply(
-                        &mut tile,
-                        &inputs.rows(rows.clone()),
-                        weights,
-                        panel,
-                        &mut scratch.products,
-                    );
-                });
+                let x = MatrixView::new(&hidden.states[rows.start * n_embd..], rows.len(), n_embd, n_embd);
+                run.clock.time(WorkKind::Product, || affix.multiply(&mut tile, x, weights, panel));
                 let part = run.clock.time(WorkKind::Fold, || {
                     self.fold(logits, panel.n, panel.first, &targets[rows.start.min(targets.len())..])
                 });

@@ -6,10 +6,8 @@ use std::sync::Mutex;
 use crate::EngineError;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
-use crate::exec::integers::Inputs;
-use crate::exec::matmul::MatrixTile;
-use crate::exec::matmul::integer::RoundedRows;
-use crate::exec::panel::{DecodedRows, Panel, SLICE_TOKENS, cuts};
+use crate::exec::matmul::{MatrixTile, MatrixView};
+use crate::exec::panel::{Panel, SLICE_TOKENS, cuts};
 use crate::exec::product::Affix;
 use crate::exec::timings::WorkKind;
 use crate::exec::workers::{WorkerBuffers, lend};
@@ -24,7 +22,6 @@ struct PairedModel<'a> {
     run: Context<'a>,
     affix: Affix,
     hidden: &'a Hidden,
-    rounded: Option<RoundedRows>,
 }
 
 impl<'a> PairedModel<'a> {
@@ -34,10 +31,8 @@ impl<'a> PairedModel<'a> {
         progress: &'a dyn Progress,
     ) -> Result<Self, EngineError> {
         let run = engine.head_run(progress, None);
-        let head = &engine.plan.head;
-        let affix = run.affix(head)?;
-        let rounded = run.round(&hidden.states, head.n_cols, std::iter::once(head));
-        Ok(Self { engine, run, affix, hidden, rounded })
+        let affix = run.affix(&engine.plan.head)?;
+        Ok(Self { engine, run, affix, hidden })
     }
 
     fn panels(&self) -> Vec<Panel<'_>> {
@@ -49,16 +44,15 @@ impl<'a> PairedModel<'a> {
         &self,
         rows: &Range<usize>,
         panel: &Panel<'_>,
-        weights: DecodedRows<'_>,
-        sums: &mut Vec<f32>,
+        weights: MatrixView<'_>,
         out: &'o mut Vec<f32>,
     ) -> &'o [f32] {
         let plan = &self.engine.plan;
-        let (x, n_cols) = (&self.hidden.states[..], plan.head.n_cols);
-        let x = Inputs { x, n_cols, rounded: self.rounded.as_ref() }.rows(rows.clone());
+        let n_cols = plan.head.n_cols;
+        let x = MatrixView::new(&self.hidden.states[rows.start * n_cols..], rows.len(), n_cols, n_cols);
         let out = lend(out, rows.len() * panel.n);
         let mut tile = MatrixTile::whole(out, rows.len(), panel.n);
-        self.run.clock.time(WorkKind::Product, || self.affix.multiply(&mut tile, &x, weights, panel, sums));
+        self.run.clock.time(WorkKind::Product, || self.affix.multiply(&mut tile, x, weights, panel));
         plan.finish_logits(self.run.weights.level, out, panel.n, panel.first);
         out
     }
@@ -89,27 +83,24 @@ pub(crate) fn folds(
             let a_weights = &a_weights[skipped..];
             let parts: Vec<Mutex<Vec<(LogitFold, LogitFold)>>> =
                 (0..block.len() * (slices.len() - 1)).map(|_| Mutex::default()).collect();
-            reference.workers.each(
-                parts.len(),
-                |WorkerBuffers { tile, rows: other, products, .. }, task| {
-                    if progress.is_cancelled() {
-                        return Err(EngineError::Cancelled);
-                    }
-                    let (slice, at) = (task / block.len(), task % block.len());
-                    let (rows, panel) = (slices[slice]..slices[slice + 1], &block[at]);
-                    let a_logits = a.logits(&rows, panel, a_weights[at].weight, products, tile);
-                    let b_logits = b.logits(&rows, panel, b_weights[at].weight, products, other);
-                    let part = a.run.clock.time(WorkKind::Fold, || {
-                        let pairs = a_logits.chunks(panel.n).zip(b_logits.chunks(panel.n));
-                        let of_row = |((a, b), &target): ((&[f32], &[f32]), &u32)| {
-                            LogitFold::pair(level, a, b, panel.first, target)
-                        };
-                        pairs.zip(&targets[rows.start.min(targets.len())..]).map(of_row).collect()
-                    });
-                    *parts[task].lock().unpoisoned() = part;
-                    Ok(())
-                },
-            )?;
+            reference.workers.each(parts.len(), |WorkerBuffers { tile, rows: other, .. }, task| {
+                if progress.is_cancelled() {
+                    return Err(EngineError::Cancelled);
+                }
+                let (slice, at) = (task / block.len(), task % block.len());
+                let (rows, panel) = (slices[slice]..slices[slice + 1], &block[at]);
+                let a_logits = a.logits(&rows, panel, a_weights[at].weight, tile);
+                let b_logits = b.logits(&rows, panel, b_weights[at].weight, other);
+                let part = a.run.clock.time(WorkKind::Fold, || {
+                    let pairs = a_logits.chunks(panel.n).zip(b_logits.chunks(panel.n));
+                    let of_row = |((a, b), &target): ((&[f32], &[f32]), &u32)| {
+                        LogitFold::pair(level, a, b, panel.first, target)
+                    };
+                    pairs.zip(&targets[rows.start.min(targets.len())..]).map(of_row).collect()
+                });
+                *parts[task].lock().unpoisoned() = part;
+                Ok(())
+            })?;
             for (slice, folds) in folds.chunks_mut(SLICE_TOKENS).enumerate() {
                 for part in &parts[slice * block.len()..(slice + 1) * block.len()] {
                     let part = part.lock().unpoisoned();

@@ -99,13 +99,6 @@ pub enum ImatrixError {
         path.display()
     )]
     OtherRun { path: PathBuf, n_done: usize },
-    /// The file to resume was computed in another arithmetic.
-    #[error(
-        "{}: its {n_done} chunks were run in {}, this run has `--arithmetic {}`: figures of different arithmetic are not \
-         put together",
-        path.display(), escape(found), escape(expected)
-    )]
-    OtherArithmetic { path: PathBuf, n_done: usize, found: String, expected: String },
     /// The file to resume has more chunks than this run.
     #[error("{}: {n_done} chunks are done, this run has {n_total}", path.display())]
     BeyondRun { path: PathBuf, n_done: usize, n_total: usize },
@@ -124,12 +117,6 @@ pub enum ImatrixError {
     /// A part belongs to another run.
     #[error("{}: a part of another importance matrix than {}: of {what}", path.display(), other.display())]
     OtherPart { path: PathBuf, other: PathBuf, what: &'static str },
-    /// Parts were computed in different arithmetic.
-    #[error(
-        "{}: products with weights in {}, in {} in {}: figures of different arithmetic are not put together",
-        path.display(), escape(found), other.display(), escape(expected)
-    )]
-    PartArithmetic { path: PathBuf, other: PathBuf, found: String, expected: String },
     /// A part was given twice.
     #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
     TwicePart { path: PathBuf, other: PathBuf, number: usize },
@@ -190,11 +177,6 @@ impl Hint for ImatrixError {
                 "give the model, the prompts and the options of that run, or leave `--resume` out to begin anew"
                     .to_owned(),
             ],
-            Self::OtherArithmetic { found, .. } => vec![format!(
-                "pass `--arithmetic {}`, or leave `--resume` out to begin anew",
-                escape(found)
-            )],
-            Self::PartArithmetic { .. } => vec!["run all parts with the same `--arithmetic`".to_owned()],
             Self::NoPart { .. } => vec![
                 "parts are written by `gguf-verify imatrix MODEL --part I/N`; whole matrices are added up by themselves"
                     .to_owned(),

@@ -166,16 +166,12 @@ pub fn combine_imatrix_parts(paths: &[PathBuf]) -> Result<CombinedImatrix, Imatr
 
 /// Checks that sorted parts (path, part, state) belong to one run, and that each occurs once.
 fn belong_together(parts: &[(&std::path::Path, &ImatrixPart, &UnfinishedRun)]) -> Result<(), ImatrixError> {
-    let Some((first_path, first, first_run)) = parts.first() else { return Err(ImatrixError::NoParts) };
-    for (path, part, run) in parts {
+    let Some((first_path, first, _)) = parts.first() else { return Err(ImatrixError::NoParts) };
+    for (path, part, _) in parts {
         let (path, other) = (path.to_path_buf(), first_path.to_path_buf());
         let what = match () {
             () if part.model != first.model => "another model",
             () if part.plan != first.plan => "another text or other options",
-            () if run.arithmetic != first_run.arithmetic => {
-                let (found, expected) = (run.arithmetic.clone(), first_run.arithmetic.clone());
-                return Err(ImatrixError::PartArithmetic { path, other, found, expected });
-            }
             () if part.count != first.count => "another number of parts",
             () => continue,
         };

@@ -20,9 +20,6 @@ const DIGESTS_VERSION: u32 = 3;
 const FINGERPRINT: &str = "gguf_foundry.imatrix.run";
 const DONE: &str = "gguf_foundry.imatrix.chunks_done";
 const TOTAL: &str = "gguf_foundry.imatrix.chunks_total";
-/// Metadata key of the arithmetic of products with weights; without it, it is that of [`F32`].
-const ARITHMETIC: &str = "gguf_foundry.imatrix.arithmetic";
-const F32: &str = "f32";
 /// Suffix of the exact sums and counts, stored in addition to those in f32: `NAME.in_sum2_f64`, `NAME.counts_f64`.
 pub(super) const EXACT: &str = "_f64";
 /// Suffix of the rounding errors of the sums: `NAME.in_sum2_rest_f64`.
@@ -39,8 +36,6 @@ pub struct UnfinishedRun {
     pub n_done: usize,
     /// Number of chunks of the whole run.
     pub n_total: usize,
-    /// Name of the arithmetic of products with weights: `f32` or `integer`.
-    pub arithmetic: String,
     /// Negative log likelihoods of the tokens scored so far.
     pub nll: Vec<f64>,
     /// Rounding errors of the sums by tensor; empty if unknown, or if the sums were not read.
@@ -58,10 +53,6 @@ impl UnfinishedRun {
             fingerprint: metadata.get(FINGERPRINT).and_then(Value::as_str)?.to_owned(),
             n_done: number(DONE)?,
             n_total: number(TOTAL)?,
-            arithmetic: match metadata.get(ARITHMETIC) {
-                Some(value) => value.as_str()?.to_owned(),
-                None => F32.to_owned(),
-            },
             nll: doubles(file, NLL).unwrap_or_default(),
             rests: BTreeMap::new(),
             part: ImatrixPart::of(metadata),
@@ -119,9 +110,6 @@ impl UnfinishedRun {
         metadata.set(FINGERPRINT, self.fingerprint.as_str());
         metadata.set(DONE, number(self.n_done));
         metadata.set(TOTAL, number(self.n_total));
-        if self.arithmetic != F32 {
-            metadata.set(ARITHMETIC, self.arithmetic.as_str());
-        }
         if let Some(part) = &self.part {
             part.set(metadata);
         }
@@ -171,7 +159,6 @@ mod tests {
             n_total: 2,
             nll: Vec::new(),
             rests: BTreeMap::new(),
-            arithmetic: "integer".to_owned(),
             part: None,
         };
         let dir = tempfile::tempdir().unwrap();

@@ -221,12 +221,6 @@ impl<'a> ImportanceRun<'a> {
         }
     }
 
-    /// Name of the arithmetic of products with the model's weights.
-    fn arithmetic(&self) -> &'static str {
-        let chosen = self.options.engine.arithmetic;
-        chosen.of_tensors(self.engine.source.tensors()).name()
-    }
-
     /// Returns the identity of the run's first `n_chunks` chunks; `before` holds the sums that it began with. Another
     /// version of the program may compute other sums.
     #[must_use]
@@ -242,11 +236,11 @@ impl<'a> ImportanceRun<'a> {
         fingerprint.hex()
     }
 
-    /// Returns the identity of a finished matrix, which a run of the same model, text, options and arithmetic need not
+    /// Returns the identity of a finished matrix, which a run of the same model, text and options need not
     /// measure again.
     #[must_use]
     pub fn identity(&self, before: &ImatrixSums) -> String {
-        format!("{} {}", self.arithmetic(), self.fingerprint(before, self.windows.len()))
+        self.fingerprint(before, self.windows.len())
     }
 
     /// Returns the data that a file needs for [`ImportanceRun::resume`].
@@ -256,7 +250,6 @@ impl<'a> ImportanceRun<'a> {
             fingerprint: self.fingerprint(before, collected.n_done),
             n_done: collected.n_done,
             n_total: self.windows.len(),
-            arithmetic: self.arithmetic().to_owned(),
             nll: collected.nll.clone(),
             rests: collected.rests.clone(),
             part: self.part.clone(),
@@ -266,7 +259,7 @@ impl<'a> ImportanceRun<'a> {
     /// Resumes an earlier run. The number of chunks may have changed since.
     ///
     /// # Errors
-    /// [`ImatrixError::OtherRun`], [`ImatrixError::OtherArithmetic`], [`ImatrixError::BeyondRun`].
+    /// [`ImatrixError::OtherRun`], [`ImatrixError::BeyondRun`].
     pub fn resume(
         &self,
         path: &Path,
@@ -281,10 +274,6 @@ impl<'a> ImportanceRun<'a> {
         }
         if self.fingerprint(before, n_done) != run.fingerprint {
             return Err(ImatrixError::OtherRun { path, n_done }.into());
-        }
-        if run.arithmetic != self.arithmetic() {
-            let (found, expected) = (run.arithmetic, self.arithmetic().to_owned());
-            return Err(ImatrixError::OtherArithmetic { path, n_done, found, expected }.into());
         }
         Ok(Collected { sums, n_done, nll: run.nll, rests: run.rests })
     }

@@ -4,11 +4,9 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::VerifyError;
-use crate::logit_file::{
-    ARITHMETIC_BYTES, Geometry, HEADER_BYTES, LogitFileError, MAGIC, ROW_HEAD_BYTES, arithmetic_of,
-};
+use crate::logit_file::{Geometry, HEADER_BYTES, LogitFileError, MAGIC, ROW_HEAD_BYTES};
 use gguf_core::mmap::MappedFile;
-use gguf_engine::{Arithmetic, LogProbs};
+use gguf_engine::LogProbs;
 
 /// File with the log-probabilities of a baseline.
 #[derive(Debug)]
@@ -16,7 +14,6 @@ pub struct LogitFile {
     map: MappedFile,
     geometry: Geometry,
     rows_offset: usize,
-    arithmetic: Option<Arithmetic>,
 }
 
 /// Returns the four bytes at an offset.
@@ -47,21 +44,13 @@ impl LogitFile {
         let geometry = geometry(&map, path)?;
         let owned = || path.to_owned();
         let expected = geometry.file_bytes();
-        let rows_end = usize::try_from(expected).unwrap_or(usize::MAX);
-        let arithmetic = match map.get(rows_end..) {
-            Some([]) => None,
-            Some(rest) if rest.len() == ARITHMETIC_BYTES => {
-                let offset = rows_end as u64;
-                Some(arithmetic_of(rest).ok_or(LogitFileError::Arithmetic { path: owned(), offset })?)
-            }
-            _ => {
-                let found = map.len() as u64;
-                return Err(LogitFileError::Length { path: owned(), expected, found }.into());
-            }
-        };
+        let found = map.len() as u64;
+        if u128::from(found) != expected {
+            return Err(LogitFileError::Length { path: owned(), expected, found }.into());
+        }
         // Inside the file, by the comparison above.
         let rows_offset = usize::try_from(geometry.rows_offset()).unwrap_or(usize::MAX);
-        let file = Self { map, geometry, rows_offset, arithmetic };
+        let file = Self { map, geometry, rows_offset };
         let n_vocab = geometry.n_vocab;
         if let Some((at, token)) = file.tokens().enumerate().find(|&(_, token)| token as usize >= n_vocab) {
             let offset = HEADER_BYTES + 4 * at as u64;
@@ -87,28 +76,6 @@ impl LogitFile {
     #[must_use]
     pub fn n_chunks(&self) -> usize {
         self.geometry.n_chunks
-    }
-
-    /// Returns the arithmetic of products with the model's weights. `None` for weights of floats, and for files of
-    /// other programs or earlier versions, which do not say it.
-    #[must_use]
-    pub fn arithmetic(&self) -> Option<Arithmetic> {
-        self.arithmetic
-    }
-
-    /// Refuses a run in another arithmetic.
-    ///
-    /// # Errors
-    /// [`LogitFileError::OtherArithmetic`].
-    pub(crate) fn check_arithmetic(&self, run: Arithmetic) -> Result<(), LogitFileError> {
-        match self.arithmetic {
-            Some(own) if own != run => Err(LogitFileError::OtherArithmetic {
-                path: self.map.path().to_owned(),
-                found: own.name(),
-                expected: run.name(),
-            }),
-            _ => Ok(()),
-        }
     }
 
     /// Returns the tokens of the text, chunk by chunk.

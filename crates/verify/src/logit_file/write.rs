@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use crate::logit_file::{Geometry, HEADER_BYTES, LogitFileError, LogitFileSize, MAGIC, arithmetic_bytes};
+use crate::logit_file::{Geometry, HEADER_BYTES, LogitFileError, LogitFileSize, MAGIC};
 use crate::{Prompt, VerifyError, Window};
 use gguf_core::numeric::nearest_int;
 use gguf_core::output::{Destination, OutputError, OutputFile, OutputKind, check_kind};
 use gguf_core::progress::Progress;
-use gguf_engine::{Arithmetic, Engine, Hidden};
+use gguf_engine::{Engine, Hidden};
 
 /// Log-probabilities further than this below the largest get the same code.
 const DEPTH: f32 = 16.0;
@@ -22,8 +22,7 @@ pub struct LogitWriter {
 }
 
 impl LogitWriter {
-    /// Begins a file for windows, which must be full chunks of `n_ctx` tokens, scored in their second half; `arithmetic`
-    /// is that of weights of block types, if there are any.
+    /// Begins a file for windows, which must be full chunks of `n_ctx` tokens, scored in their second half.
     ///
     /// # Errors
     /// A window that is not such a chunk; a full disk; an invalid path.
@@ -33,7 +32,6 @@ impl LogitWriter {
         prompts: &[Prompt],
         n_ctx: usize,
         n_vocab: usize,
-        arithmetic: Option<Arithmetic>,
     ) -> Result<Self, VerifyError> {
         let mut tokens = Vec::new();
         for window in windows {
@@ -53,10 +51,7 @@ impl LogitWriter {
         for n in [n_ctx, n_vocab, windows.len()] {
             head.extend(number(n)?);
         }
-        let end = arithmetic.map(arithmetic_bytes);
-        let end = end.as_ref().map_or(&[][..], |end| &end[..]);
-        let rows_end = u64::try_from(geometry.file_bytes()).map_err(|_| too_many())?;
-        let file_bytes = rows_end.checked_add(end.len() as u64).ok_or_else(too_many)?;
+        let file_bytes = u64::try_from(geometry.file_bytes()).map_err(|_| too_many())?;
         let refused = |error| LogitFileError::Output(OutputError::Guard(error));
         check_kind(path, OutputKind::LogitFile).map_err(refused)?;
         let mut destination = Destination::of(path).map_err(LogitFileError::Output)?;
@@ -66,7 +61,6 @@ impl LogitWriter {
         let file = destination.create().map_err(LogitFileError::Output)?;
         file.write_at(0, &head)?;
         file.write_at(HEADER_BYTES, &tokens)?;
-        file.write_at(rows_end, end)?;
         Ok(Self { file, size, geometry, next_row: 0 })
     }
 

@@ -81,11 +81,6 @@ fn belong_together(parts: &[VerificationPart]) -> Result<(), PartError> {
         if let Some(what) = part.facts.plan.difference(&first.facts.plan) {
             return Err(PartError::OtherPlan { path, other, what });
         }
-        if let Some((what, found, expected)) =
-            part.facts.plan.arithmetic.difference(first.facts.plan.arithmetic)
-        {
-            return Err(PartError::OtherArithmetic { path, other, what, found, expected });
-        }
         if part.facts.count != count {
             let (count, other_count) = (part.facts.count, count);
             return Err(PartError::OtherCount { path, other, count, other_count });
@@ -149,7 +144,6 @@ fn checked(parts: &[VerificationPart], thresholds: Thresholds) -> Result<Report,
     let checks = &facts.checks;
     let mut report = Report::new(checks.arch.clone(), checks.bits_per_weight, thresholds);
     report.label = checks.label.clone().map(FileLabel::escaped);
-    report.arithmetic = checks.arithmetic;
     let mut found = read(&paths, &checks.findings)?;
     let late = found.split_off(checks.at_limits.min(found.len()));
     let behind = found.split_off(checks.at_weights.min(found.len()));

@@ -39,19 +39,6 @@ pub enum PartError {
     /// The parts are of different runs.
     #[error("{}: a part of another verification than {}: another {what}", path.display(), other.display())]
     OtherPlan { path: PathBuf, other: PathBuf, what: &'static str },
-    /// The parts were computed in different arithmetic.
-    #[error(
-        "{}: products with the {what}'s weights in {found}, in {} in {expected}: figures of different arithmetic are \
-         not put together",
-        path.display(), other.display()
-    )]
-    OtherArithmetic {
-        path: PathBuf,
-        other: PathBuf,
-        what: &'static str,
-        found: &'static str,
-        expected: &'static str,
-    },
     /// The parts are of different numbers of parts.
     #[error("{}: a part of {count}, but {} is one of {other_count}", path.display(), other.display())]
     OtherCount { path: PathBuf, other: PathBuf, count: usize, other_count: usize },
@@ -80,7 +67,6 @@ impl Hint for PartError {
             Self::OtherPlan { .. } | Self::OtherCount { .. } => {
                 "all parts have the same model, baseline, prompts and options, and the same N of `--part I/N`"
             }
-            Self::OtherArithmetic { .. } => "run all parts with the same `--arithmetic`",
             Self::Missing { .. } => "run them, with the model, prompts and options of the others",
             Self::OtherFindings { .. } => {
                 "the machines do not have the same files: compare the copies (`gguf-inspect hash FILE`), and run the part again"

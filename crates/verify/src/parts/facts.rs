@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::arithmetic::RunArithmetic;
 use crate::imatrix::Fingerprint;
 use crate::judgement::JudgedModel;
 use crate::routing::watch::RouteCounts;
@@ -12,7 +11,6 @@ use crate::{
 };
 use gguf_core::progress::Progress;
 use gguf_core::text::escape;
-use gguf_engine::Arithmetic;
 
 /// Digests of everything that all parts of a verification must have in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,9 +25,6 @@ pub(super) struct Plan {
     prompts: String,
     /// Digest of the options that cut and score the prompts.
     options: String,
-    /// Arithmetic of products with weights. Earlier versions had F32 alone and did not write it.
-    #[serde(default)]
-    pub(super) arithmetic: RunArithmetic,
 }
 
 impl Plan {
@@ -39,7 +34,6 @@ impl Plan {
         baseline: Option<&Model<'_>>,
         sources: &[PromptSource],
         scoring: &Scoring,
-        arithmetic: Arithmetic,
         progress: &dyn Progress,
     ) -> Result<Self, VerifyError> {
         let digest = |model: &Model<'_>| {
@@ -59,7 +53,6 @@ impl Plan {
             baseline: baseline.map(digest).transpose()?,
             prompts: prompts.hex(),
             options: options.hex(),
-            arithmetic: RunArithmetic::of(arithmetic, model, baseline),
         })
     }
 
@@ -119,8 +112,6 @@ pub(super) struct PartChecks {
     #[serde(with = "exact::double_if_any")]
     pub(super) bits_per_weight: Option<f64>,
     pub(super) label: Option<FileLabel>,
-    /// Arithmetic of the run, if there is one; earlier versions did not write it.
-    pub(super) arithmetic: Option<Arithmetic>,
     pub(super) findings: Vec<StoredFinding>,
     /// Index in `findings` at which the findings about weights are inserted.
     pub(super) at_weights: usize,
@@ -204,15 +195,7 @@ pub(super) struct PartFacts {
     pub(super) run: Option<RunFacts>,
 }
 
-impl PartFacts {
-    /// Adds the arithmetic of a run that an earlier version made.
-    pub(super) fn with_arithmetic(mut self) -> Self {
-        if self.run.is_some() && self.checks.arithmetic.is_none() {
-            self.checks.arithmetic = Some(self.plan.arithmetic.model);
-        }
-        self
-    }
-}
+impl PartFacts {}
 
 /// Names of the files in the report. They may differ between machines; those of the first part count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

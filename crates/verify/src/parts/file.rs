@@ -116,7 +116,6 @@ impl VerificationPart {
         let bad = |offset, reason: String| PartError::Facts { path: path.clone(), offset, reason };
         let facts = facts.map_err(|error| bad(facts_at, error.to_string()))?;
         check(&facts).map_err(|reason| bad(facts_at, reason))?;
-        let facts = facts.with_arithmetic();
         let expected = u128::from(rows_at) + n_rows(&facts) * ROW_BYTES as u128;
         if expected != u128::from(found) {
             return Err(PartError::Length { path, expected, found });

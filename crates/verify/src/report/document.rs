@@ -1,6 +1,5 @@
 //! Report as programs read it: names of keys are stable.
 
-use gguf_engine::Arithmetic;
 use serde::Serialize;
 
 use crate::divergence::document::DivergenceDocument;
@@ -30,9 +29,6 @@ pub struct ReportDocument<'a> {
     perplexity: Option<Perplexity>,
     /// Scored information per byte of the prompts' text; null without a tokenizer.
     bits_per_byte: Option<f64>,
-    /// Arithmetic of products with the model's weights: `integer` (16-bit activations and exact integer sums for block
-    /// types, F32 for others) or `f32`; null if it was not run.
-    arithmetic: Option<Arithmetic>,
     /// Speed of the run, baseline included; null for a report of combined parts.
     tokens_per_second: Option<f64>,
     /// Findings, and questions that could not be judged.
@@ -99,7 +95,6 @@ impl<'a> From<&'a Report> for ReportDocument<'a> {
             bits_per_weight: report.bits_per_weight,
             perplexity: report.perplexity,
             bits_per_byte: report.bits_per_byte,
-            arithmetic: report.arithmetic,
             tokens_per_second: report.tokens_per_second,
             findings: &report.findings,
             judged: report.coverage.answered().collect(),

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde::Serialize;
 
-use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::verify::imatrix::contents::MatrixContents;
 use crate::cli::verify::imatrix::coverage;
 use crate::cli::verify::imatrix::save::{CollectRun, MatrixOutput, SaveFrequency};
@@ -72,8 +71,6 @@ pub(super) struct CollectArgs {
     /// single run writes. All runs make the same plan and are independent
     #[arg(long, value_name = "I/N")]
     part: Option<Share>,
-    #[command(flatten)]
-    arithmetic: ArithmeticArg,
     /// True for the matrix of a folder of quantizations: it has a key that identifies this run, and `--resume` also accepts
     /// it when it is complete. Texts are named without their directories.
     #[arg(skip)]
@@ -103,7 +100,6 @@ impl CollectArgs {
         guard.write("-o", output, OutputKind::Imatrix)?;
         let opened = OpenedModel::open(model, &session.common)?;
         guard.read_all("the model", opened.inputs())?;
-        opened.with(None, |opened| self.arithmetic.check(model, opened.source.tensors()))?;
         let inputs: Vec<PathBuf> =
             self.prompts.iter().chain(&self.in_file).cloned().chain(opened.inputs()).collect();
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
@@ -153,7 +149,7 @@ impl CollectArgs {
         session: &Session,
     ) -> anyhow::Result<Option<(Collected, u64)>> {
         let options = ImportanceOptions {
-            engine: engine_options(&session.common, self.arithmetic),
+            engine: engine_options(&session.common),
             files: prompts.files().to_vec(),
             scoring: self.cut.scoring(Span::SecondHalf, RowSelection::Scored),
             from_chunk: self.from_chunk,

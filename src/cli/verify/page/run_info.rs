@@ -7,7 +7,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 
 use super::public;
-use crate::cli::arithmetic::ArithmeticArg;
 use crate::cli::verify::engine_options;
 use crate::cli::{Session, version};
 use crate::core::progress::Progress;
@@ -61,7 +60,7 @@ impl RunInfo {
             date: date(SystemTime::now(), std::env::var("SOURCE_DATE_EPOCH").ok().as_deref()),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             simd: session.common.simd.name().to_owned(),
-            threads: engine_options(&session.common, ArithmeticArg::default()).n_threads,
+            threads: engine_options(&session.common).n_threads,
             inputs: hash_all(inputs, &session.progress)?,
         })
     }
