@@ -39,7 +39,7 @@ fn combined(dir: &Path, names: &[&str]) -> Outcome {
 /// Perplexity, divergence and per-token figures of a run.
 fn figures(dir: &Path, more: &[&str]) -> (Value, String) {
     let args = ["q4.gguf", "--baseline", "base.gguf", "--json"];
-    let mut report = verified(dir, &[&args[..], &["--per-token", "t.csv"], more].concat()).json();
+    let mut report = verified(dir, &[&args[..], &["--per-token", "t.csv"], more].concat()).model();
     report.as_object_mut().unwrap().remove("tokens_per_second");
     (report, fs_err::read_to_string(dir.join("t.csv")).unwrap())
 }
@@ -83,7 +83,7 @@ fn parts_of_machines_of_different_levels_come_together(tier: Tier) {
         name
     };
     let report =
-        |names: &[String]| combined(dir, &names.iter().map(String::as_str).collect::<Vec<_>>()).json();
+        |names: &[String]| combined(dir, &names.iter().map(String::as_str).collect::<Vec<_>>()).model();
     let alike: Vec<String> = (1..=3).map(|number| run(number, last, "1")).collect();
     let threads = [&alike[..2], &[run(3, last, "3")]].concat();
     assert_eq!(report(&alike), report(&threads), "threads change something");
