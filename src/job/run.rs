@@ -9,7 +9,7 @@ use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::job::input::OpenedInput;
 use crate::job::remark;
-use crate::job::templates::template_faults;
+use crate::job::templates::TemplateFindings;
 use crate::job::{Contradiction, Events, Guard, Job, JobError, JobInput, JobTypes};
 
 /// Job that is planned or run.
@@ -54,12 +54,14 @@ impl<'a> JobRun<'a> {
             conversion.notes().iter().for_each(|note| self.events.note(note));
         }
         let Some(conversion) = opened.conversion() else { return Ok(opened) };
-        for (name, why) in template_faults(conversion.metadata()) {
+        let templates = TemplateFindings::of(conversion.metadata());
+        for (name, why) in templates.faults {
             self.events.oddity(&format!(
-                "chat template `{}` is written as it is, and no runtime will read it: {why}",
+                "chat template `{}` is written as it is, and no runtime will render it: {why}",
                 escape(&name)
             ));
         }
+        templates.warnings.iter().for_each(|warning| self.events.oddity(warning));
         for (name, why) in conversion.dropped() {
             self.events.detail(&format!("`{}` is left out: {why}", escape(name)));
         }

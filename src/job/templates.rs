@@ -1,15 +1,43 @@
-//! Checks of chat templates before they are written: reports those that no runtime could parse.
+//! Checks of chat templates before they are written: each is parsed and rendered.
 
 use crate::gguf::Metadata;
 use crate::inspect::chat_templates;
-use crate::verify::{ChatError, renderer};
+use crate::verify::{ChatError, Severity, chat_template_findings, renderer};
 
 /// Number of templates that are parsed, each in a child process. Models have a few.
 const MAX_PARSED: usize = 64;
 
-/// Returns the names of the templates among these keys that cannot be parsed, each with the reason. A template is an
-/// untrusted program: it is parsed in a child process, if programs have installed one.
-pub(crate) fn template_faults(metadata: &Metadata) -> Vec<(String, String)> {
+/// Findings about the templates of a file that is to be written.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct TemplateFindings {
+    /// Templates that no runtime renders: name and reason.
+    pub(crate) faults: Vec<(String, String)>,
+    /// Findings about answers that do not end.
+    pub(crate) warnings: Vec<String>,
+}
+
+impl TemplateFindings {
+    /// Checks the templates among the keys of a file. A template is an untrusted program: it runs in a child process, if
+    /// programs have installed one.
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        let mut found = Self { faults: unparsed(metadata), warnings: Vec::new() };
+        if !found.faults.is_empty() || !metadata.contains(PLAIN) {
+            return found;
+        }
+        // Other findings than errors may be a limit of this interpreter.
+        let (rendering, answers) = chat_template_findings(metadata, &*renderer(metadata));
+        let errors = rendering.iter().filter(|finding| finding.severity == Severity::Error);
+        found.faults.extend(errors.map(|finding| (DEFAULT.to_owned(), plain(&finding.message))));
+        found.warnings.extend(answers.iter().map(|finding| format!("chat template: {}", finding.message)));
+        found
+    }
+}
+
+const PLAIN: &str = "tokenizer.chat_template";
+const DEFAULT: &str = "default";
+
+/// Returns the names of the templates that cannot be parsed, each with the reason.
+fn unparsed(metadata: &Metadata) -> Vec<(String, String)> {
     let all = chat_templates(metadata);
     let beyond = all.get(MAX_PARSED).map(|template| {
         (
@@ -20,13 +48,13 @@ pub(crate) fn template_faults(metadata: &Metadata) -> Vec<(String, String)> {
     let templates = all.iter().take(MAX_PARSED).map(|template| {
         let mut alone = Metadata::new();
         // Bytes that are not UTF-8 are another finding, not one of Jinja's.
-        alone.set("tokenizer.chat_template", String::from_utf8_lossy(template.text).into_owned());
-        (template.name.to_owned(), fault(&alone))
+        alone.set(PLAIN, String::from_utf8_lossy(template.text).into_owned());
+        let error = renderer(&alone).check().err().filter(ChatError::is_finding);
+        (template.name.to_owned(), error.map(|error| plain(&error.to_string())))
     });
     templates.chain(beyond).filter_map(|(name, fault)| Some((name, fault?))).collect()
 }
 
-fn fault(metadata: &Metadata) -> Option<String> {
-    let error = renderer(metadata).check().err().filter(ChatError::is_finding)?.to_string();
-    Some(error.strip_prefix("chat template: ").unwrap_or(&error).to_owned())
+fn plain(message: &str) -> String {
+    message.strip_prefix("chat template: ").unwrap_or(message).to_owned()
 }

@@ -258,6 +258,18 @@ impl EditPlan {
         }
     }
 
+    /// Keys of the input.
+    #[must_use]
+    pub fn metadata_before(&self) -> &Metadata {
+        self.file.metadata()
+    }
+
+    /// Keys of the output.
+    #[must_use]
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
     /// Changes of keys, in the order of the edits, without keys that keep their values.
     #[must_use]
     pub fn changes(&self) -> &[Change] {

@@ -11,6 +11,7 @@ pub(super) mod builtin;
 mod isolated;
 pub(super) mod names;
 mod renderer;
+pub(super) mod stop;
 
 use std::fmt::Write as _;
 use std::io;

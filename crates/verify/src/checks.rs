@@ -5,7 +5,7 @@
 pub(super) mod adapter;
 pub(super) mod baseline_keys;
 mod blocks;
-mod chat_template;
+pub(super) mod chat_template;
 mod foreign;
 pub(super) mod graph;
 mod header;

@@ -64,6 +64,7 @@ mod windows;
 pub use answers::cut_sources;
 pub use chat::{Chat, ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate, renderer};
 pub use checks::Check;
+pub use checks::chat_template::findings as chat_template_findings;
 pub use checks::label::{FileLabel, Label};
 pub use checks::source_tokenizer::OriginTokenizer;
 pub use cost::Cost;

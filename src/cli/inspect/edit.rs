@@ -11,10 +11,10 @@ use crate::cli::{Session, UsageError};
 use crate::core::output::{OutputKind, check_kind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
-use crate::gguf::{Metadata, WriteReport};
+use crate::gguf::WriteReport;
 use crate::inspect::{Change, Edit, EditError, EditPlan, Objection, TensorChange, TypedValue, value_text};
 use crate::job::Guard;
-use crate::job::templates::template_faults;
+use crate::job::templates::TemplateFindings;
 
 /// How an edit is made.
 #[derive(Debug, Args)]
@@ -99,9 +99,11 @@ impl EditArgs {
             let kind = if is_imatrix { OutputKind::Imatrix } else { OutputKind::Model };
             guard.write("the output", plan.target(), kind)?;
         }
-        for (name, why) in template_faults(&added(plan.changes())) {
+        let templates = new_template_findings(&plan);
+        for (name, why) in templates.faults {
             plan.object(Objection::Template { name, why });
         }
+        templates.warnings.iter().for_each(|warning| session.progress.warn(warning));
         if self.force {
             for objection in plan.objections() {
                 session.progress.warn(&objection.to_string());
@@ -160,15 +162,20 @@ fn refuse_read_only(file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the keys that are added or changed, with their new values.
-fn added(changes: &[Change]) -> Metadata {
-    let mut keys = Metadata::new();
-    for change in changes {
-        if let Some(value) = &change.after {
-            keys.set(change.key.clone(), value.clone());
-        }
+/// Returns the findings about the chat templates that an edit makes: about new templates, and about old ones in a
+/// vocabulary that changes.
+fn new_template_findings(plan: &EditPlan) -> TemplateFindings {
+    let changes_key = |start: &str| plan.changes().iter().any(|change| change.key.starts_with(start));
+    if !changes_key("tokenizer.") {
+        return TemplateFindings::default();
     }
-    keys
+    let mut found = TemplateFindings::of(plan.metadata());
+    if !changes_key("tokenizer.chat_template") {
+        let before = TemplateFindings::of(plan.metadata_before());
+        found.faults.clear();
+        found.warnings.retain(|warning| !before.warnings.contains(warning));
+    }
+    found
 }
 
 /// Returns a table of old and new values, a row per key.

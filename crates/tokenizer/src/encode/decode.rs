@@ -4,7 +4,7 @@ use crate::byte_alphabet::bytes_of;
 use crate::emit::{TokenType, byte_token, is_byte_token};
 
 use super::hybrid_dna::MARK;
-use super::vocab::Vocab;
+use super::vocab::{Vocab, VocabModel};
 use crate::python_literal;
 
 /// Spelling of a vocabulary's normal tokens.
@@ -18,6 +18,26 @@ pub(super) enum Spelling {
     Plain,
     /// Python's notation of bytes.
     Python,
+}
+
+impl Vocab {
+    /// Returns the bytes of a token as a text contains them.
+    pub(crate) fn piece(&self, id: u32) -> Vec<u8> {
+        let spelling = match self.model {
+            VocabModel::Rwkv => Spelling::Python,
+            VocabModel::Plamo => Spelling::Plain,
+            VocabModel::Bpe if !self.escape_whitespaces => Spelling::Bytes,
+            _ => Spelling::Metaspace,
+        };
+        let mut out = Vec::new();
+        piece(self, spelling, id, &mut out);
+        out
+    }
+
+    /// Returns true for a token that is found in a text before the text is split.
+    pub(crate) fn is_parsed(&self, id: u32) -> bool {
+        matches!(self.kind(id), TokenType::Control | TokenType::UserDefined | TokenType::Unknown)
+    }
 }
 
 /// Appends the bytes of a token: special tokens are written out, unused ones give nothing.

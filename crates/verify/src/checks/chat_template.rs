@@ -1,9 +1,11 @@
-//! Checks of a file's chat templates: each is searched for unknown names, and rendered with built-in chats.
+//! Checks of a file's chat templates: each is searched for unknown names, and rendered with built-in chats. Answers must
+//! end with a token at which the runtime ends.
 
 use crate::chat::builtin::{Chat, turns};
 use crate::chat::names::{free, is_known_elsewhere, unknown};
+use crate::chat::stop::endless;
 use crate::chat::{ChatError, ChatRenderer, KEY};
-use crate::{Check, Finding};
+use crate::{Check, Finding, Severity};
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
 
@@ -13,26 +15,41 @@ const QUESTION: &str = "a single question";
 
 /// Checks the templates of a file. A template may refuse a chat (no system messages, no tools), but not every chat.
 pub(super) fn check(metadata: &Metadata, renderer: &dyn ChatRenderer) -> Vec<Finding> {
+    let (mut found, answers) = findings(metadata, renderer);
+    found.extend(answers);
+    found
+}
+
+/// Returns the findings about the rendering of a file's templates, and those about the ends of answers.
+pub fn findings(metadata: &Metadata, renderer: &dyn ChatRenderer) -> (Vec<Finding>, Vec<Finding>) {
+    let alone = |finding| (vec![finding], Vec::new());
     match renderer.check() {
-        Err(ChatError::Missing) => return Vec::new(),
-        Err(error) if error.is_finding() => return vec![Finding::error(CHECK, error.to_string())],
-        Err(error) => return vec![Finding::unchecked(CHECK, error.to_string())],
+        Err(ChatError::Missing) => return Default::default(),
+        Err(error) if error.is_finding() => return alone(Finding::error(CHECK, error.to_string())),
+        Err(error) => return alone(Finding::unchecked(CHECK, error.to_string())),
         Ok(()) => {}
     }
     let prefix = format!("{KEY}.");
     let text = |key: &str| metadata.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
     let named = metadata.iter().filter_map(|(key, _)| key.strip_prefix(&prefix));
     let names = std::iter::once(None).chain(named.map(|name| Some(name.to_owned())));
-    names
-        .flat_map(|name| {
-            let key = name.as_ref().map_or_else(|| KEY.to_owned(), |name| format!("{prefix}{name}"));
-            let found = check_one(&text(&key), name.as_deref(), renderer);
-            let whose = name.map(|name| format!("template `{}`: ", escape(&name))).unwrap_or_default();
-            found
+    let (mut found, mut answers) = (Vec::new(), Vec::new());
+    for name in names {
+        let key = name.as_ref().map_or_else(|| KEY.to_owned(), |name| format!("{prefix}{name}"));
+        let of_this = check_one(&text(&key), name.as_deref(), renderer);
+        let whose = name.as_ref().map(|name| format!("template `{}`: ", escape(name))).unwrap_or_default();
+        if of_this.iter().all(|finding| finding.severity == Severity::Warning)
+            && let Some(why) = endless(metadata, name.as_deref(), renderer)
+        {
+            answers.push(Finding::warning(CHECK, format!("{whose}{why}")));
+        }
+        found.extend(
+            of_this
                 .into_iter()
-                .map(move |finding| Finding { message: format!("{whose}{}", finding.message), ..finding })
-        })
-        .collect()
+                .map(|finding| Finding { message: format!("{whose}{}", finding.message), ..finding }),
+        );
+    }
+    (found, answers)
 }
 
 /// Checks one template.
