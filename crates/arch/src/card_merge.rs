@@ -4,6 +4,7 @@ use toml::{Table, Value as Toml};
 
 use crate::error::CardProblem;
 use crate::graph::SECTIONS;
+use crate::kept_ops;
 use crate::names::nearest;
 
 /// Keys that children do not inherit.
@@ -36,14 +37,14 @@ const REMOVABLE: &[&str] =
 /// Merges a child (or variant) into its parent.
 ///
 /// # Errors
-/// Removal of a key that does not exist.
+/// Removal of a key that does not exist; an entry that must state its operations.
 pub(super) fn merge(parent: &Table, child: &Table) -> Result<Table, CardProblem> {
     let mut merged: Table = parent
         .iter()
         .filter(|(key, _)| !NOT_INHERITED.contains(&key.as_str()))
         .map(|(k, v)| (k.clone(), v.clone()))
         .collect();
-    for (key, value) in child {
+    for (key, value) in &kept_ops::keep(parent, child)? {
         let value = match (merged.get(key), value) {
             (old, Toml::Table(new)) if TABLES.contains(&key.as_str()) => {
                 Toml::Table(merge_table(key, old.and_then(Toml::as_table), new, replaced)?)

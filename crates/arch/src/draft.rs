@@ -21,12 +21,17 @@ use crate::inputs::Inputs;
 use crate::kinds::{TensorKind, block_prefix, kinds};
 use crate::load::Registry;
 use crate::matching::{IgnoreStage, Matcher, kind_of};
+use crate::metadata_rows;
 use crate::names::{Captures, SUFFIXES};
+use crate::needs::missing_tensors;
 use crate::options::ResolveOptions;
 use crate::resolve::resolve;
 use crate::schema::{Card, TensorEntry};
+use crate::shapes::check_shapes;
 use crate::similar::{card_prefix, lenient_scope, model_types, renamed, similar};
 use crate::similarity::Similarity;
+use gguf_core::{GgmlType, Shape, TensorMeta};
+use gguf_format::Metadata;
 use known::{KnownEntries, Proposal, targets};
 pub use unread_keys::UnreadKey;
 
@@ -65,6 +70,8 @@ pub struct Draft {
     pub removed: Vec<String>,
     /// Tensors that the card does not map, by kind.
     pub unmatched: Vec<Unmatched>,
+    /// Tensors that the runtime requires of the parent's files and that no entry fills, with `N` for the block.
+    pub missing: Vec<String>,
     /// Keys of `config.json` that the parent does not read.
     pub unread: Vec<UnreadKey>,
     /// Error that a conversion with the draft raises.
@@ -92,6 +99,9 @@ pub struct AddedEntry {
     /// Number of tensors that it matches.
     #[serde(rename = "tensors")]
     pub n_tensors: u64,
+    /// Names of the tensors that it fills in a file, with `{bid}` for the block.
+    #[serde(skip)]
+    pub fills: Vec<String>,
 }
 
 /// Tensors of one kind that the card does not map.
@@ -138,6 +148,7 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchErro
         matcher: Matcher::lenient(card, &scope),
         rename: best.and_then(|best| best.rename.clone()),
         width: shapes::width(&config),
+        keys: metadata_rows::known_keys(card, &scope),
     };
     let mut found = drafter.find(&all);
     let unread = unread_keys::unread(registry, parent, &config);
@@ -155,6 +166,7 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchErro
     if problem.is_none() {
         problem = resolve(&with_draft, inputs, &ResolveOptions::default()).err();
     }
+    let missing = drafter.missing(&found);
     let n_tensors = all.values().map(|kind| kind.n_tensors).sum();
     let MatchResults { n_inherited, added, removed, unmatched, .. } = found;
     let n_matched = n_inherited + added.iter().map(|entry| entry.n_tensors).sum::<u64>();
@@ -171,6 +183,7 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchErro
         added,
         removed,
         unmatched,
+        missing,
         unread,
         problem,
     })
@@ -231,6 +244,8 @@ struct Drafter<'a> {
     rename: Option<(String, String)>,
     /// Width of the residual stream.
     width: Option<u64>,
+    /// Keys that the parent writes for this configuration, as far as they are known.
+    keys: Metadata,
 }
 
 /// Tensors, sorted by the result of matching.
@@ -238,6 +253,8 @@ struct Drafter<'a> {
 struct MatchResults {
     /// Number of tensors that the parent maps or ignores.
     n_inherited: u64,
+    /// Names of the tensors that entries of the parent fill, with `{bid}` for the block.
+    inherited: Vec<String>,
     /// Entries of the parent that match something and do more than rename: pattern and operations.
     with_ops: Vec<(String, String)>,
     added: Vec<AddedEntry>,
@@ -287,6 +304,7 @@ impl Drafter<'_> {
                     found.n_inherited += kind.n_tensors;
                     for target in &self.card.entries[at].targets {
                         taken.insert((target.name.text().to_owned(), found_first.suffix));
+                        found.inherited.push(complete(target.name.text(), found_first.suffix));
                     }
                 }
                 (None, None) if is_ignored(&first) => found.n_inherited += kind.n_tensors,
@@ -298,7 +316,7 @@ impl Drafter<'_> {
                 }
             }
         }
-        found.with_ops = self.with_ops(&used);
+        found.with_ops = self.with_ops(used.iter().filter_map(|&at| self.card.entries.get(at)));
         let prefix = self.parent.and_then(card_prefix).map(str::to_owned);
         let prefix = prefix.or_else(|| block_prefix(all.keys().map(String::as_str)).map(str::to_owned));
         let block = prefix.as_ref().map(|prefix| format!("{prefix}{{bid}}."));
@@ -317,14 +335,35 @@ impl Drafter<'_> {
         found
     }
 
+    /// Returns the tensors that the runtime requires of the parent's files and that no entry fills.
+    fn missing(&self, found: &MatchResults) -> Vec<String> {
+        let added = found.added.iter().flat_map(|entry| &entry.fills);
+        let tensor = |name: &String| meta(&name.replace("{bid}", "0"), &[1]);
+        let tensors: Vec<TensorMeta> = found.inherited.iter().chain(added).filter_map(tensor).collect();
+        let missing = missing_tensors(&self.keys, &tensors).map(|missing| missing.names).unwrap_or_default();
+        missing.iter().map(|name| name.replace("blk.0.", "blk.N.")).collect()
+    }
+
+    /// Returns the operations that an entry takes over from the parent's entry with its target.
+    fn kept_ops(&self, entry: &AddedEntry) -> Option<(String, String)> {
+        let is_same = |own: &&TensorEntry| {
+            let [target] = own.targets.as_slice() else { return false };
+            own.join.is_none() && entry.fills.iter().any(|name| name.starts_with(target.name.text()))
+        };
+        let states_ops =
+            ["ops", "pre", "stack", "concat"].iter().any(|key| entry.entry.contains(&format!("{key} =")));
+        let kept = self.card.entries.iter().filter(is_same).filter(|_| !states_ops);
+        self.with_ops(kept).into_iter().next().map(|(_, ops)| (entry.key.clone(), ops))
+    }
+
     /// Returns the parent's table with those of its own parents merged in.
     fn merged(&self) -> Option<Table> {
         self.registry.merged_table(&self.parent?.gguf)
     }
 
-    /// Returns the names of the used entries that do more than rename, with their operations.
-    fn with_ops(&self, used: &BTreeSet<usize>) -> Vec<(String, String)> {
-        let entries = used.iter().filter_map(|&at| self.card.entries.get(at));
+    /// Returns the names of the entries that do more than rename, with their operations.
+    #[expect(clippy::unused_self, reason = "the entries are the card's")]
+    fn with_ops<'e>(&self, entries: impl Iterator<Item = &'e TensorEntry>) -> Vec<(String, String)> {
         let named = entries.map(|entry| {
             let of_targets = entry.targets.iter().flat_map(|target| &target.ops);
             let ops = entry.pre.iter().chain(&entry.ops).chain(of_targets).map(|op| op.kind.name());
@@ -374,8 +413,10 @@ impl Drafter<'_> {
                 ));
                 continue;
             }
+            let mut fills = Vec::new();
             for target in full_targets(&proposal.value, rest.is_some()) {
                 taken.extend(kinds.iter().map(|(suffix, _)| (target.clone(), *suffix)));
+                fills.extend(kinds.iter().map(|(suffix, _)| complete(&target, suffix)));
             }
             found.added.push(AddedEntry {
                 key,
@@ -384,6 +425,7 @@ impl Drafter<'_> {
                 card: proposal.card.clone(),
                 is_exact: proposal.is_exact,
                 n_tensors,
+                fills,
             });
             return;
         }
@@ -401,7 +443,10 @@ impl Drafter<'_> {
     ) -> Option<String> {
         let fields = proposal.value.as_table();
         let has = |key: &str| fields.is_some_and(|fields| fields.contains_key(key));
-        let has_ops = has("ops") || has("pre");
+        let has_ops = ["ops", "pre"].iter().any(|key| {
+            let ops = fields.and_then(|fields| fields.get(*key)?.as_array());
+            ops.is_some_and(|ops| !ops.is_empty())
+        });
         if has_ops && !proposal.is_exact && !proposal.is_nearest {
             return Some("its operations belong to another name".to_owned());
         }
@@ -412,6 +457,15 @@ impl Drafter<'_> {
             }
         }
         for target in full_targets(&proposal.value, in_block) {
+            if let Some(parent) = self.parent.filter(|_| !proposal.is_nearest)
+                && !parent
+                    .entries
+                    .iter()
+                    .flat_map(|entry| &entry.targets)
+                    .any(|own| same(own.name.text(), &target))
+            {
+                return Some(format!("`{}` has no `{target}`", parent.gguf));
+            }
             let is_taken = |suffix: &&'static str| taken.contains(&(target.clone(), *suffix));
             if let Some(suffix) = kinds.iter().map(|kind| kind.0).find(is_taken) {
                 return Some(format!("`{target}{suffix}` is made of another tensor"));
@@ -422,9 +476,24 @@ impl Drafter<'_> {
         }
         let target = targets(&proposal.value).first().copied().unwrap_or_default().to_owned();
         let is_part = has("stack") || has("concat");
-        kinds
-            .iter()
-            .find_map(|(suffix, kind)| shapes::objection(&target, suffix, &kind.dims, is_part, self.width))
+        let full = full_targets(&proposal.value, in_block).into_iter().next().unwrap_or_default();
+        kinds.iter().find_map(|(suffix, kind)| {
+            shapes::objection(&target, suffix, &kind.dims, is_part, self.width)
+                .or_else(|| self.wrong_shape(&complete(&full, suffix), &kind.dims, is_part))
+        })
+    }
+
+    /// Returns the objection to a tensor of these dimensions by the keys that the parent writes.
+    fn wrong_shape(&self, name: &str, dims: &[u64], is_part: bool) -> Option<String> {
+        let experts = || self.keys.get(&format!("{}.expert_count", self.card.gguf))?.as_u64();
+        let dims: Vec<u64> = if is_part {
+            std::iter::once(experts()?).chain(dims.iter().copied()).collect()
+        } else {
+            dims.to_vec()
+        };
+        let tensor = meta(&name.replace("{bid}", "0"), &dims)?;
+        let wrong = check_shapes(&self.keys, &[tensor]).wrong.into_iter().next()?;
+        Some(format!("`{name}` has the shape {}", wrong.expected()))
     }
 
     /// Records entries of the parent that match nothing. Exempt are optional and conditional entries, and the output
@@ -462,6 +531,24 @@ impl Drafter<'_> {
         let text = text::card(self, head, &found, &[]);
         self.registry.clone().add(head.gguf, &text).is_ok()
     }
+}
+
+/// Returns the name of a tensor: a target with the ending of its source, unless it has its own.
+fn complete(target: &str, suffix: &str) -> String {
+    if SUFFIXES.iter().any(|own| target.ends_with(own)) {
+        target.to_owned()
+    } else {
+        format!("{target}{suffix}")
+    }
+}
+
+/// Returns true for targets that are equal, with or without their ending.
+fn same(a: &str, b: &str) -> bool {
+    a.strip_suffix(".weight").unwrap_or(a) == b.strip_suffix(".weight").unwrap_or(b)
+}
+
+fn meta(name: &str, dims: &[u64]) -> Option<TensorMeta> {
+    Some(TensorMeta { name: name.to_owned(), shape: Shape::new(dims.to_vec())?, ty: GgmlType::F32 })
 }
 
 /// Returns the targets of an entry with the block prefix that `[blocks]` omits.

@@ -407,6 +407,14 @@ pub enum CardProblem {
         /// Replacement to write; empty if there is none.
         instead: &'static str,
     },
+    /// Entry without operations for a target that the parent makes in several ways.
+    #[error("{at}: the parent makes `{target}` by several operations")]
+    OtherOps {
+        /// Place in the card.
+        at: String,
+        /// The target.
+        target: String,
+    },
     /// Removal of a key that no parent has.
     #[error("{at}: `{key}` is not there to be removed")]
     NothingRemoved {
@@ -526,6 +534,9 @@ impl CardProblem {
             | Self::UnknownGgufKey { nearest, .. }
             | Self::UnknownChoice { nearest, .. }
             | Self::NothingRemoved { nearest, .. } => did_you_mean(nearest.as_deref()).into_iter().collect(),
+            Self::OtherOps { .. } => {
+                vec!["state those of this name: `ops = [..]`, or `ops = []` for none".to_owned()]
+            }
             Self::NotBuilt { instead, .. } if !instead.is_empty() => vec![(*instead).to_owned()],
             Self::NotBuilt { .. } => {
                 vec!["leave it out: a card of this version cannot say it".to_owned()]

@@ -55,6 +55,7 @@ mod heads;
 mod hparams;
 mod inputs;
 mod invert;
+mod kept_ops;
 mod kinds;
 mod layer_lists;
 mod leftover;

@@ -26,6 +26,9 @@ const MMPROJ: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/mmproj.rs"))
 static OF_TEXT: OnceLock<Registry> = OnceLock::new();
 static OF_MMPROJ: OnceLock<Registry> = OnceLock::new();
 
+/// Cards that a program was given for all that it does, together with the embedded ones.
+static GIVEN: OnceLock<Registry> = OnceLock::new();
+
 /// Returns true if an embedded card writes files of this architecture.
 pub(super) fn is_embedded(arch: &str) -> bool {
     TEXT.iter().any(|(stem, _)| *stem == arch)
@@ -83,6 +86,9 @@ impl Registry {
 
     /// As [`Registry::embedded_of`], without a clone.
     fn shared(kind: CardKind) -> Result<&'static Self, ArchError> {
+        if let Some(given) = GIVEN.get().filter(|given| given.kind == kind) {
+            return Ok(given);
+        }
         let read = match kind {
             CardKind::Text => &OF_TEXT,
             CardKind::Mmproj => &OF_MMPROJ,
@@ -100,7 +106,7 @@ impl Registry {
     /// # Errors
     /// As [`Registry::embedded`].
     pub fn of_architecture(arch: &str) -> Result<Self, ArchError> {
-        if let Some(registry) = OF_TEXT.get() {
+        if let Some(registry) = GIVEN.get().or_else(|| OF_TEXT.get()) {
             return Ok(registry.clone());
         }
         Self::load(CardKind::Text, rows_of(arch), Checks::Passed)
@@ -112,12 +118,21 @@ impl Registry {
     /// # Errors
     /// As [`Registry::embedded`].
     pub fn of_classes(kind: CardKind, classes: &[String]) -> Result<Self, ArchError> {
+        if GIVEN.get().is_some() {
+            return Self::embedded_of(kind);
+        }
         let quoted: Vec<String> = classes.iter().map(|class| format!("\"{class}\"")).collect();
         let names_one = |text: &str| quoted.iter().any(|class| text.contains(class));
         let registry = Self::load(kind, rows_where(kind, names_one), Checks::Passed)?;
         let is_claimed =
             registry.cards.iter().any(|card| card.classes.iter().any(|own| classes.contains(own)));
         if is_claimed { Ok(registry) } else { Self::embedded_of(kind) }
+    }
+
+    /// Makes these cards of text models those of the whole process, in place of the embedded ones. Only the first call has
+    /// an effect.
+    pub fn install(self) {
+        let _ = GIVEN.set(self);
     }
 
     /// Returns true if an embedded card writes text models of this architecture.

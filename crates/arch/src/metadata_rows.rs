@@ -118,6 +118,19 @@ pub(super) fn apply_rows(
     Ok(())
 }
 
+/// Returns the keys of a card's rows that can be evaluated, for a model that it does not fit completely.
+pub(super) fn known_keys(card: &Card, scope: &Scope<'_>) -> Metadata {
+    let mut keys = Metadata::new();
+    let base = |row: &MetadataRow| matches!(row, MetadataRow::Base);
+    let base = if card.metadata.iter().any(base) { base_rows() } else { &[] };
+    for row in base.iter().chain(&card.metadata) {
+        // A row that cannot be evaluated decides nothing.
+        let _ = apply_row(card, "metadata", row, scope, &mut keys);
+    }
+    keys.set("general.architecture", card.gguf.as_str());
+    keys
+}
+
 fn apply_row(
     card: &Card,
     section: &str,

@@ -105,6 +105,13 @@ impl DraftArgs {
         if let Some(more) = drafted.unmatched.len().checked_sub(MAX_LISTED).filter(|&more| more > 0) {
             session.note(&format!("no place: {more} more kinds of tensors"));
         }
+        if !drafted.missing.is_empty() {
+            let listed: Vec<_> =
+                drafted.missing.iter().take(MAX_LISTED).map(|name| format!("`{}`", escape(name))).collect();
+            let more = drafted.missing.len().saturating_sub(MAX_LISTED);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            session.note(&format!("required by the runtime, and nothing fills: {}{more}", listed.join(", ")));
+        }
         match &drafted.problem {
             None => session
                 .note(&format!("next: fill in its TODOs, then `gguf-convert hf2gguf DIR --card {card}`")),

@@ -56,9 +56,9 @@ impl KnownEntries {
         let mut add = |card: &str, table: &Table, is_nearest: bool| {
             for (section, in_blocks) in [("blocks", true), ("tensors", false)] {
                 for (name, value) in table.get(section).and_then(Toml::as_table).into_iter().flatten() {
-                    entries.extend(
-                        entry(card, name, value, in_blocks).map(|entry| KnownEntry { is_nearest, ..entry }),
-                    );
+                    let entry = entry(card, name, value, in_blocks);
+                    let entry = entry.map(|entry| if is_nearest { entry } else { without_no_ops(entry) });
+                    entries.extend(entry.map(|entry| KnownEntry { is_nearest, ..entry }));
                 }
             }
         };
@@ -133,6 +133,15 @@ fn entry(card: &str, name: &str, value: &Toml, in_blocks: bool) -> Option<KnownE
         }
     }
     Some(KnownEntry { kind, in_block, value: short(value), card: card.to_owned(), is_nearest: false })
+}
+
+/// Removes `ops = []`, which is about the parent of the entry's own card.
+fn without_no_ops(mut entry: KnownEntry) -> KnownEntry {
+    if let Toml::Table(mut fields) = entry.value {
+        fields.retain(|key, value| key != "ops" || !value.as_array().is_some_and(Vec::is_empty));
+        entry.value = short(fields);
+    }
+    entry
 }
 
 /// Returns targets `blk.{bid}.X` without the prefix, as `[blocks]` spells them.

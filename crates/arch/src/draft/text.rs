@@ -39,6 +39,7 @@ pub(super) fn card(
         entries(&mut out, found, in_blocks, section);
     }
     operations(&mut out, drafter, found);
+    missing(&mut out, drafter, found);
     out
 }
 
@@ -152,14 +153,27 @@ fn entries(out: &mut String, found: &MatchResults, in_blocks: bool, section: &st
 /// Writes a comment on the parent's operations beyond renaming: they are right only if this model stores the tensors
 /// alike.
 fn operations(out: &mut String, drafter: &Drafter<'_>, found: &MatchResults) {
-    let Some(parent) = drafter.parent.filter(|_| !found.with_ops.is_empty()) else { return };
+    let kept = found.added.iter().filter_map(|entry| drafter.kept_ops(entry));
+    let all: Vec<(String, String)> = found.with_ops.iter().cloned().chain(kept).collect();
+    let Some(parent) = drafter.parent.filter(|_| !all.is_empty()) else { return };
     let _ = writeln!(
         out,
         "\n# TODO check: `{}` does not only rename these. Right only if this model stores them as its models do.",
         parent.gguf
     );
-    for (name, ops) in &found.with_ops {
-        let _ = writeln!(out, "#   {name}: {ops}");
+    for (name, ops) in &all {
+        let _ = writeln!(out, "#   {}: {ops}", escape(name));
+    }
+}
+
+/// Writes a comment on the tensors that the runtime requires and that nothing fills.
+fn missing(out: &mut String, drafter: &Drafter<'_>, found: &MatchResults) {
+    let (missing, Some(parent)) = (drafter.missing(found), drafter.parent) else { return };
+    if !missing.is_empty() {
+        let _ = writeln!(out, "\n# TODO nothing fills these, which llama.cpp requires of `{}`:", parent.gguf);
+    }
+    for name in missing {
+        let _ = writeln!(out, "#   {}", escape(&name));
     }
 }
 
