@@ -457,15 +457,6 @@ impl Drafter<'_> {
             }
         }
         for target in full_targets(&proposal.value, in_block) {
-            if let Some(parent) = self.parent.filter(|_| !proposal.is_nearest)
-                && !parent
-                    .entries
-                    .iter()
-                    .flat_map(|entry| &entry.targets)
-                    .any(|own| same(own.name.text(), &target))
-            {
-                return Some(format!("`{}` has no `{target}`", parent.gguf));
-            }
             let is_taken = |suffix: &&'static str| taken.contains(&(target.clone(), *suffix));
             if let Some(suffix) = kinds.iter().map(|kind| kind.0).find(is_taken) {
                 return Some(format!("`{target}{suffix}` is made of another tensor"));
@@ -540,11 +531,6 @@ fn complete(target: &str, suffix: &str) -> String {
     } else {
         format!("{target}{suffix}")
     }
-}
-
-/// Returns true for targets that are equal, with or without their ending.
-fn same(a: &str, b: &str) -> bool {
-    a.strip_suffix(".weight").unwrap_or(a) == b.strip_suffix(".weight").unwrap_or(b)
 }
 
 fn meta(name: &str, dims: &[u64]) -> Option<TensorMeta> {

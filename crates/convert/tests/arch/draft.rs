@@ -151,63 +151,6 @@ fn names_that_other_cards_know_find_their_place() {
     assert!(refusal.contains("2 of the checkpoint's tensors are unknown"), "{refusal}");
 }
 
-/// A draft guesses nothing against the shapes of the parent or beyond its tensors, and says what is lacking.
-#[test]
-fn a_draft_guesses_nothing_that_the_parent_contradicts() {
-    let mut unknown = of_unknown_class(case("llama/plain"));
-    unknown["config"]["model_type"] = json!("nobodys");
-    // The names of two matrices are swapped, and a router is where there are no experts.
-    rename(&mut unknown, "self_attn.o_proj", "attention.o_proj");
-    rename(&mut unknown, "mlp.down_proj", "ffn.down_projection");
-    for block in 0..2 {
-        let name = format!("model.layers.{block}.mlp.gate.weight");
-        unknown["tensors"].as_array_mut().unwrap().push(json!([name, "BF16", [4, 64]]));
-    }
-    for row in unknown["tensors"].as_array_mut().unwrap() {
-        if row[0].as_str().unwrap().contains("attention.o_proj") {
-            row[2] = json!([64, 72]);
-        }
-    }
-    let draft = drafted(&unknown);
-    assert_eq!(draft.parent.as_deref(), Some("llama"), "{}", draft.text);
-    assert!(draft.added.is_empty(), "{:?}", draft.added);
-    assert_eq!(draft.missing, ["blk.N.attn_output.weight", "blk.N.ffn_down.weight"], "{}", draft.text);
-    for part in [
-        "`llama` has no `blk.{bid}.ffn_gate_inp`",
-        "`blk.{bid}.attn_output.weight` has the shape [64, 64]",
-        "nothing fills these, which llama.cpp requires of `llama`",
-        "#   blk.N.ffn_down.weight",
-    ] {
-        assert!(draft.text.contains(part), "{part}: {}", draft.text);
-    }
-}
-
-/// Another name for a tensor does not store it in another way.
-#[test]
-fn an_entry_of_another_name_keeps_the_operations() {
-    let plain = case("llama/plain");
-    let mut renamed = plain.clone();
-    rename(&mut renamed, "self_attn.q_proj", "attention.wq");
-    let card = |entry: &str| {
-        let mut registry = Registry::embedded().unwrap();
-        let class = plain["config"]["architectures"][0].as_str().unwrap();
-        let text = format!(
-            "schema = 1\ngguf = \"llama\"\nextends = \"llama\"\nclasses = [\"{class}\"]\nexamples = [\"a/b\"]\n\
-             [blocks]\n\"self_attn.q_proj\" = false\n\"attention.wq\" = {entry}\n[graph]\n"
-        );
-        registry.add("my", &text).unwrap();
-        mapped(&registry, &renamed).unwrap()
-    };
-    let ops = |mapping: &Mapping, name: &str| {
-        let output = mapping.outputs.iter().find(|output| output.name == name).unwrap();
-        format!("{output:?}").contains("PermuteRope")
-    };
-    let wanted = mapped(&Registry::embedded().unwrap(), &plain).unwrap();
-    assert!(ops(&wanted, "blk.0.attn_q.weight"));
-    assert!(ops(&card("\"attn_q\""), "blk.0.attn_q.weight"));
-    assert!(!ops(&card("{ to = \"attn_q\", ops = [] }"), "blk.0.attn_q.weight"));
-}
-
 #[test]
 fn blocks_under_another_name_are_renamed() {
     for (from, to) in [("model.", "backbone."), ("model.layers.", "decoder.h."), ("", "outer.")] {
