@@ -31,7 +31,6 @@
 mod content;
 mod dtype;
 mod hint;
-mod integers;
 mod shape;
 mod tensor;
 
@@ -62,6 +61,5 @@ pub mod written;
 pub use content::Content;
 pub use dtype::{ElementType, GgmlType, GgmlTypeInfo, ImatrixNeed};
 pub use hint::Hint;
-pub use integers::{IntegerForm, IntegerMinima};
 pub use shape::Shape;
 pub use tensor::{Packing, SourceError, StackFactors, TensorMeta, TensorSource, WeightMeta, WeightSource};

@@ -12,19 +12,17 @@ use super::codec::{
     Codec, SourceRows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair, validate_with,
 };
 use super::error::BlockFlaw;
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{abs_max, signed_max};
 use gguf_core::numeric::{c_trunc_i8, f16_to_f32, f32_to_f16, nearest_int, roundf};
-use gguf_core::{GgmlType, IntegerForm, simd::SimdLevel};
+use gguf_core::{GgmlType, simd::SimdLevel};
 
 pub(super) static Q8_0: Codec = Codec {
     ty: GgmlType::Q8_0,
     quantize: Some(quantize_with::<QuantizeQ8>),
     dequantize: q8_0_dequantize,
     validate: validate_f16::<34, 0>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(32, 128), decode: q8_0_integers }),
 };
 
 pub(super) static Q8_1: Codec = Codec {
@@ -32,7 +30,6 @@ pub(super) static Q8_1: Codec = Codec {
     quantize: Some(q8_1_quantize),
     dequantize: q8_1_dequantize,
     validate: validate_f16_pair::<36, 0>,
-    integers: None,
 };
 
 pub(super) static Q8_K: Codec = Codec {
@@ -49,7 +46,6 @@ pub(super) static Q8_K: Codec = Codec {
             }
         })
     },
-    integers: None,
 };
 
 /// Returns the scale and its inverse: the largest magnitude maps to 127.
@@ -106,16 +102,6 @@ fn q8_0_load(block: &[u8; 34], out: &mut [f32; 32]) {
     let d = f16_to_f32(u16_at(block, 0));
     for i in 0..32 {
         out[i] = f32::from(block[2 + i] as i8) * d;
-    }
-}
-
-integer_decoder!(q8_0_integers = q8_0_load_integers);
-
-#[inline(always)]
-fn q8_0_load_integers(block: &[u8; 34], out: &mut IntegerBlock<'_, 32>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0));
-    for i in 0..32 {
-        out.values[i] = i16::from(block[2 + i] as i8);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 
-use super::integers::IntegerCodec;
 use super::{BlockError, BlockFlaw};
 use gguf_core::{GgmlType, simd::SimdLevel};
 
@@ -54,8 +53,6 @@ pub(crate) struct Codec {
     pub dequantize: DequantizeFn,
     /// Check for blocks with finite scales.
     pub validate: ValidateFn,
-    /// Decoder from blocks to integers and scales, for types that have them.
-    pub integers: Option<IntegerCodec>,
 }
 
 /// Runs `f` over blocks of `B` bytes and `E` elements.

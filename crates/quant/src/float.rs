@@ -13,7 +13,6 @@ pub(super) static F32: Codec = Codec {
     quantize: Some(|_, rows: &SourceRows<'_>, dst| encode(rows.src, dst, f32::to_le_bytes)),
     dequantize: |_, src, dst| decode(src, dst, f32::from_le_bytes),
     validate: |bytes| validate(bytes, f32::from_le_bytes),
-    integers: None,
 };
 
 pub(super) static F16: Codec = Codec {
@@ -21,7 +20,6 @@ pub(super) static F16: Codec = Codec {
     quantize: Some(|level, rows: &SourceRows<'_>, dst| f16_encode(level, rows.src, dst)),
     dequantize: |level, src, dst| f16_decode(level, src, dst),
     validate: |bytes| validate_bits(bytes, 0x7c00, f16_to_f32),
-    integers: None,
 };
 
 pub(super) static BF16: Codec = Codec {
@@ -29,7 +27,6 @@ pub(super) static BF16: Codec = Codec {
     quantize: Some(|level, rows: &SourceRows<'_>, dst| bf16_encode(level, rows.src, dst)),
     dequantize: |level, src, dst| bf16_decode(level, src, dst),
     validate: |bytes| validate_bits(bytes, 0x7f80, bf16_to_f32),
-    integers: None,
 };
 
 pub(super) static F64: Codec = Codec {
@@ -37,7 +34,6 @@ pub(super) static F64: Codec = Codec {
     quantize: None,
     dequantize: |_, src, dst| decode(src, dst, |raw| f64::from_le_bytes(raw) as f32),
     validate: |bytes| validate(bytes, |raw| f64::from_le_bytes(raw) as f32),
-    integers: None,
 };
 
 pub(super) static I8: Codec = integer(GgmlType::I8, |_, src, dst| {
@@ -57,7 +53,7 @@ pub(super) static I64: Codec = integer(GgmlType::I64, |_, src, dst| {
 });
 
 const fn integer(ty: GgmlType, dequantize: super::codec::DequantizeFn) -> Codec {
-    Codec { ty, quantize: None, dequantize, validate: validate_nothing, integers: None }
+    Codec { ty, quantize: None, dequantize, validate: validate_nothing }
 }
 
 #[inline(always)]

@@ -8,21 +8,19 @@
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, validate_nothing, validate_with};
 use super::error::BlockFlaw;
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::signed_max;
 use super::superblock::field_mut;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{c_trunc_i32, c_trunc_u8, floor_log2f};
 use gguf_core::small_float::magnitude;
-use gguf_core::{GgmlType, IntegerForm};
 
 pub(super) static MXFP4: Codec = Codec {
     ty: GgmlType::Mxfp4,
     quantize: Some(quantize_with::<QuantizeMxfp4>),
     dequantize: mxfp4_dequantize,
     validate: |bytes| validate_with::<17>(bytes, |block| (block[0] == 0xff).then_some(BlockFlaw::ScaleNan)),
-    integers: Some(IntegerCodec { form: IntegerForm::plain(32, 12), decode: mxfp4_integers }),
 };
 
 pub(super) static NVFP4: Codec = Codec {
@@ -31,7 +29,6 @@ pub(super) static NVFP4: Codec = Codec {
     dequantize: nvfp4_dequantize,
     // ggml accepts every UE4M3 byte; its NaN decodes to zero.
     validate: validate_nothing,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(16, 12), decode: nvfp4_integers }),
 };
 
 /// Twice the values of E2M1, which makes them whole numbers.
@@ -231,31 +228,6 @@ fn nvfp4_load(block: &[u8; 36], out: &mut [f32; 64]) {
             let byte = block[4 + 8 * g + j];
             out[j] = f32::from(VALUES[usize::from(byte & 15)]) * d;
             out[j + 8] = f32::from(VALUES[usize::from(byte >> 4)]) * d;
-        }
-    }
-}
-
-integer_decoder!(mxfp4_integers = mxfp4_load_integers);
-
-#[inline(always)]
-fn mxfp4_load_integers(block: &[u8; 17], out: &mut IntegerBlock<'_, 32>) {
-    out.scales[0] = e8m0_half(block[0]);
-    for j in 0..16 {
-        out.values[j] = i16::from(VALUES[usize::from(block[1 + j] & 15)]);
-        out.values[j + 16] = i16::from(VALUES[usize::from(block[1 + j] >> 4)]);
-    }
-}
-
-integer_decoder!(nvfp4_integers = nvfp4_load_integers);
-
-#[inline(always)]
-fn nvfp4_load_integers(block: &[u8; 36], out: &mut IntegerBlock<'_, 64>) {
-    for (g, values) in out.values.as_chunks_mut::<16>().0.iter_mut().enumerate() {
-        out.scales[g] = ue4m3_half(block[g]);
-        for j in 0..8 {
-            let byte = block[4 + 8 * g + j];
-            values[j] = i16::from(VALUES[usize::from(byte & 15)]);
-            values[j + 8] = i16::from(VALUES[usize::from(byte >> 4)]);
         }
     }
 }

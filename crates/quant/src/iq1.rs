@@ -8,20 +8,18 @@
 
 use super::codec::{Codec, decode_blocks, f16_flaw, u16_at, validate_f16, validate_with};
 use super::grids;
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::iq1_lanes::{QuantizeIq1M, QuantizeIq1S};
 use super::iq1_search::{DELTA, M_BYTES, S_BYTES};
 use super::kernel::quantize_with;
 use super::superblock::{SUPER, field};
 use gguf_core::numeric::f16_to_f32;
-use gguf_core::{GgmlType, IntegerForm, simd::SimdLevel};
+use gguf_core::{GgmlType, simd::SimdLevel};
 
 pub(super) static IQ1_S: Codec = Codec {
     ty: GgmlType::Iq1S,
     quantize: Some(quantize_with::<QuantizeIq1S>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, LARGEST), decode: integers_s }),
 };
 
 pub(super) static IQ1_M: Codec = Codec {
@@ -29,7 +27,6 @@ pub(super) static IQ1_M: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeIq1M>),
     dequantize: dequantize_m,
     validate: |bytes| validate_with(bytes, |block: &[u8; M_BYTES]| f16_flaw(scale_bits_m(block))),
-    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, LARGEST), decode: integers_m }),
 };
 
 /// Decodes 8 elements.
@@ -58,36 +55,6 @@ fn group_s(block: &[u8; S_BYTES], k: usize) -> (i16, u16, bool) {
     let high = u16_at(block, 34 + k / 4 * 2);
     let index = u16::from(block[2 + k]) | (high >> (3 * (k % 4)) & 7) << 8;
     ((2 * (high >> 12 & 7) + 1) as i16, grids::IQ1[usize::from(index)], high & 0x8000 != 0)
-}
-
-/// Levels and shifts in eighths, up to 9, times odd numbers up to 15.
-const LARGEST: u16 = 9 * 15;
-
-integer_decoder!(integers_s = load_integers_s);
-integer_decoder!(integers_m = load_integers_m);
-
-#[inline(always)]
-fn load_integers_s(block: &[u8; S_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0)) * DELTA;
-    for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        load_group_integers(group_s(block, k), values);
-    }
-}
-
-#[inline(always)]
-fn load_integers_m(block: &[u8; M_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
-    out.scales[0] = f16_to_f32(scale_bits_m(block)) * DELTA;
-    for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        load_group_integers(group_m(block, k), values);
-    }
-}
-
-#[inline(always)]
-fn load_group_integers((multiple, point, down): (i16, u16, bool), out: &mut [i16; 8]) {
-    let shift = if down { -9 } else { -7 };
-    for i in 0..8 {
-        out[i] = multiple * (8 * (u32::from(point) >> (2 * i) & 3) as i16 + shift);
-    }
 }
 
 /// Returns the F16 scale that the four numbers hold in their top nibbles.

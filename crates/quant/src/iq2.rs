@@ -16,12 +16,11 @@ use super::grid_search::{
     scale_level, split_even_signs, split_signs, weights,
 };
 use super::grids;
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::quantize_with;
 use super::search::GROUP_MAX_EPS;
 use super::superblock::{SUPER, field, field_mut};
 use gguf_core::numeric::{c_max, f16_to_f32, f32_to_f16};
-use gguf_core::{GgmlType, IntegerForm, simd::SimdLevel};
+use gguf_core::{GgmlType, simd::SimdLevel};
 
 const XXS_BYTES: usize = 66;
 const XS_BYTES: usize = 74;
@@ -41,7 +40,6 @@ pub(super) static IQ2_XXS: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeGrid<Iq2XxsGrid, XXS_BYTES>>),
     dequantize: dequantize_xxs,
     validate: validate_f16::<XXS_BYTES, 0>,
-    integers: Some(IntegerCodec { form: FORM, decode: integers_xxs }),
 };
 
 pub(super) static IQ2_XS: Codec = Codec {
@@ -49,7 +47,6 @@ pub(super) static IQ2_XS: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeGrid<Iq2XsGrid, XS_BYTES>>),
     dequantize: dequantize_xs,
     validate: validate_f16::<XS_BYTES, 0>,
-    integers: Some(IntegerCodec { form: FORM, decode: integers_xs }),
 };
 
 pub(super) static IQ2_S: Codec = Codec {
@@ -57,7 +54,6 @@ pub(super) static IQ2_S: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeGrid<Iq2SGrid, S_BYTES>>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
-    integers: Some(IntegerCodec { form: FORM, decode: integers_s }),
 };
 
 type GroupsOf8<const G: usize> = [[f32; 8]; G];
@@ -321,43 +317,5 @@ fn load_blocks<const B: usize>(
     for (k, out) in out.as_chunks_mut::<8>().0.iter_mut().enumerate() {
         let (level, point, signs) = group(block, k);
         load_group(part_scale(d, level), point, signs, out);
-    }
-}
-
-/// Magnitudes up to 43 times odd numbers up to 31.
-const FORM: IntegerForm = IntegerForm::plain(SUPER, 43 * 31);
-
-integer_decoder!(
-    integers_xxs =
-        |block: &[u8; XXS_BYTES], out: &mut IntegerBlock<'_, SUPER>| load_integers(block, group_xxs, out)
-);
-integer_decoder!(
-    integers_xs =
-        |block: &[u8; XS_BYTES], out: &mut IntegerBlock<'_, SUPER>| load_integers(block, group_xs, out)
-);
-integer_decoder!(
-    integers_s =
-        |block: &[u8; S_BYTES], out: &mut IntegerBlock<'_, SUPER>| load_integers(block, group_s, out)
-);
-
-/// Splits one block into integers and its scale, an eighth of what the format stores.
-#[inline(always)]
-fn load_integers<const B: usize>(
-    block: &[u8; B],
-    group: impl Fn(&[u8; B], usize) -> (u8, u16, u8),
-    out: &mut IntegerBlock<'_, SUPER>,
-) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0)) * 0.125;
-    for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        let (level, point, signs) = group(block, k);
-        let scale = 2 * i16::from(level) + 1;
-        for i in 0..8 {
-            let magnitude = match u32::from(point) >> (2 * i) & 3 {
-                0 => i16::from(MAGNITUDES[0]),
-                1 => i16::from(MAGNITUDES[1]),
-                _ => i16::from(MAGNITUDES[2]),
-            };
-            values[i] = scale * if signs >> i & 1 == 0 { magnitude } else { -magnitude };
-        }
     }
 }

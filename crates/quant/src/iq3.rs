@@ -16,12 +16,11 @@ use super::grid_search::{
     split_even_signs, split_signs, weights,
 };
 use super::grids;
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::quantize_with;
 use super::search::sum_squares;
 use super::superblock::{SUPER, field};
 use gguf_core::numeric::{c_max, f16_to_f32, f32_to_f16};
-use gguf_core::{GgmlType, IntegerForm, simd::SimdLevel};
+use gguf_core::{GgmlType, simd::SimdLevel};
 
 const XXS_BYTES: usize = 98;
 const S_BYTES: usize = 110;
@@ -41,7 +40,6 @@ pub(super) static IQ3_XXS: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeGrid<Iq3XxsGrid, XXS_BYTES>>),
     dequantize: dequantize_xxs,
     validate: validate_f16::<XXS_BYTES, 0>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, 31 * 31), decode: integers_xxs }),
 };
 
 pub(super) static IQ3_S: Codec = Codec {
@@ -49,7 +47,6 @@ pub(super) static IQ3_S: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeGrid<Iq3SGrid, S_BYTES>>),
     dequantize: dequantize_s,
     validate: validate_f16::<S_BYTES, 0>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, 15 * 31), decode: integers_s }),
 };
 
 /// Splits off the signs of one part; `EVEN` keeps their number even in each 8 elements.
@@ -248,38 +245,4 @@ fn group_s(block: &[u8; S_BYTES], k: usize) -> (u8, u32, u8) {
         grids::IQ3_S[usize::from(low[group]) | high << 8]
     });
     (block[106 + part / 2] >> (part % 2 * 4) & 15, join(points), signs[k])
-}
-
-integer_decoder!(integers_xxs = load_integers_xxs);
-integer_decoder!(integers_s = load_integers_s);
-
-/// Splits one block into integers, with half of the magnitudes, and half of the scale that the format stores.
-#[inline(always)]
-fn load_integers_xxs(block: &[u8; XXS_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0)) * 0.5;
-    for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        // Magnitudes are 4 apart, from 4 on, but for the last.
-        load_group_integers(group_xxs(block, k), |code| 4 * code + 2 + i16::from(code == 7), values);
-    }
-}
-
-#[inline(always)]
-fn load_integers_s(block: &[u8; S_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0));
-    for (k, values) in out.values.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        load_group_integers(group_s(block, k), |code| 2 * code + 1, values);
-    }
-}
-
-#[inline(always)]
-fn load_group_integers(
-    (level, points, signs): (u8, u32, u8),
-    magnitude: impl Fn(i16) -> i16,
-    out: &mut [i16; 8],
-) {
-    let scale = 2 * i16::from(level) + 1;
-    for i in 0..8 {
-        let magnitude = magnitude((points >> (3 * i) & 7) as i16);
-        out[i] = scale * if signs >> i & 1 == 0 { magnitude } else { -magnitude };
-    }
 }

@@ -7,16 +7,15 @@
 
 use super::batch::{BATCH, BlockBatch, sums_of_squares};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, importance_weights, signed_max, sum_squares};
 use super::search_lanes::signed_max as signed_max_lanes;
 use super::superblock::{SUPER, field, field_mut};
 use super::superblock_lanes::BATCH_SUPERS;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
 use gguf_core::simd::VectorLoop;
-use gguf_core::{GgmlType, IntegerForm};
 
 const PART: usize = 32;
 const PARTS: usize = SUPER / PART;
@@ -32,7 +31,6 @@ pub(super) static IQ4_NL: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeIq4Nl>),
     dequantize: dequantize_nl,
     validate: validate_f16::<NL_BYTES, 0>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(PART, 127), decode: integers_nl }),
 };
 
 pub(super) static IQ4_XS: Codec = Codec {
@@ -40,7 +38,6 @@ pub(super) static IQ4_XS: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeIq4Xs>),
     dequantize: dequantize_xs,
     validate: validate_f16::<XS_BYTES, 0>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, 127 * 32), decode: integers_xs }),
 };
 
 /// Returns the index of the level nearest to `x`; halfway goes up, NaN to the last.
@@ -393,32 +390,6 @@ fn part_scale(block: &[u8; XS_BYTES], j: usize) -> i8 {
     let high = u16_at(block, 2);
     let level = block[4 + j / 2] >> (4 * (j % 2)) & 15 | ((high >> (2 * j) & 3) as u8) << 4;
     level as i8 - 32
-}
-
-integer_decoder!(integers_nl = load_integers_nl);
-integer_decoder!(integers_xs = load_integers_xs);
-
-#[inline(always)]
-fn load_integers_nl(block: &[u8; NL_BYTES], out: &mut IntegerBlock<'_, PART>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0));
-    load_index_integers(1, field::<2, 16, _>(block), out.values);
-}
-
-#[inline(always)]
-fn load_integers_xs(block: &[u8; XS_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0));
-    let indices = field::<8, 128, _>(block).as_chunks::<16>().0;
-    for (j, values) in out.values.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
-        load_index_integers(i16::from(part_scale(block, j)), &indices[j], values);
-    }
-}
-
-#[inline(always)]
-fn load_index_integers(scale: i16, indices: &[u8; 16], out: &mut [i16; PART]) {
-    for l in 0..16 {
-        out[l] = scale * i16::from(LEVELS[usize::from(indices[l] & 15)]);
-        out[l + 16] = scale * i16::from(LEVELS[usize::from(indices[l] >> 4)]);
-    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,6 @@
 
 use super::batch::{BATCH, BlockBatch, sums_of_squares};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16, validate_f16_pair};
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::{Lanes, Twice};
 use super::search::{
@@ -24,8 +23,8 @@ use super::search_lanes::{
     with_min as with_min_lanes,
 };
 use super::superblock::each_byte;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{c_trunc_i8, c_trunc_u8, f16_to_f32, f32_to_f16};
-use gguf_core::{GgmlType, IntegerForm, IntegerMinima};
 
 /// Elements per block of all four types.
 pub(super) const BLOCK: usize = 32;
@@ -35,7 +34,6 @@ pub(super) static Q4_0: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeLegacy<18, 4, false>>),
     dequantize: q4_0_dequantize,
     validate: validate_f16::<18, 0>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(BLOCK, 8), decode: q4_0_integers }),
 };
 
 pub(super) static Q4_1: Codec = Codec {
@@ -43,7 +41,6 @@ pub(super) static Q4_1: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeLegacy<20, 4, true>>),
     dequantize: q4_1_dequantize,
     validate: validate_f16_pair::<20, 0>,
-    integers: Some(IntegerCodec { form: with_minimum(15), decode: q4_1_integers }),
 };
 
 pub(super) static Q5_0: Codec = Codec {
@@ -51,7 +48,6 @@ pub(super) static Q5_0: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeLegacy<22, 5, false>>),
     dequantize: q5_0_dequantize,
     validate: validate_f16::<22, 0>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(BLOCK, 16), decode: q5_0_integers }),
 };
 
 pub(super) static Q5_1: Codec = Codec {
@@ -59,7 +55,6 @@ pub(super) static Q5_1: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeLegacy<24, 5, true>>),
     dequantize: q5_1_dequantize,
     validate: validate_f16_pair::<24, 0>,
-    integers: Some(IntegerCodec { form: with_minimum(31), decode: q5_1_integers }),
 };
 
 /// Returns the search parameters of the types with a minimum, when importance weights are given.
@@ -338,16 +333,6 @@ decoder!(q4_1_dequantize = load::<20, 4, true>);
 decoder!(q5_0_dequantize = load::<22, 5, false>);
 decoder!(q5_1_dequantize = load::<24, 5, true>);
 
-/// Returns the form of a type whose block has one minimum, stored as what is added.
-const fn with_minimum(largest: u16) -> IntegerForm {
-    IntegerForm::with_minima(BLOCK, largest, IntegerMinima { shared: BLOCK, largest: 1 })
-}
-
-integer_decoder!(q4_0_integers = load_integers::<18, 4, false>);
-integer_decoder!(q4_1_integers = load_integers::<20, 4, true>);
-integer_decoder!(q5_0_integers = load_integers::<22, 5, false>);
-integer_decoder!(q5_1_integers = load_integers::<24, 5, true>);
-
 /// Returns the stored levels of elements `j` and `j + 16`.
 #[inline(always)]
 fn levels<const B: usize, const BITS: u32>(block: &[u8; B]) -> impl Fn(usize) -> (i32, i32) {
@@ -362,26 +347,6 @@ fn levels<const B: usize, const BITS: u32>(block: &[u8; B]) -> impl Fn(usize) ->
             top |= (high >> (j + 16) << 4 & 16) as i32;
         }
         (low, top)
-    }
-}
-
-/// Splits one block into integers and scales.
-#[inline(always)]
-fn load_integers<const B: usize, const BITS: u32, const MIN: bool>(
-    block: &[u8; B],
-    out: &mut IntegerBlock<'_, BLOCK>,
-) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0));
-    if MIN {
-        out.minima[0] = 1;
-        out.min_scales[0] = -f16_to_f32(u16_at(block, 2));
-    }
-    let levels = levels::<B, BITS>(block);
-    let middle = if MIN { 0 } else { 1 << (BITS - 1) };
-    for j in 0..16 {
-        let (low, top) = levels(j);
-        out.values[j] = (low - middle) as i16;
-        out.values[j + 16] = (top - middle) as i16;
     }
 }
 

@@ -20,8 +20,7 @@
 //!
 //! Types whose columns differ in importance take an importance matrix ([`gguf_core::ImatrixNeed`]). [`pack`] stores
 //! already quantized integers in blocks unchanged. [`states`] splits blocks into scales, minima and codes, and joins
-//! them again; [`grid_states`] does the same for types on code books. [`integers()`] gives the elements as integers times
-//! few scales.
+//! them again; [`grid_states`] does the same for types on code books.
 //!
 //! # Inside
 //! Every type has one row in `CODECS`. The functions here check lengths once and call that row. The scalar functions in
@@ -74,7 +73,6 @@ mod grid_steps;
 mod grid_trials;
 mod grids;
 mod importance;
-mod integers;
 mod iq1;
 mod iq1_lanes;
 mod iq1_search;
@@ -113,7 +111,6 @@ use gguf_testkit::noise;
 pub use elements::{NotANumber, decode_elements};
 pub use error::{BlockError, BlockFlaw, QuantError};
 pub use importance::has_lost_groups;
-pub use integers::{IntegerRow, integer_form, integers};
 pub use magnitude::{Extent, SmallRow, SmallRows, are_ordinary_rows, check_rows, is_ordinary_importance};
 
 use codec::{Codec, SourceRows};

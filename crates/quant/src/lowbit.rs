@@ -6,20 +6,18 @@
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::signed_max;
 use super::superblock::field_mut;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{c_trunc_i32, f16_to_f32, f32_to_f16, roundf};
-use gguf_core::{GgmlType, IntegerForm};
 
 pub(super) static Q1_0: Codec = Codec {
     ty: GgmlType::Q1_0,
     quantize: Some(quantize_with::<QuantizeQ1>),
     dequantize: q1_0_dequantize,
     validate: validate_f16::<18, 0>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(128, 1), decode: q1_0_integers }),
 };
 
 pub(super) static Q2_0: Codec = Codec {
@@ -27,7 +25,6 @@ pub(super) static Q2_0: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeQ2>),
     dequantize: q2_0_dequantize,
     validate: validate_f16::<18, 0>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(64, 2), decode: q2_0_integers }),
 };
 
 /// Kernel of all Q1_0 blocks: scales with one block per lane, signs along the block.
@@ -78,16 +75,6 @@ fn q1_0_load(block: &[u8; 18], out: &mut [f32; 128]) {
     let d = f16_to_f32(u16_at(block, 0));
     for i in 0..128 {
         out[i] = if block[2 + i / 8] >> (i % 8) & 1 == 1 { d } else { -d };
-    }
-}
-
-integer_decoder!(q1_0_integers = q1_0_load_integers);
-
-#[inline(always)]
-fn q1_0_load_integers(block: &[u8; 18], out: &mut IntegerBlock<'_, 128>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0));
-    for i in 0..128 {
-        out.values[i] = 2 * i16::from(block[2 + i / 8] >> (i % 8) & 1) - 1;
     }
 }
 
@@ -144,16 +131,6 @@ fn q2_0_load(block: &[u8; 18], out: &mut [f32; 64]) {
     let d = f16_to_f32(u16_at(block, 0));
     for i in 0..64 {
         out[i] = f32::from((block[2 + i / 4] >> (2 * (i % 4)) & 3) as i8 - 1) * d;
-    }
-}
-
-integer_decoder!(q2_0_integers = q2_0_load_integers);
-
-#[inline(always)]
-fn q2_0_load_integers(block: &[u8; 18], out: &mut IntegerBlock<'_, 64>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0));
-    for i in 0..64 {
-        out.values[i] = i16::from(block[2 + i / 4] >> (2 * (i % 4)) & 3) - 1;
     }
 }
 

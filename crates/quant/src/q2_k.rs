@@ -6,7 +6,6 @@
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16_pair};
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{MinSearch, with_min};
@@ -15,8 +14,8 @@ use super::superblock::{
     relevel_min, scales_with_importance,
 };
 use super::superblock_lanes::{BATCH_SUPERS, MinFits, Weigh, relevel_min as relevel_min_lanes};
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
-use gguf_core::{GgmlType, IntegerForm, IntegerMinima};
 
 const BLOCK_BYTES: usize = 84;
 const PART: usize = 16;
@@ -30,7 +29,6 @@ pub(super) static Q2_K: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeQ2K>),
     dequantize,
     validate: validate_f16_pair::<BLOCK_BYTES, 80>,
-    integers: Some(IntegerCodec { form: FORM, decode: integers }),
 };
 
 /// Searches the parts with magnitudes as weights; fits are ranked by absolute error.
@@ -169,23 +167,4 @@ fn levels(block: &[u8; BLOCK_BYTES], j: usize) -> impl Fn(usize) -> u8 {
     let pairs = &field::<16, 64, _>(block)[j / 8 * 32 + j % 2 * 16..][..PART];
     let shift = j / 2 % 4 * 2;
     move |i| pairs[i] >> shift & 3
-}
-
-/// Levels up to 3 times scales up to 15, and minima up to 15.
-const FORM: IntegerForm = IntegerForm::with_minima(SUPER, 45, IntegerMinima { shared: PART, largest: 15 });
-
-integer_decoder!(integers = load_integers);
-
-#[inline(always)]
-fn load_integers(block: &[u8; BLOCK_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 80));
-    out.min_scales[0] = f16_to_f32(u16_at(block, 82));
-    for (j, values) in out.values.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
-        let scale = i16::from(block[j] & 15);
-        out.minima[j] = i16::from(block[j] >> 4);
-        let level = levels(block, j);
-        for i in 0..PART {
-            values[i] = scale * i16::from(level(i));
-        }
-    }
 }

@@ -8,7 +8,6 @@
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::{Lanes, MAX_WIDTH, Twice};
 use super::refine_lanes::{FirstFitBuffers, RefineBuffers, first_fit, refine};
@@ -20,8 +19,8 @@ use super::search_lanes::{
 };
 use super::superblock::{SUPER, each_byte, field, field_mut, pack_bits, pack_pairs, relevel_signed};
 use super::superblock_lanes::{BATCH_SUPERS, relevel_signed as relevel_signed_lanes};
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
-use gguf_core::{GgmlType, IntegerForm};
 
 const BLOCK_BYTES: usize = 110;
 const PART: usize = 16;
@@ -32,7 +31,6 @@ pub(super) static Q3_K: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeQ3K>),
     dequantize,
     validate: validate_f16::<BLOCK_BYTES, 108>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, 4 * 32), decode: integers }),
 };
 
 /// Scale of the scales as a float, and the stored scales `0..64`, which mean `-32..32`.
@@ -360,19 +358,5 @@ fn levels(block: &[u8; BLOCK_BYTES], j: usize) -> impl Fn(usize) -> i8 {
     move |i| {
         let level = pairs[i] >> shift & 3 | (high[i] >> bit & 1) << 2;
         level as i8 - 4
-    }
-}
-
-integer_decoder!(integers = load_integers);
-
-#[inline(always)]
-fn load_integers(block: &[u8; BLOCK_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 108));
-    for (j, values) in out.values.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
-        let scale = i16::from(part_scale(block, j));
-        let level = levels(block, j);
-        for i in 0..PART {
-            values[i] = scale * i16::from(level(i));
-        }
     }
 }

@@ -8,7 +8,6 @@
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16_pair};
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{MinSearch, sum_squares, with_min};
@@ -17,8 +16,8 @@ use super::superblock::{
     positive_max, put_words, relevel_min, scales_with_importance, words,
 };
 use super::superblock_lanes::{BATCH_SUPERS, MinFits, Weigh, relevel_min as relevel_min_lanes};
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
-use gguf_core::{GgmlType, IntegerForm, IntegerMinima};
 
 const PART: usize = 32;
 const PARTS: usize = SUPER / PART;
@@ -28,7 +27,6 @@ pub(super) static Q4_K: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeQ45K<144, 4>>),
     dequantize: q4_dequantize,
     validate: validate_f16_pair::<144, 0>,
-    integers: Some(IntegerCodec { form: form(15), decode: q4_integers }),
 };
 
 pub(super) static Q5_K: Codec = Codec {
@@ -36,7 +34,6 @@ pub(super) static Q5_K: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeQ45K<176, 5>>),
     dequantize: q5_dequantize,
     validate: validate_f16_pair::<176, 0>,
-    integers: Some(IntegerCodec { form: form(31), decode: q5_integers }),
 };
 
 const fn plain_search(bits: u32) -> MinSearch {
@@ -235,29 +232,6 @@ fn levels<const B: usize, const BITS: u32>(block: &[u8; B], j: usize) -> impl Fn
             level |= (high[i] >> j & 1) << 4;
         }
         level
-    }
-}
-
-/// Returns the form of levels up to `highest` times scales up to 63, with minima up to 63.
-const fn form(highest: u16) -> IntegerForm {
-    IntegerForm::with_minima(SUPER, 63 * highest, IntegerMinima { shared: PART, largest: 63 })
-}
-
-integer_decoder!(q4_integers = load_integers::<144, 4>);
-integer_decoder!(q5_integers = load_integers::<176, 5>);
-
-#[inline(always)]
-fn load_integers<const B: usize, const BITS: u32>(block: &[u8; B], out: &mut IntegerBlock<'_, SUPER>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 0));
-    out.min_scales[0] = f16_to_f32(u16_at(block, 2));
-    let packed = field::<4, 12, _>(block);
-    for (j, values) in out.values.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
-        let (scale, min) = unpack_scale(packed, j);
-        out.minima[j] = i16::from(min);
-        let (scale, level) = (i16::from(scale), levels::<B, BITS>(block, j));
-        for i in 0..PART {
-            values[i] = scale * i16::from(level(i));
-        }
     }
 }
 

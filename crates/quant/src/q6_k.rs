@@ -6,15 +6,14 @@
 //! elements `l + 32` and `l + 96`; pair byte `32 k + l` holds elements `32 n + l` in bits `2 n`.
 
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::{GROUP_MAX_EPS, signed, signed_max};
 use super::search_lanes::{signed as signed_lanes, signed_levels};
 use super::superblock::{SUPER, each_byte, field, field_mut, put_words, relevel_signed, words};
 use super::superblock_lanes::relevel_signed as relevel_signed_lanes;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, nearest_int};
-use gguf_core::{GgmlType, IntegerForm};
 
 const BLOCK_BYTES: usize = 210;
 const PART: usize = 16;
@@ -25,7 +24,6 @@ pub(super) static Q6_K: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeQ6K>),
     dequantize,
     validate: validate_f16::<BLOCK_BYTES, 208>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(SUPER, 32 * 128), decode: integers }),
 };
 
 /// Writes scale of scales and scales; returns the step of each part's levels, or `None` if the block is all zeros.
@@ -152,19 +150,5 @@ fn levels(block: &[u8; BLOCK_BYTES], j: usize) -> impl Fn(usize) -> i8 {
     move |i| {
         let level = low[i] >> (quarter / 2 * 4) & 15 | (high[i] >> (2 * quarter) & 3) << 4;
         level as i8 - 32
-    }
-}
-
-integer_decoder!(integers = load_integers);
-
-#[inline(always)]
-fn load_integers(block: &[u8; BLOCK_BYTES], out: &mut IntegerBlock<'_, SUPER>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 208));
-    for (j, values) in out.values.as_chunks_mut::<PART>().0.iter_mut().enumerate() {
-        let scale = i16::from(block[192 + j] as i8);
-        let level = levels(block, j);
-        for i in 0..PART {
-            values[i] = scale * i16::from(level(i));
-        }
     }
 }

@@ -9,19 +9,17 @@ use std::marker::PhantomData;
 
 use super::batch::{BATCH, BlockBatch};
 use super::codec::{Codec, SourceRows, decoder, put_u16, u16_at, validate_f16};
-use super::integers::{IntegerBlock, IntegerCodec, integer_decoder};
 use super::kernel::{RowsKernel, quantize_with};
 use super::lanes::Lanes;
 use super::search::abs_max;
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16, lroundf};
-use gguf_core::{GgmlType, IntegerForm};
 
 pub(super) static TQ1_0: Codec = Codec {
     ty: GgmlType::Tq1_0,
     quantize: Some(quantize_with::<QuantizeTernary<54, Tq1>>),
     dequantize: tq1_0_dequantize,
     validate: validate_f16::<54, 52>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(256, 1), decode: tq1_0_integers }),
 };
 
 pub(super) static TQ2_0: Codec = Codec {
@@ -29,7 +27,6 @@ pub(super) static TQ2_0: Codec = Codec {
     quantize: Some(quantize_with::<QuantizeTernary<66, Tq2>>),
     dequantize: tq2_0_dequantize,
     validate: validate_f16::<66, 64>,
-    integers: Some(IntegerCodec { form: IntegerForm::plain(256, 2), decode: tq2_0_integers }),
 };
 
 /// Runs of TQ1_0: first byte, number of bytes (the stride of the elements), first element, digits per byte.
@@ -67,14 +64,6 @@ fn each_digit(block: &[u8; 54], mut f: impl FnMut(usize, i16)) {
     }
 }
 
-integer_decoder!(tq1_0_integers = tq1_0_load_integers);
-
-#[inline(always)]
-fn tq1_0_load_integers(block: &[u8; 54], out: &mut IntegerBlock<'_, 256>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 52));
-    each_digit(block, |element, digit| out.values[element] = digit - 1);
-}
-
 decoder!(tq2_0_dequantize = tq2_0_load);
 
 #[inline(always)]
@@ -84,20 +73,6 @@ fn tq2_0_load(block: &[u8; 66], out: &mut [f32; 256]) {
         for (n, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
             for m in 0..32 {
                 out[m] = f32::from((block[32 * k + m] >> (2 * n) & 3) as i8 - 1) * d;
-            }
-        }
-    }
-}
-
-integer_decoder!(tq2_0_integers = tq2_0_load_integers);
-
-#[inline(always)]
-fn tq2_0_load_integers(block: &[u8; 66], out: &mut IntegerBlock<'_, 256>) {
-    out.scales[0] = f16_to_f32(u16_at(block, 64));
-    for (k, out) in out.values.as_chunks_mut::<128>().0.iter_mut().enumerate() {
-        for (n, out) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-            for m in 0..32 {
-                out[m] = i16::from(block[32 * k + m] >> (2 * n) & 3) - 1;
             }
         }
     }
