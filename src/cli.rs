@@ -340,7 +340,7 @@ pub fn run<T: Tool>() -> ExitCode {
         let _ = std::io::stdout().write_all(help::machines(&T::command()).as_bytes());
         return Exit::Done.into();
     }
-    let offer = || forms::offer(&T::command(), &std::env::args_os().collect::<Vec<_>>());
+    let offer = || forms::offer(&T::command(), &command_first(std::env::args_os().collect()));
     let tool = match parse::<T>() {
         Ok(tool) => tool,
         Err(error) => return failure::refuse(&error, offer).into(),

@@ -9,7 +9,7 @@ use crate::masked;
 use crate::measure::RunObservers;
 use crate::model::LoadedModel;
 use crate::options::{VerifyOptions, longer_than_trained};
-use crate::reference_twin::{ReferenceTwin, TITLE};
+use crate::reference_twin::{ReferenceTwin, TITLE, is_own_twin};
 use crate::routing::watch::RouteTally;
 use crate::texts::EncoderTexts;
 use crate::{
@@ -282,7 +282,7 @@ pub(super) fn judge(
         progress.end();
         if of_baseline.first().map_or(0, Vec::len) == width {
             // A file that is what its types make of the baseline is its own reference copy.
-            let copy = report.is_copy().then_some(own.as_slice());
+            let copy = is_own_twin(report, model, baseline).then_some(own.as_slice());
             let healthy = healthy(model, baseline, &engine, &texts, &of_baseline, copy, progress)?;
             figures.against = EmbeddingDifference::of(&of_baseline, &own, &texts.prompts, is_score);
             if let Some(against) = &mut figures.against {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use crate::cost::Cost;
 use crate::measure::{Baseline, measure};
 use crate::model::LoadedModel;
-use crate::{Divergence, HealthyCost, Model, Position, VerifyError, Window};
+use crate::{Divergence, HealthyCost, Model, Position, Report, VerifyError, Window};
 use gguf_core::progress::{Progress, Titled};
 use gguf_core::simd::SimdLevel;
 use gguf_core::{GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource};
@@ -103,6 +103,15 @@ pub(super) enum TwinRun {
 /// Returns true if a healthy file can be run.
 pub(super) fn has_twin(model: &Model<'_>, baseline: &Model<'_>) -> bool {
     ReferenceTwin::new(model.source.tensors(), baseline.source, SimdLevel::Scalar).is_some()
+}
+
+/// Returns true if the file itself is that healthy file: its weights are what its types make of the baseline, and its keys
+/// give the baseline's graph.
+pub(super) fn is_own_twin(report: &Report, model: &Model<'_>, baseline: &Model<'_>) -> bool {
+    let plan = |of: &Model<'_>| Model { source: baseline.source, ..*of }.plan().ok();
+    report.is_copy()
+        && has_twin(model, baseline)
+        && plan(model).is_some_and(|own| plan(baseline) == Some(own))
 }
 
 /// Runs the baseline in the types of `model` and compares it with the baseline itself, on windows that [`evenly`]

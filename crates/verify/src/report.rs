@@ -273,13 +273,13 @@ impl Report {
         self.settle();
     }
 
-    /// Returns true if every tensor equals, byte for byte, the baseline's quantized to its type, and no missing key
-    /// changes results because GGUF has no key for it. Then no text can reveal more.
-    /// Returns true if the file is what its types make of the baseline, bit for bit: a reference copy would be the same.
+    /// Returns true if the weights are what the file's types make of the baseline's, bit for bit.
     pub(super) fn is_copy(&self) -> bool {
         self.weights.as_ref().is_some_and(WeightReport::is_copy)
     }
 
+    /// Returns true if every tensor equals, byte for byte, the baseline's quantized to its type, and no missing key
+    /// changes results because GGUF has no key for it. Then no text can reveal more.
     pub(super) fn is_reproduced(&self) -> bool {
         self.weights.as_ref().is_some_and(WeightReport::is_reproduced)
             && !self.findings.iter().any(leaves_results_open)

@@ -18,7 +18,7 @@ use crate::model::LoadedModel;
 use crate::options::{VerifyOptions, longer_than_trained};
 use crate::prompts::file_reports;
 use crate::quality;
-use crate::reference_twin::{TwinRun, evenly, has_twin, positions_evenly, run_twin};
+use crate::reference_twin::{TwinRun, evenly, has_twin, is_own_twin, positions_evenly, run_twin};
 use crate::routing::watch::RouteTally;
 use crate::tasks;
 use crate::windows::{Cut, Scoring, Window, cut};
@@ -105,7 +105,9 @@ fn run_checks(
         Some(baseline) => {
             compare_all_weights(model, baseline, options, report, progress)?;
             let is_run = !options.weights_only && (!prompts.is_empty() || extras.logits.is_some());
-            progress.steps(usize::from(is_run && !report.is_copy() && has_twin(model, baseline)));
+            progress.steps(usize::from(
+                is_run && has_twin(model, baseline) && !is_own_twin(report, model, baseline),
+            ));
             Ok(())
         }
         None => Ok(()),
@@ -171,7 +173,7 @@ fn run_checks(
         baseline.zip(reference.as_ref()).map(|(model, engine)| LoadedModel { model, engine });
     if report.divergence.is_some() {
         let twin = match loaded_baseline {
-            Some(LoadedModel { model: baseline, .. }) if report.is_copy() && has_twin(model, baseline) => {
+            Some(LoadedModel { model: baseline, .. }) if is_own_twin(&report, model, baseline) => {
                 TwinRun::Positions(positions_evenly(&windows, &positions))
             }
             Some(loaded) => run_twin(model, loaded, &evenly(&windows), progress)?,

@@ -240,12 +240,12 @@ fn a_file_without_its_window_is_warned_of_and_an_annotated_one_passes() {
         let args = [file, "--baseline", "hf", "--prompts", prompts, "--score", "all", "--json", "--quiet"];
         let (code, out, err) = run("gguf-verify", dir.path(), &args).parts();
         let report: Json = serde_json::from_str(&out).unwrap_or_else(|error| panic!("{error}: {out}{err}"));
-        let findings = report["findings"].as_array().unwrap().iter();
+        let findings = report["models"][0]["findings"].as_array().unwrap().iter();
         let hparams: Vec<String> = findings
             .filter(|finding| finding["check"] == "hparams")
             .map(|finding| format!("{}: {}", finding["severity"], finding["message"]))
             .collect();
-        (code, report["kld"]["max"].as_f64().unwrap(), hparams)
+        (code, report["models"][0]["kld"]["max"].as_f64().unwrap(), hparams)
     };
     let warning = "\"warning\": \"the file does not say `attention.sliding_window`, which is 7 in the baseline: GGUF has \
                    no key for it here, and results beyond 7 tokens differ; convert with `--annotate`\"";

@@ -157,7 +157,7 @@ fn draft_heads_that_are_not_there_are_missed() {
         ],
     );
     let err = convert(dir.path(), &["--card", "card.toml", "--mtp"]).exits_with(1).err;
-    assert!(err.contains("the checkpoint lacks `model.layers.3.self_attn.q_proj.weight`"), "{err}");
+    assert!(err.contains("the checkpoint lacks `mtp.layers.1.self_attn.q_proj.weight`"), "{err}");
 }
 
 #[test]

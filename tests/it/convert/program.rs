@@ -25,7 +25,11 @@ fn a_type_that_is_nearly_one_is_offered() {
         ("natve", "did you mean `native`?"),
         ("Q4_K_L", "did you mean `q4_k_m`, `q4_k` or `q4_k_s`?"),
     ] {
-        let want = format!("error: unknown type `{name}`\n\nhint: {offer}\nhint: `--help` lists the types\n");
+        let mut want =
+            format!("error: unknown type `{name}`\n\nhint: {offer}\nhint: `--help` lists the types\n");
+        if name.ends_with("_L") {
+            want += "hint: `gguf-quantize ladder IN -o DIR --types Q4_K_L` writes it\n";
+        }
         run(dir.path(), &["hf2gguf", "MODEL", "--type", name, "-o", "out.gguf"]).says_only(2, &want);
     }
     run(dir.path(), &["hf2gguf", "MODEL", "--type", "elephant"])

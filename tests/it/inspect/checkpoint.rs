@@ -371,8 +371,8 @@ fn what_is_not_supported_does_not_hide_the_rest() {
     F8_E4M3        2    65 536  64.0 KiB
     F32            3         5      20 B
 
-    quantized weights           count  stored as                    bits
-    model.layers.*.mlp.up_proj      2  FP8 E4M3, blocks of 128x128  8.00
+    quantized weights           count  stored as                    bits per weight
+    model.layers.*.mlp.up_proj      2  FP8 E4M3, blocks of 128x128             8.00
     left out: 1 tensor: input_scale
     plain floats, though the configuration targets them: 1 weight: `model.layers.1.mlp.down_proj.weight`
 
@@ -470,9 +470,9 @@ fn plans_and_summaries_say_how_weights_are_stored() {
     let plan = run(&["--dry-run"]);
     let (stored, tensors) = plan.split_once("\n\n").unwrap();
     insta::assert_snapshot!(stored, @r"
-    quantized weights                                   count  stored as                 bits  becomes
-    model.layers.*.mlp.{down_proj, gate_proj, up_proj}      3  GPTQ 4 bit, groups of 32  4.62  BF16
-    model.layers.*.self_attn.{k_proj, o_proj, q_proj}       3  GPTQ 4 bit, groups of 32  4.62  BF16
+    quantized weights                                   count  stored as                 bits per weight  becomes
+    model.layers.*.mlp.{down_proj, gate_proj, up_proj}      3  GPTQ 4 bit, groups of 32             4.62  BF16
+    model.layers.*.self_attn.{k_proj, o_proj, q_proj}       3  GPTQ 4 bit, groups of 32             4.62  BF16
     left out: 1 tensor: k_scale
     plain floats, though the configuration targets them: 1 weight: `model.layers.0.self_attn.v_proj.weight`
     `--type native` would keep the codes of 6 tensors exactly: Q5_0
@@ -481,7 +481,7 @@ fn plans_and_summaries_say_how_weights_are_stored() {
     assert!(run(&[]).starts_with(stored));
     // The statement about the type holds for the file, and `native` is not suggested if it is already chosen.
     let native = run(&["--type", "native"]);
-    assert!(native.contains("GPTQ 4 bit, groups of 32  4.62  Q5_0"), "{native}");
+    assert!(native.contains("GPTQ 4 bit, groups of 32             4.62  Q5_0"), "{native}");
     assert!(!native.contains("--type native"), "{native}");
     let quantized = run(&["--type", "q8_0"]);
     assert!(quantized.contains("GPTQ 4 bit, groups of 32  4.62  Q8_0"), "{quantized}");
