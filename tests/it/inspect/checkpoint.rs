@@ -484,7 +484,7 @@ fn plans_and_summaries_say_how_weights_are_stored() {
     assert!(native.contains("GPTQ 4 bit, groups of 32             4.62  Q5_0"), "{native}");
     assert!(!native.contains("--type native"), "{native}");
     let quantized = run(&["--type", "q8_0"]);
-    assert!(quantized.contains("GPTQ 4 bit, groups of 32  4.62  Q8_0"), "{quantized}");
+    assert!(quantized.contains("GPTQ 4 bit, groups of 32             4.62  Q8_0"), "{quantized}");
     assert!(!quantized.contains("--type native"), "{quantized}");
     for plan in [run(&["--dry-run", "--type", "q4_k_m"]), run(&["--type", "q4_k_m"])] {
         assert!(plan.contains("`--type native` would keep the codes of 6 tensors exactly: Q5_0"), "{plan}");
