@@ -14,6 +14,7 @@
 //! | `diffusion` | types of image and video models |
 //! | `ladder` | many types of one model from one reading |
 //! | `recipe` | how a quantized file was made, and making it again |
+//! | `type_sizes` | bytes of types that are not made yet |
 //! | `calibration` | rounding based on the model's own activations, as a step of the quantization |
 //! | `plan` `report` `remark` `events` | data for the caller |
 
@@ -39,6 +40,7 @@ mod run;
 pub(crate) mod size;
 mod stored;
 pub(crate) mod templates;
+pub(crate) mod type_sizes;
 mod types;
 
 use std::path::PathBuf;
@@ -65,7 +67,7 @@ pub use plan::{
 pub use remark::Remark;
 pub use report::{ConversionReport, JobReport, QuantizationReport, SmallTensorRows};
 pub use size::TargetReport;
-pub use stored::{ConvertedClass, StoredWeights};
+pub use stored::{ConvertedClass, NativeFloats, StoredWeights};
 pub use types::{JobTypes, TypeSwitches};
 
 use convert::CheckedConversion;

@@ -23,6 +23,9 @@ use std::path::PathBuf;
 use anyhow::bail;
 use clap::{Parser, Subcommand};
 
+#[cfg(feature = "remote")]
+pub(in crate::cli) use memory::is_first;
+
 use crate::cli::completions::Completions;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
 

@@ -70,6 +70,7 @@ pub(super) fn failure(error: JobError) -> anyhow::Error {
         JobError::Imatrix(error) => error.into(),
         JobError::Overrides(error) => error.into(),
         JobError::Like(error) => error.into(),
+        JobError::NativeFloats(error) => error.into(),
         JobError::Allocate(error) => error.into(),
         JobError::Quantize(error) => error.into(),
         JobError::Calibrate(error) => error.into(),

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
+#[cfg(feature = "remote")]
+use crate::cli::inspect::is_first;
 use crate::cli::{Session, UsageError};
 use crate::gguf::{GgufFile, OpenOptions};
 
@@ -87,6 +89,40 @@ pub(crate) fn open_header(session: &Session, path: &Path, options: &OpenOptions)
         return Err(RemoteFile::names(&address, &remote).into());
     }
     Ok(GgufFile::open_with(path, options)?)
+}
+
+/// Returns the names of the GGUF files of a repository of the hub, as [`open_header`] takes them, without later parts of
+/// split models. `None` if the path is no repository or the repository has none.
+///
+/// # Errors
+/// A repository that cannot be listed.
+#[cfg(feature = "remote")]
+pub(crate) fn gguf_names(session: &Session, path: &Path) -> anyhow::Result<Option<Vec<PathBuf>>> {
+    let text = path.to_str().filter(|_| path.symlink_metadata().is_err());
+    let address = match text {
+        Some(text) if FileAddress::parse(text)?.is_none() => Address::parse(text)?,
+        Some(_) => return Ok(Some(vec![path.to_owned()])),
+        None => None,
+    };
+    let Some(address @ Address::Hub { .. }) = address else { return Ok(None) };
+    let names = RemoteFile::list(&address, &remote_options(session, None))?;
+    // A repository of a checkpoint may also have a file of it.
+    if names.iter().any(|name| name == "config.json") {
+        return Ok(None);
+    }
+    let files = names.iter().map(|name| path.join(name)).filter(|file| is_first(file));
+    let files: Vec<PathBuf> = files.collect();
+    Ok(if files.is_empty() { None } else { Some(files) })
+}
+
+/// Returns nothing: this program was built without network support.
+///
+/// # Errors
+/// None.
+#[cfg(not(feature = "remote"))]
+#[expect(clippy::unnecessary_wraps, reason = "with the network it may fail")]
+pub(crate) fn gguf_names(_: &Session, _: &Path) -> anyhow::Result<Option<Vec<PathBuf>>> {
+    Ok(None)
 }
 
 /// Opens a GGUF file to read its header. This program was built without network support.

@@ -94,6 +94,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::job::JobError,
         crate::job::NameTaken,
         crate::job::ladder::FolderError,
+        crate::job::NativeFloats,
         crate::job::recipe::RecipeError,
         crate::job::RefusedOverrides,
         crate::quant::QuantError,

@@ -9,7 +9,7 @@ use crate::job::plan::{ConversionPlan, ConvertedTensorPlan, IntegerCodes};
 use crate::job::report::{ConversionReport, SmallTensorRows};
 use crate::job::run::JobRun;
 use crate::job::stored::StoredWeights;
-use crate::job::{JobError, JobTypes, OutputFiles, remark};
+use crate::job::{JobError, JobTypes, NativeFloats, OutputFiles, remark};
 
 /// Conversion whose output has been checked.
 pub(super) struct CheckedConversion<'a> {
@@ -29,6 +29,9 @@ impl<'a> CheckedConversion<'a> {
         let (job, output) = (run.job, &run.job.output);
         let is_native = matches!(job.types, JobTypes::Native { .. });
         let conversion = opened.conversion();
+        if let (JobTypes::Native { allow_rounding: false }, Some(conversion)) = (&job.types, conversion) {
+            NativeFloats::check(conversion)?;
+        }
         let stored = conversion.and_then(|conversion| {
             StoredWeights::of(conversion, conversion.tensors(), job.suggests_native && !is_native)
         });

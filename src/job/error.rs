@@ -11,7 +11,7 @@ use crate::engine::EngineError;
 use crate::gguf::{GgufError, ImatrixError, WriteError};
 use crate::job::ladder::FolderError;
 use crate::job::recipe::RecipeError;
-use crate::job::{NameTaken, NothingAlike, RefusedOverrides};
+use crate::job::{NameTaken, NativeFloats, NothingAlike, RefusedOverrides};
 use crate::quantize::{AllocateError, FileType, OptionError, QuantizeError};
 
 /// Errors that prevent a plan or stop a job.
@@ -58,6 +58,9 @@ pub enum JobError {
     /// A file whose types are wanted has no tensor of the model.
     #[error(transparent)]
     Like(#[from] NothingAlike),
+    /// Integers would become floats.
+    #[error(transparent)]
+    NativeFloats(#[from] NativeFloats),
     /// No types give the size.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
@@ -101,6 +104,7 @@ impl Hint for JobError {
             Self::Imatrix(error) => error.hints(),
             Self::Overrides(error) => error.hints(),
             Self::Like(error) => error.hints(),
+            Self::NativeFloats(error) => error.hints(),
             Self::Allocate(error) => error.hints(),
             Self::Quantize(error) => error.hints(),
             Self::Calibrate(error) => error.hints(),

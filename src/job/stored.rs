@@ -4,9 +4,10 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 
-use crate::convert::{Conversion, StoredClass};
-use crate::core::text::plural;
-use crate::core::{GgmlType, TensorMeta, TensorSource};
+use crate::convert::{Conversion, FloatReason, StoredClass};
+use crate::core::text::{escape, plural};
+use crate::core::{GgmlType, Hint, TensorMeta, TensorSource};
+use crate::job::JobError;
 
 /// Storage of a quantized checkpoint's weights, with the types that they get.
 #[derive(Clone, Debug, Serialize)]
@@ -67,20 +68,82 @@ impl StoredWeights {
     }
 }
 
-/// Returns the suggestion of `native` if it would keep something. Unreadable scales are ignored here: the conversion
-/// itself reports them.
+/// Returns the suggestion of `native` if it would keep something: exactly, or else with rounded scales. Unreadable scales are
+/// ignored here: the conversion itself reports them.
 fn native(conversion: &Conversion) -> Option<String> {
-    let native = conversion.native().ok()??;
-    let mut types: Vec<GgmlType> = Vec::new();
-    let mut n_tensors = 0;
-    for kept in native.conversion.kept() {
-        n_tensors += kept.n_tensors as u64;
-        if !types.contains(&kept.ty) {
-            types.push(kept.ty);
+    [false, true].into_iter().find_map(|allow_rounding| {
+        let native = conversion.native(allow_rounding).ok()??;
+        let kept = native.conversion.kept();
+        let mut types: Vec<GgmlType> = Vec::new();
+        for kept in &kept {
+            if !types.contains(&kept.ty) {
+                types.push(kept.ty);
+            }
         }
+        let error = kept.iter().map(|kept| kept.scale_error).reduce(f32::max)?;
+        let names = types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let tensors = plural(kept.iter().map(|kept| kept.n_tensors as u64).sum(), "tensor");
+        Some(if allow_rounding {
+            format!(
+                "`--type native --allow-rounding` would keep the codes of {tensors}, with scales rounded by at most about \
+                 {error:.1e}: {names}"
+            )
+        } else {
+            format!("`--type native` would keep the codes of {tensors} exactly: {names}")
+        })
+    })
+}
+
+/// Refusal of `native` where it would turn integers into floats, since blocks would round their scales.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "`--type native` would write floats: blocks would round the scales of {}{}",
+    listed(names),
+    others(names)
+)]
+pub struct NativeFloats {
+    /// Names of the tensors, with `*` for the layer.
+    names: Vec<String>,
+    /// Largest relative error of a scale in blocks, as text; `None` if it is not known.
+    error: Option<String>,
+}
+
+/// Maximum number of names in the refusal.
+const MAX_NAMES: usize = 3;
+
+fn listed(names: &[String]) -> String {
+    names.iter().take(MAX_NAMES).map(|name| format!("`{}`", escape(name))).collect::<Vec<_>>().join(", ")
+}
+
+fn others(names: &[String]) -> String {
+    match names.len().saturating_sub(MAX_NAMES) {
+        0 => String::new(),
+        n => format!(" and {n} more"),
     }
-    let names: Vec<_> = types.iter().map(ToString::to_string).collect();
-    let n_tensors = plural(n_tensors, "tensor");
-    (!types.is_empty())
-        .then(|| format!("`--type native` would keep the codes of {n_tensors} exactly: {}", names.join(", ")))
+}
+
+impl NativeFloats {
+    /// Checks a conversion to `native` without `--allow-rounding`.
+    ///
+    /// # Errors
+    /// [`NativeFloats`]; the source failed.
+    pub(super) fn check(conversion: &Conversion) -> Result<(), JobError> {
+        let floats = conversion.floats().into_iter().filter(|row| row.reason == FloatReason::Rounding);
+        let names: Vec<String> = floats.map(|row| row.role).collect();
+        if names.is_empty() {
+            return Ok(());
+        }
+        let error = conversion.rounding_error()?.map(|error| format!("{error:.1e}"));
+        Err(Self { names, error }.into())
+    }
+}
+
+impl Hint for NativeFloats {
+    fn hints(&self) -> Vec<String> {
+        let error = self.error.as_ref().map_or_else(String::new, |error| format!(" (by at most {error})"));
+        vec![
+            format!("`--allow-rounding` keeps the integers and rounds the scales{error}"),
+            "`--type auto` writes floats".to_owned(),
+        ]
+    }
 }

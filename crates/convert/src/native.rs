@@ -40,13 +40,14 @@ impl Conversion {
         stored_classes(weights, &quantization.encodings, |weight| becomes(&outputs[weight]))
     }
 
-    /// Plans the same conversion to `--type native`; `None` for a checkpoint without quantized weights.
+    /// Plans the same conversion to `--type native`, with `--allow-rounding` if it is set; `None` for a checkpoint without
+    /// quantized weights.
     ///
     /// Of weights that are stored alike, only the scales of one are read; the others are assumed to be like it.
     ///
     /// # Errors
     /// The source failed.
-    pub fn native(&self) -> Result<Option<NativePlan>, ConvertError> {
+    pub fn native(&self, allow_rounding: bool) -> Result<Option<NativePlan>, ConvertError> {
         let (Some(quantization), Some(weights)) = (self.quantization(), &self.source.weights) else {
             return Ok(None);
         };
@@ -55,15 +56,31 @@ impl Conversion {
         }
         let samples = Samples::new(self.source.metas(), quantization);
         let n_quantized = quantization.encodings.len();
-        let options = ConvertOptions {
-            file_type: Some(OutType::F32),
-            codes: Codes::Native { allow_rounding: false },
-            tokenizer: false,
-            ..self.options.clone()
-        };
         let packings = |weight: usize| samples.packings(&**weights, weight);
+        let options = self.native_options(allow_rounding);
         let conversion = Self::with_packings(self.source.clone(), &options, &packings)?;
         Ok(Some(NativePlan { conversion, n_quantized, n_read: samples.n_read() }))
+    }
+
+    /// Returns the largest relative error of a scale in a file of `--type native --allow-rounding`; `None` if nothing is kept
+    /// then. The scales of all weights are read.
+    ///
+    /// # Errors
+    /// The source failed.
+    pub fn rounding_error(&self) -> Result<Option<f32>, ConvertError> {
+        let Some(weights) = &self.source.weights else { return Ok(None) };
+        let packings = |weight: usize| weights.packings(weight);
+        let rounded = Self::with_packings(self.source.clone(), &self.native_options(true), &packings)?;
+        Ok(rounded.kept().iter().map(|kept| kept.scale_error).reduce(f32::max))
+    }
+
+    fn native_options(&self, allow_rounding: bool) -> ConvertOptions {
+        ConvertOptions {
+            file_type: Some(OutType::F32),
+            codes: Codes::Native { allow_rounding },
+            tokenizer: false,
+            ..self.options.clone()
+        }
     }
 }
 

@@ -129,7 +129,7 @@ impl CheckpointReport {
 
         let encoding = conversion.encoding();
         self.put(PlannedOutput::plan("auto", encoding, conversion, &metadata));
-        let native = conversion.native();
+        let native = conversion.native(false);
         let native = self.note(Aspect::Output, native).flatten();
         if let Some(native) = &native {
             let metadata = with_rows(&native.conversion, rows);

@@ -181,6 +181,19 @@ impl RemoteFile {
         }
     }
 
+    /// Returns the names of all files of a repository of the hub.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; an address that is no repository.
+    pub fn list(repository: &Address, options: &RemoteOptions) -> Result<Vec<String>, RemoteError> {
+        let Address::Hub { repository: name, revision } = repository else {
+            return Err(RemoteError::NotFound { url: repository.to_string() });
+        };
+        let client = client_for(repository, options)?;
+        let listing = of_hub(&client, &endpoint()?, name, revision)?;
+        Ok(listing.entries.into_iter().map(|entry| entry.name).collect())
+    }
+
     /// Path for readers and messages.
     #[must_use]
     pub fn path(&self) -> &Path {

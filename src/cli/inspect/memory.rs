@@ -1,5 +1,7 @@
 //! `gguf-inspect memory`: what a model takes of a machine's memory when it runs.
 
+mod fit;
+
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -16,6 +18,10 @@ use crate::core::written::as_path;
 use crate::core::{GgmlType, TensorSource};
 use crate::gguf::OpenOptions;
 
+#[cfg(feature = "remote")]
+pub(in crate::cli) use fit::is_first;
+use fit::{Asked, FitDocument, FitReport};
+
 /// Types of llama.cpp's cache (`--cache-type-k` and `--cache-type-v`).
 const CACHE_TYPES: [&str; 9] = ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1"];
 
@@ -30,8 +36,14 @@ const ASSUMPTIONS: [&str; 3] = [
 /// Arguments of `memory`.
 #[derive(Debug, Args)]
 pub(super) struct MemoryArgs {
-    /// Model; of a file on a server only the header is read
-    file: PathBuf,
+    /// Model; of a file on a server only the header is read. With --fit also several, folders of files, and checkpoints, here or
+    /// on a server (ORG/NAME)
+    #[arg(required = true, value_name = "MODEL")]
+    models: Vec<PathBuf>,
+    /// Print the largest file, or type that can be made of a checkpoint or a file of floats, that fits into this memory with one
+    /// context, and what would fit with smaller keys and values
+    #[arg(long, value_name = "SIZE", value_parser = crate::cli::size)]
+    fit: Option<u64>,
     /// Tokens of context, between commas [default: 8192 and 32768, if the model is made for them]
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = clap::value_parser!(u64).range(1..))]
     ctx: Vec<u64>,
@@ -66,15 +78,21 @@ struct MemoryReport<'a> {
 
 impl MemoryArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<()> {
-        let file = open_header(session, &self.file, &OpenOptions::foreign())?;
         let kv = GgmlType::from_name(&self.kv)
             .ok_or_else(|| UsageError(format!("unknown type `{}`", escape(&self.kv))))?;
+        if let Some(fit_bytes) = self.fit {
+            return self.fit(fit_bytes, kv, session);
+        }
+        let [path] = self.models.as_slice() else {
+            return Err(UsageError("several models go with `--fit SIZE`".to_owned()).into());
+        };
+        let file = open_header(session, path, &OpenOptions::foreign())?;
         let weight_bytes = weight_bytes(&file);
         let memory = ModelMemory::of(file.metadata(), file.tensors())?;
         let asked = if self.ctx.is_empty() { memory.usual_contexts() } else { self.ctx.clone() };
         let at = |&tokens: &u64| memory.at(tokens, kv, weight_bytes);
         let report = MemoryReport {
-            path: &self.file,
+            path,
             weight_bytes,
             kv_type: kv.name(),
             declared_context: memory.declared,
@@ -95,12 +113,38 @@ impl MemoryArgs {
             return session.print_json(&report);
         }
         session.print(|out| {
-            let name = escape(&self.file.display().to_string()).into_owned();
+            let name = escape(&path.display().to_string()).into_owned();
             writeln!(out, "{name}: {} of weights\n", bytes(weight_bytes))?;
             report.sentences().iter().try_for_each(|line| writeln!(out, "{line}"))?;
             writeln!(out)?;
             report.table().print(out)?;
             writeln!(out)?;
+            ASSUMPTIONS.iter().try_for_each(|line| writeln!(out, "{line}"))
+        })
+    }
+
+    /// Prints what fits into a memory, a table for each model.
+    fn fit(&self, fit_bytes: u64, kv: GgmlType, session: &Session) -> anyhow::Result<()> {
+        let tokens = match self.ctx.as_slice() {
+            [] => None,
+            [tokens] => Some(*tokens),
+            _ => return Err(UsageError("`--fit` takes one length of context".to_owned()).into()),
+        };
+        let asked = Asked { fit_bytes, tokens, kv };
+        let reports = self.models.iter().map(|path| FitReport::of(path, &asked, session));
+        let reports = reports.collect::<anyhow::Result<Vec<_>>>()?;
+        if session.common.json {
+            return session.print_json(&FitDocument { models: reports });
+        }
+        session.print(|out| {
+            for (report, path) in reports.iter().zip(&self.models) {
+                let (table, lines) = report.lines();
+                writeln!(out, "{}\n", escape(&path.display().to_string()))?;
+                table.print(out)?;
+                writeln!(out)?;
+                lines.iter().try_for_each(|line| writeln!(out, "{line}"))?;
+                writeln!(out)?;
+            }
             ASSUMPTIONS.iter().try_for_each(|line| writeln!(out, "{line}"))
         })
     }

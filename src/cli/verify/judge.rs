@@ -1,11 +1,14 @@
 //! Verification of models: from files, a baseline and prompts to verdicts.
 
+mod outputs;
 mod part;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+
+use outputs::Outputs;
 
 use crate::cli::failure::Failure;
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
@@ -14,24 +17,21 @@ use crate::cli::verify::details::Details;
 use crate::cli::verify::limits::{LimitArgs, OtherLimitArgs, against_baseline};
 use crate::cli::verify::model::{ConvertedBaseline, OpenedModel};
 use crate::cli::verify::page::Reports;
-use crate::cli::verify::per_token::PerTokenFile;
 use crate::cli::verify::prompt_files::PromptFiles;
 use crate::cli::verify::report::{Detail, ModelReport, VerifyDocument};
 use crate::cli::verify::tasks::TaskArgs;
 use crate::cli::verify::trace::Trace;
 use crate::cli::verify::{CutArgs, engine_options, pairs, printout, report};
 use crate::cli::{Common, Exit, Session, UsageError, is_interrupted};
+use crate::convert::{ConvertOptions, registry};
 use crate::core::output::{Destination, OutputKind, same_file};
-use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::Observer;
 use crate::gguf::{GgufError, Metadata, Share, Value};
 use crate::job::Guard;
-use crate::tokenizer::Encoder;
 use crate::verify::{
-    Check, Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Position, Prompt, Report,
-    RowSelection, SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions,
-    verify_with,
+    Check, Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Report, RowSelection,
+    SaveLogits, Span, TaskSet, Thresholds, Verdict, Verification, VerifyError, VerifyOptions, verify_with,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -58,6 +58,9 @@ pub(super) struct VerifyArgs {
     /// text is scored, without `--prompts`)
     #[arg(long, value_name = "REF")]
     baseline: Option<PathBuf>,
+    /// Merge this LoRA adapter into the baseline, the directory of its base model: to check a file of `merge-lora`
+    #[arg(long, value_name = "DIR", requires = "baseline")]
+    adapter: Option<PathBuf>,
     /// Fetch a baseline or a source that is on a server (ORG/NAME, https://HOST/DIR, s3://BUCKET/DIR), check its files,
     /// and keep them in this directory, laid out as the hub's own cache
     #[cfg(feature = "remote")]
@@ -69,6 +72,10 @@ pub(super) struct VerifyArgs {
     /// Compare the tokenizer with the one of this Hugging Face directory [default: the baseline, if it is one]
     #[arg(long, value_name = "DIR")]
     source: Option<PathBuf>,
+    /// Use an architecture card from a file, or those of a directory: its `[graph]` describes the computation of a new
+    /// architecture
+    #[arg(long, value_name = "FILE")]
+    card: Option<PathBuf>,
     #[command(flatten)]
     cut: CutArgs,
     /// Positions of a chunk that are scored
@@ -135,16 +142,19 @@ fn n_layers(metadata: &Metadata) -> Option<u64> {
 /// Opens the baseline. Any failure fails the run: a baseline that cannot be opened is no finding about the model.
 fn open_baseline(
     models: &[PathBuf],
-    path: &Path,
+    baseline: (&Path, Option<&Path>),
     common: &Common,
     lock: bool,
 ) -> anyhow::Result<OpenedModel> {
-    OpenedModel::open_baseline(models, path, common, lock)
+    OpenedModel::open_baseline(models, baseline, common, lock)
         .map_err(|error| anyhow::anyhow!("baseline: {}", crate::cli::render::error_line(&error)))
 }
 
 impl VerifyArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
+        if let Some(card) = &self.card {
+            registry(&ConvertOptions { card: Some(card.clone()), ..ConvertOptions::default() })?.install();
+        }
         let remote = RemoteArgs::of_cache(self.cache());
         let baseline = remote.kept(session, "--baseline", self.baseline.as_deref())?;
         let source = remote.kept(session, "--source", self.source.as_deref())?;
@@ -199,9 +209,9 @@ impl VerifyArgs {
         let mut guard = self.guard(session)?;
         let reports = Reports::of(&self.report, self.junit.as_deref(), &mut guard)?;
         let earlier = self.against.as_deref().map(Earlier::open).transpose()?;
-        let baseline = match &self.baseline {
-            Some(path) if logits.is_none() => {
-                Some(open_baseline(&self.models, path, &session.common, self.mlock)?)
+        let baseline = match self.reference() {
+            Some(reference) if logits.is_none() => {
+                Some(open_baseline(&self.models, reference, &session.common, self.mlock)?)
             }
             _ => None,
         };
@@ -310,6 +320,8 @@ impl VerifyArgs {
         guard.read_all("tasks", self.tasks.inputs())?;
         guard.read_all("the source", &self.source)?;
         guard.read_all("the earlier report", &self.against)?;
+        guard.read_all("the card", &self.card)?;
+        guard.read_all("the adapter", &self.adapter)?;
         let tables = [
             ("--per-token", &self.per_token, OutputKind::PerToken),
             ("--save-baseline", &self.save_baseline, OutputKind::LogitFile),
@@ -337,6 +349,11 @@ impl VerifyArgs {
         prompts.chain(tasks).chain(baseline).chain(source).collect()
     }
 
+    /// Returns the baseline and the adapter that is merged into it.
+    fn reference(&self) -> Option<(&Path, Option<&Path>)> {
+        Some((self.baseline.as_deref()?, self.adapter.as_deref()))
+    }
+
     /// Opens the baseline if it is a logit file.
     fn logit_file(&self) -> anyhow::Result<Option<LogitFile>> {
         match &self.baseline {
@@ -351,6 +368,9 @@ impl VerifyArgs {
         let has_text = !self.prompts.is_empty() || logits.is_some();
         if self.weights_only && logits.is_some() {
             return refuse("`--weights-only` needs a baseline with weights, not a logit file".to_owned());
+        }
+        if self.adapter.is_some() && self.baseline.as_ref().is_some_and(|path| !path.is_dir()) {
+            return refuse("`--adapter` needs the directory of its base model as `--baseline`".to_owned());
         }
         if self.models.len() > 1 && self.trace.is_some() {
             return refuse("`--trace` takes one model".to_owned());
@@ -409,10 +429,16 @@ impl VerifyArgs {
     fn origin(&self) -> anyhow::Result<Option<OriginTokenizer>> {
         match (&self.source, &self.baseline) {
             (Some(path), _) => Ok(Some(OriginTokenizer::of_source(path)?)),
-            (None, Some(path)) if path.is_dir() => match OriginTokenizer::of_baseline(path) {
-                Err(VerifyError::NoOriginTokenizer { .. }) => Ok(None),
-                other => Ok(Some(other?)),
-            },
+            (None, Some(path)) if path.is_dir() => {
+                // An adapter's own tokenizer takes the place of its base model's.
+                for dir in self.adapter.iter().chain([path]) {
+                    match OriginTokenizer::of_baseline(dir) {
+                        Err(VerifyError::NoOriginTokenizer { .. }) => {}
+                        other => return Ok(Some(other?)),
+                    }
+                }
+                Ok(None)
+            }
             _ => Ok(None),
         }
     }
@@ -446,7 +472,7 @@ impl VerifyArgs {
             },
         };
         guard.read_all("a model", opened.inputs())?;
-        let alike = alike.of(self.baseline.as_deref(), &opened, baseline, session);
+        let alike = alike.of(self.reference(), &opened, baseline, session);
         let baseline = alike.or(baseline);
         let options = self.options(prompts, session);
         let trace = self.trace.map(|layer| Trace::new(layer, session));
@@ -560,44 +586,4 @@ struct JudgeInputs<'a> {
     tasks: &'a [TaskSet],
     reports: &'a Reports,
     session: &'a Session,
-}
-
-/// Outputs in addition to the report.
-struct Outputs<'a> {
-    per_token: Option<PerTokenFile>,
-    /// Logit file that no model has written yet.
-    save: Option<&'a Path>,
-}
-
-impl<'a> Outputs<'a> {
-    fn begin(args: &'a VerifyArgs) -> anyhow::Result<Self> {
-        let per_token = args.per_token.as_deref().map(PerTokenFile::create).transpose()?;
-        Ok(Self { per_token, save: args.save_baseline.as_deref() })
-    }
-
-    fn announce(&self, size: &LogitFileSize, session: &Session) {
-        let name = self.save.map(|path| path.display().to_string()).unwrap_or_default();
-        session.note(&format!("{} will have {size}", escape(&name)));
-    }
-
-    fn take(
-        &mut self,
-        model: &Path,
-        encoder: Option<&Encoder>,
-        prompts: &[Prompt],
-        positions: &[Position],
-    ) -> anyhow::Result<()> {
-        match &mut self.per_token {
-            Some(file) => Ok(file.write(model, encoder, prompts, positions)?),
-            None => Ok(()),
-        }
-    }
-
-    fn commit(self, session: &Session) -> anyhow::Result<()> {
-        if let Some(path) = self.save {
-            let name = path.display().to_string();
-            session.progress.warn(&format!("{} is not written: nothing was run", escape(&name)));
-        }
-        self.per_token.map_or(Ok(()), |file| Ok(file.commit(!session.common.no_sync)?))
-    }
 }

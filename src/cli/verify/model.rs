@@ -6,7 +6,9 @@ use regex::Regex;
 
 use crate::arch::{ArchError, OutType};
 use crate::cli::{Common, Session};
-use crate::convert::{Conversion, ConvertError, ConvertOptions, DiffusionConversion, ShownOptions};
+use crate::convert::{
+    Conversion, ConvertError, ConvertOptions, DiffusionConversion, ModelSource, ShownOptions,
+};
 use crate::core::TensorSource;
 use crate::core::text::{escape, plural};
 use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions};
@@ -42,28 +44,47 @@ fn plan_image(
 }
 
 /// Plans the conversion of a checkpoint. One without tokenizer files can still be run on token ids.
-fn plan_checkpoint(path: &Path, shown: ShownOptions, common: &Common) -> Result<Conversion, ConvertError> {
+///
+/// With an adapter, the checkpoint is what `merge-lora` makes of both.
+fn plan_checkpoint(
+    path: &Path,
+    adapter: Option<&Path>,
+    shown: ShownOptions,
+    common: &Common,
+) -> Result<Conversion, ConvertError> {
     // F32 holds the weights of any checkpoint exactly, and nothing is written. Annotations keep semantics of the
     // checkpoint for which a file has no standard key.
     let file_type = Some(OutType::F32);
     let options =
         ConvertOptions { file_type, annotate: true, level: common.simd, ..ConvertOptions::default() };
     let options = shown.of(options);
-    match Conversion::plan(path, &options) {
+    match plan(path, adapter, &options) {
         Err(ConvertError::Tokenizer(TokenizerError::NothingFits { .. })) => {
-            Conversion::plan(path, &ConvertOptions { tokenizer: false, ..options })
+            plan(path, adapter, &ConvertOptions { tokenizer: false, ..options })
         }
-        Err(ConvertError::Arch(error @ ArchError::Leftover { .. })) => plan_without(path, &options, error),
+        Err(ConvertError::Arch(error @ ArchError::Leftover { .. })) => {
+            plan_without(path, adapter, &options, error)
+        }
         planned => planned,
     }
 }
 
+fn plan(path: &Path, adapter: Option<&Path>, options: &ConvertOptions) -> Result<Conversion, ConvertError> {
+    let Some(adapter) = adapter else { return Conversion::plan(path, options) };
+    Conversion::of(ModelSource::open(path, options)?.merged(adapter, options)?, options)
+}
+
 /// Plans a checkpoint with tensors that its architecture does not have. Its file was made with `--drop`, so it is
 /// compared without them.
-fn plan_without(path: &Path, options: &ConvertOptions, error: ArchError) -> Result<Conversion, ConvertError> {
+fn plan_without(
+    path: &Path,
+    adapter: Option<&Path>,
+    options: &ConvertOptions,
+    error: ArchError,
+) -> Result<Conversion, ConvertError> {
     let ArchError::Leftover { card, names, drop: Some(pattern) } = &error else { return Err(error.into()) };
     let Ok(pattern) = Regex::new(pattern) else { return Err(error.into()) };
-    let planned = Conversion::plan(path, &ConvertOptions { drop: vec![pattern], ..options.clone() })?;
+    let planned = plan(path, adapter, &ConvertOptions { drop: vec![pattern], ..options.clone() })?;
     let n = plural(names.len() as u64, "tensor");
     let first = names.first().map(|(name, _)| escape(name).to_string()).unwrap_or_default();
     log::warn!(
@@ -90,13 +111,13 @@ impl OpenedModel {
 
     /// Opens a model. With `lock` the file is read into memory and kept there.
     pub(super) fn open_with(path: &Path, common: &Common, lock: bool) -> anyhow::Result<Self> {
-        Self::open_as(ShownOptions::default(), None, path, common, lock)
+        Self::open_as(ShownOptions::default(), None, (path, None), common, lock)
     }
 
     /// Opens the baseline. A checkpoint is converted with the options that the keys of the first model show.
     pub(super) fn open_baseline(
         models: &[PathBuf],
-        path: &Path,
+        (path, adapter): (&Path, Option<&Path>),
         common: &Common,
         lock: bool,
     ) -> anyhow::Result<Self> {
@@ -113,20 +134,21 @@ impl OpenedModel {
         let is_wide = [FileType::F32, FileType::F16, FileType::Bf16]
             .iter()
             .any(|ty| file_type == Some(u64::from(ty.id())));
-        Self::open_as(shown, is_wide.then_some(OutType::F32), path, common, lock)
+        Self::open_as(shown, is_wide.then_some(OutType::F32), (path, adapter), common, lock)
     }
 
     fn open_as(
         shown: ShownOptions,
         image_type: Option<OutType>,
-        path: &Path,
+        (path, adapter): (&Path, Option<&Path>),
         common: &Common,
         lock: bool,
     ) -> anyhow::Result<Self> {
-        let origin = if let Some(image) = plan_image(path, image_type, common)? {
+        let image = if adapter.is_some() { None } else { plan_image(path, image_type, common)? };
+        let origin = if let Some(image) = image {
             ModelOrigin::Image(Box::new(image))
         } else if path.is_dir() {
-            ModelOrigin::Checkpoint(Box::new(plan_checkpoint(path, shown, common)?))
+            ModelOrigin::Checkpoint(Box::new(plan_checkpoint(path, adapter, shown, common)?))
         } else {
             let options = OpenOptions { may_read: true, lock, ..OpenOptions::default() };
             ModelOrigin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
@@ -144,8 +166,12 @@ impl OpenedModel {
     }
 
     /// Converts a checkpoint with these options; `None` if it does not accept one of them.
-    pub(super) fn converted_with(path: &Path, shown: ShownOptions, common: &Common) -> Option<Self> {
-        let conversion = plan_checkpoint(path, shown, common).ok()?;
+    fn converted_with(
+        (path, adapter): (&Path, Option<&Path>),
+        shown: ShownOptions,
+        common: &Common,
+    ) -> Option<Self> {
+        let conversion = plan_checkpoint(path, adapter, shown, common).ok()?;
         Some(Self::of(ModelOrigin::Checkpoint(Box::new(conversion))))
     }
 
@@ -219,10 +245,10 @@ pub(super) struct ConvertedBaseline(Option<(ShownOptions, OpenedModel)>);
 
 impl ConvertedBaseline {
     /// Returns the baseline converted again if it is a checkpoint and the file shows that it was converted with
-    /// options. `path` is that of the baseline.
+    /// options. `reference` is the baseline's path, and the adapter that is merged into it.
     pub(super) fn of(
         &mut self,
-        path: Option<&Path>,
+        reference: Option<(&Path, Option<&Path>)>,
         file: &OpenedModel,
         baseline: Option<&OpenedModel>,
         session: &Session,
@@ -230,7 +256,7 @@ impl ConvertedBaseline {
         let shown = baseline?.shown_by(file)?;
         if self.0.as_ref().is_none_or(|(known, _)| *known != shown) {
             // If the checkpoint does not accept an option, the file was not made with it.
-            let again = OpenedModel::converted_with(path?, shown, &session.common)?;
+            let again = OpenedModel::converted_with(reference?, shown, &session.common)?;
             self.0 = Some((shown, again.with_recall()));
         }
         session.note(&format!("baseline converted with `{}`, as the file was", shown.names().join(" ")));

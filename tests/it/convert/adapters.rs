@@ -114,6 +114,13 @@ fn a_merge_is_a_conversion_of_the_sums() {
     }
     let out = run("gguf-inspect", at, &["diff", "base.gguf", "merged.gguf", "--json"]).exits_with(1).out;
     assert!(out.contains("blk.0.attn_q.weight") && !out.contains("blk.1.attn_q.weight"), "{out}");
+
+    // A merge is judged by the sums.
+    let verify = ["merged.gguf", "--baseline", base, "--weights-only"];
+    run("gguf-verify", at, &verify).prints(3, "blk.0.attn_q.weight");
+    run("gguf-verify", at, &[&verify[..], &["--adapter", "adapter"]].concat()).exits_with(0);
+    let no_base = ["merged.gguf", "--baseline", "base.gguf", "--adapter", "adapter", "--weights-only"];
+    run("gguf-verify", at, &no_base).exits_with(2);
 }
 
 /// A merge is named after its adapter, and lies where `--help` says.

@@ -23,7 +23,7 @@ fn the_program_writes_files_that_pass(corpus: &Goldens, tier: Tier) {
         let work = tempfile::tempdir().unwrap();
         let file = case.join("model.flm");
         let mut args = vec!["flm2gguf", file.to_str().unwrap(), "-o", "out.gguf", "--no-sync", "--type"];
-        args.push(if name.contains("int4") { "q4_1" } else { "native" });
+        args.extend(if name.contains("int4") { &["q4_1"][..] } else { &["native", "--allow-rounding"] });
         if name == "llama-peft" {
             args.push("--merge-adapters");
         }

@@ -164,7 +164,7 @@ fn what_inspect_prints_is_documented() {
     fs_err::write(bench.path("chat.jinja"), "{{ messages }}").unwrap();
     fs_err::create_dir(bench.path("odd")).unwrap();
     fs_err::write(bench.path("odd/config.json"), r#"{"architectures": ["NoSuchModel"]}"#).unwrap();
-    let commands: [(&str, &[Run<'_>]); 13] = [
+    let commands: [(&str, &[Run<'_>]); 14] = [
         (
             "`gguf-inspect FILE`",
             &[(0, &["tiny.gguf"]), (0, &["tiny.gguf", "--full"]), (0, &["model.gguf", "--no-tensors"])],
@@ -218,6 +218,7 @@ fn what_inspect_prints_is_documented() {
         ),
         ("`gguf-inspect hash`", &[(0, &["hash", "tiny.gguf"])]),
         ("`gguf-inspect memory`", &[(0, &["memory", "tiny.gguf", "--ctx", "256,512"])]),
+        ("`gguf-inspect memory --fit`", &[(0, &["memory", "tiny.gguf", "--fit", "200M"])]),
         (
             "`gguf-inspect checkpoint`",
             &[

@@ -1,11 +1,13 @@
 //! `gguf-inspect memory`: the memory of a context, as llama.cpp reports it.
 
 use rayon::prelude::*;
+use serde_json::Value as Json;
 
 use super::Bench;
 use crate::support::goldens::{Goldens, tiered_conformance_tests};
 use crate::support::programs;
 use crate::support::tiers::Tier;
+use gguf_testkit::bundled;
 
 /// Tokens of the recorded sizes.
 const TOKENS: u64 = 32768;
@@ -50,4 +52,46 @@ fn caches_have_the_sizes_that_llama_cpp_reports(goldens: &Goldens, tier: Tier) {
     let differing: Vec<&String> = outcomes.iter().flatten().collect();
     assert!(differing.is_empty(), "{differing:#?}");
     assert!(outcomes.len() >= if goldens.is_whole() { rows.len() } else { 1 });
+}
+
+/// A folder of files, and a checkpoint with types that are not made.
+#[test]
+fn the_largest_that_fits_is_named() {
+    let bench = Bench::new();
+    bundled::write_layers(1, &bench.path("hf"));
+    let fit = |path: &str, more: &[&str]| {
+        let args = [&["memory", path, "--ctx", "512", "--fit"], more].concat();
+        bench.json(&args, 0)["models"][0].clone()
+    };
+    let whole = fit("hf", &["1G"]);
+    let choices = whole["choices"].as_array().unwrap().clone();
+    let bytes = |choice: &Json, key: &str| choice[key].as_u64().unwrap();
+    assert!(choices.is_sorted_by(|a, b| bytes(a, "weight_bytes") >= bytes(b, "weight_bytes")));
+    assert!(choices.len() > 15 && choices.iter().all(|choice| choice["exists"] == false), "{whole}");
+    assert_eq!(whole["best"], choices[0]["name"]);
+
+    // The sizes are those of the files.
+    fs_err::create_dir(bench.path("made")).unwrap();
+    for ty in ["q8_0", "q4_k_m"] {
+        let out = format!("made/{ty}.gguf");
+        let args = ["hf2gguf", "hf", "--type", ty, "-o", &out, "--no-sync", "--quiet"];
+        programs::run("gguf-convert", &bench.path(""), &args).ok();
+    }
+    let made = fit("made", &["1G"]);
+    let size = |report: &Json, name: &str| {
+        let mut rows = report["choices"].as_array().unwrap().iter();
+        bytes(
+            rows.find(|row| row["name"] == name).unwrap_or_else(|| panic!("{name}: {report}")),
+            "total_bytes",
+        )
+    };
+    assert_eq!(size(&made, "q4_k_m.gguf"), size(&whole, "Q4_K_M"));
+    assert_eq!(made["best"], "q8_0.gguf");
+
+    // One byte less than the larger one takes: the smaller one, or the larger one with smaller keys and values.
+    let less = (size(&made, "q8_0.gguf") - 1).to_string();
+    let found = fit("made", &[less.as_str()]);
+    assert_eq!(found["best"], "q4_k_m.gguf");
+    assert_eq!(found["with_smaller_kv"][0]["name"], "q8_0.gguf");
+    assert_eq!(fit("made", &["1K"])["best"], Json::Null);
 }

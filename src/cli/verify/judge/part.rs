@@ -81,10 +81,8 @@ impl VerifyArgs {
             return Err(UsageError("give a model".to_owned()).into());
         };
         let common = &session.common;
-        let baseline = match &self.baseline {
-            Some(path) => Some(open_baseline(&self.models, path, common, self.mlock)?),
-            None => None,
-        };
+        let open = |reference| open_baseline(&self.models, reference, common, self.mlock);
+        let baseline = self.reference().map(open).transpose()?;
         let inputs = self.inputs(baseline.as_ref());
         inputs.iter().try_for_each(|(role, path)| guard.read(role, path))?;
         let origin = self.origin()?;
@@ -92,7 +90,7 @@ impl VerifyArgs {
         let opened = OpenedModel::open_with(path, common, self.mlock)?;
         guard.read_all("a model", opened.inputs())?;
         let mut alike = ConvertedBaseline::default();
-        let alike = alike.of(self.baseline.as_deref(), &opened, baseline.as_ref(), session);
+        let alike = alike.of(self.reference(), &opened, baseline.as_ref(), session);
         let baseline = alike.or(baseline.as_ref());
         let options = self.options(&prompts, session);
         let run = |model: &Model<'_>, baseline: Option<&Model<'_>>| {

@@ -289,6 +289,12 @@ pub(super) const WAYS: &[Way] = &[
     ),
     way(
         "gguf-verify",
+        "base.gguf --baseline model --adapter adapter --card card.toml --prompts p.jsonl --ctx 8",
+        &["models"],
+        &[Out { name: "per_token", option: "--per-token", suffix: "", own: &[] }],
+    ),
+    way(
+        "gguf-verify",
         "base.gguf --baseline a.gguf --prompts p.jsonl --ctx 8 --source model --part 1/1",
         &["models"],
         &[Out { name: "output", option: "-o", suffix: "", own: &["whole.part"] }],
