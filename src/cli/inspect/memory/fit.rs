@@ -126,7 +126,7 @@ impl FitReport {
             let total = |choice: &Choice| {
                 Some(choice.weight_bytes.saturating_add(choice.of_context(tokens, kv).ok()?))
             };
-            let fits = |choice: &&Choice| total(*choice).is_some_and(|total| total <= asked.fit_bytes);
+            let fits = |choice: &&Choice| total(choice).is_some_and(|total| total <= asked.fit_bytes);
             if let Some(choice) = choices.iter().find(fits).filter(|choice| choice.weight_bytes > largest) {
                 largest = choice.weight_bytes;
                 let total_bytes = total(choice).unwrap_or_default();
