@@ -132,6 +132,7 @@ mod tests {
         Ok(entry.get("ops").and_then(Toml::as_array).cloned().unwrap_or_default())
     }
 
+    #[expect(clippy::unnecessary_wraps, reason = "compared with results")]
     fn list(ops: &str) -> Result<Vec<Toml>, String> {
         Ok(format!("ops = {ops}").parse::<Table>().unwrap()["ops"].as_array().cloned().unwrap())
     }

@@ -50,7 +50,9 @@ pub(super) fn keys(source: &ModelSource, mapping: &Mapping) -> Vec<Piece> {
         keys.extend(of_keys(group, file, &map));
     };
     let towers = if mapping.card.kind == CardKind::Mmproj { "preprocessor" } else { "no preprocessor" };
-    TOWERS.iter().for_each(|file| add(file, towers));
+    for file in &TOWERS {
+        add(file, towers);
+    }
     add(GENERATION, GENERATION);
     add("chat_template.json", "chat_template.json");
     for file in DESCRIPTORS.iter().filter(|file| !has(file)) {
@@ -58,7 +60,7 @@ pub(super) fn keys(source: &ModelSource, mapping: &Mapping) -> Vec<Piece> {
     }
     for name in dir.file_names().unwrap_or_default() {
         match name.strip_suffix(".json") {
-            Some(stem) if stem.ends_with(".index") => add(&name, "*.index.json"),
+            Some(stem) if stem.rsplit('.').next() == Some("index") => add(&name, "*.index.json"),
             Some(stem) if stem.starts_with("quant_model_description") => {
                 add(&name, "quant_model_description.json");
             }

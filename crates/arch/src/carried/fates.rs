@@ -39,7 +39,7 @@ pub(crate) fn of_read(card: &Card, config: &ConfigMap) -> Vec<Piece> {
         if let Expr::Path(path) = expr {
             read.extend(path.steps.iter().filter_map(|step| match step {
                 PathStep::Field(name) => Some(name.clone()),
-                _ => None,
+                PathStep::Index(_) => None,
             }));
         }
     });

@@ -278,7 +278,8 @@ fn no_fixture_has_a_key_that_no_rule_knows(tier: Tier) {
         for piece in conversion.account() {
             assert!(
                 seen.insert((piece.kind as u8, piece.file.clone(), piece.name.clone())),
-                "{case:?}: {piece:?}"
+                "{}: {piece:?}",
+                case.display()
             );
             match piece.kind {
                 PieceKind::Key => n_keys += 1,

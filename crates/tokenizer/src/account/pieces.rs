@@ -36,7 +36,9 @@ pub(crate) fn pieces(
 ) -> Result<Vec<Piece>, TokenizerError> {
     let mut pieces = hf.map(|hf| of_keys(FILE, FILE, &members(hf))).unwrap_or_default();
     if !reads_json(mode) {
-        pieces.iter_mut().for_each(|piece| none(piece, "another file of the folder has the vocabulary"));
+        for piece in &mut pieces {
+            none(piece, "another file of the folder has the vocabulary");
+        }
     }
     for file in [CONFIG, SPECIAL] {
         let tree = directory.lenient_tree(file)?;
@@ -55,7 +57,9 @@ pub(crate) fn pieces(
         member: piece.name.clone(),
         effect: piece.why.clone().unwrap_or_default(),
     }));
-    warnings.iter().for_each(|warning| lose(&mut pieces, hf, warning));
+    for warning in &*warnings {
+        lose(&mut pieces, hf, warning);
+    }
     for file in [FILE, CONFIG] {
         let is_own = |piece: &&Piece| piece.fate == Fate::Unknown && piece.file.as_deref() == Some(file);
         let keys: Vec<String> = pieces.iter().filter(is_own).map(|piece| piece.name.clone()).collect();
