@@ -145,7 +145,12 @@ fn found(templates: &[(&str, &str)]) -> (Verdict, Vec<String>) {
     let model = Model { template: &*template, ..model(&tiny, &features) };
     let options = VerifyOptions { structure_only: true, ..options(None) };
     let report = verify(&model, None, &[], &options, &Silent, None).unwrap().report;
-    let own = report.findings.iter().filter(|finding| finding.check == Check::ChatTemplate);
+    // Templates of other models end no answer in this vocabulary, which `verify/src/chat/stop.rs` tests.
+    let is_about_ends = |finding: &Finding| finding.message.contains("the answer will not stop");
+    let own = report
+        .findings
+        .iter()
+        .filter(|finding| finding.check == Check::ChatTemplate && !is_about_ends(finding));
     let line = |finding: &Finding| {
         let severity = if finding.severity == Severity::Error { "error" } else { "warning" };
         format!("{severity}: {}", finding.message)
