@@ -65,7 +65,6 @@ static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("GGUF_FOUN
 });
 
 /// Returns the version of the programs, for files that they write.
-#[must_use]
 pub fn version() -> &'static str {
     VERSION.as_str()
 }
@@ -77,7 +76,6 @@ static BUILD: LazyLock<String> = LazyLock::new(|| {
 });
 
 /// Returns the text that `--version` prints after the name: `#[command(version = cli::build())]`.
-#[must_use]
 pub fn build() -> &'static str {
     BUILD.as_str()
 }
@@ -101,7 +99,6 @@ pub enum Exit {
 
 impl Exit {
     /// Returns the exit code of the process.
-    #[must_use]
     pub fn code(self) -> u8 {
         match self {
             Self::Done => 0,
@@ -174,7 +171,6 @@ pub struct Common {
 
 impl Common {
     /// Returns the memory budget of convert, quantize and inspect.
-    #[must_use]
     pub fn memory_bytes(&self) -> u64 {
         self.memory.unwrap_or(128 << 20)
     }
@@ -235,7 +231,6 @@ pub trait Tool: clap::Parser {
     fn common(&self) -> &Common;
 
     /// Completes the arguments (the program's name first) before they are parsed.
-    #[must_use]
     fn arguments(arguments: Vec<OsString>) -> Vec<OsString> {
         arguments
     }
@@ -276,7 +271,6 @@ impl Session {
         self.print_once(&mut |out| write.take().map_or(Ok(()), |write| write(out)))
     }
 
-    /// [`Session::print`], compiled once.
     fn print_once(&self, write: &mut dyn FnMut(&mut dyn Write) -> std::io::Result<()>) -> anyhow::Result<()> {
         self.progress.suspend(|| {
             let out = std::io::stdout().lock();
@@ -312,9 +306,6 @@ impl Session {
     }
 
     /// Prints a report as a JSON document to standard output.
-    ///
-    /// # Errors
-    /// As [`Session::print`].
     pub fn print_json(&self, report: &impl Serialize) -> anyhow::Result<()> {
         self.print(|out| {
             render::write_json(out, report)?;
@@ -329,7 +320,6 @@ pub fn is_interrupted() -> bool {
 }
 
 /// Runs a program, from its arguments to its exit code.
-#[must_use]
 pub fn run<T: Tool>() -> ExitCode {
     if let Some(exit) = isolated::play_child() {
         return exit.into();

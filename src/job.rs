@@ -107,7 +107,6 @@ pub struct Job {
 
 impl Job {
     /// Job with default options.
-    #[must_use]
     pub fn new(input: JobInput, types: JobTypes, output: JobOutput) -> Self {
         Self {
             input,

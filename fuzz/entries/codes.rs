@@ -18,7 +18,6 @@ use super::bundle::{self, Directory, Numbers, accepted};
 /// Maximum elements that are read for one input: the target is damage, not size.
 const MAX_ELEMS: u64 = 1 << 14;
 
-/// Container in memory.
 struct Parts {
     metas: Vec<WeightMeta>,
     offsets: Vec<(usize, usize)>,

@@ -7,7 +7,6 @@ use sha2::{Digest, Sha256};
 
 use super::bundle::{self, Directory, accepted};
 
-/// File names of statistics.
 const FILES: [&str; 4] =
     ["statistics.json", "moments-00000.safetensors", "moments-00001.safetensors", "importance.safetensors"];
 /// Number of bytes of a part before those that its checksum covers.

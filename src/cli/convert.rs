@@ -29,7 +29,6 @@ use merge_lora::MergeLora;
 use msmodelslim2gguf::Msmodelslim2gguf;
 
 /// Entry point of `gguf-convert`.
-#[must_use]
 pub fn main() -> std::process::ExitCode {
     crate::cli::run::<Convert>()
 }

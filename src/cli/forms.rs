@@ -32,7 +32,6 @@ const FORMS: [(&str, &str); 8] = [
     ),
 ];
 
-/// [`FORMS`], compiled.
 static COMPILED: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     let names: Vec<String> = FileType::all()
         .flat_map(|file_type| [Some(file_type.name()), file_type.alias()])

@@ -22,7 +22,6 @@ const COLUMNS: usize = 80;
 const COMMON: &str = "Common options";
 
 /// Adds the help texts to a program's parser. With `is_short` its help is the page of one screen.
-#[must_use]
 pub(crate) fn with_pages(command: Command, is_short: bool) -> Command {
     let mut path = vec![command.get_name().to_owned()];
     let options: Vec<String> = of_machines(&command).iter().map(|(arg, _)| name_of(arg)).collect();
@@ -157,7 +156,6 @@ fn of_machines(program: &Command) -> Vec<(&Arg, Vec<&str>)> {
 }
 
 /// Returns the page of `help machines`: the options that fit a run to a machine, and the commands that have them.
-#[must_use]
 pub(crate) fn machines(program: &Command) -> String {
     let row = |(arg, commands): (&Arg, Vec<&str>)| {
         let text = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();

@@ -34,7 +34,6 @@ const SHOWN_CHARS: usize = 120;
 const SHOWN_ELEMS: usize = 6;
 
 /// Entry point of `gguf-inspect`.
-#[must_use]
 pub fn main() -> std::process::ExitCode {
     crate::cli::run::<Inspect>()
 }

@@ -74,47 +74,21 @@ impl std::fmt::Display for ReachText {
 /// Reason why the memory of a context is not known.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MemoryError {
-    /// No card describes the architecture.
     #[error("how much memory a context takes is not known for the architecture `{}`", escape(arch))]
-    Unknown {
-        /// Value of `general.architecture`.
-        arch: String,
-    },
-    /// Draft heads alone: their layers run with the model's.
+    Unknown { arch: String },
     #[error(
         "the file has only draft heads of a model of `{}`, which run together with the model",
         escape(arch)
     )]
-    Drafts {
-        /// Value of `general.architecture`.
-        arch: String,
-    },
-    /// The model cannot be run.
+    Drafts { arch: String },
     #[error("how much memory a context takes is not known: {reason}")]
-    NoGraph {
-        /// Reason, as the engine words it; its hints are about other commands.
-        reason: String,
-    },
-    /// The keys or values of a head are not a whole number of blocks; llama.cpp does not start then.
+    NoGraph { reason: String },
     #[error(
         "keys and values cannot be kept as {ty}, in blocks of {block}: those of a head have {key} and {value} values"
     )]
-    Blocks {
-        /// Type of the cache.
-        ty: GgmlType,
-        /// Width of a head's key.
-        key: usize,
-        /// Width of a head's value.
-        value: usize,
-        /// Values of a block.
-        block: usize,
-    },
-    /// Larger than any memory.
+    Blocks { ty: GgmlType, key: usize, value: usize, block: usize },
     #[error("a context of {n_ctx} tokens is larger than any memory")]
-    TooLong {
-        /// Tokens of context.
-        n_ctx: u64,
-    },
+    TooLong { n_ctx: u64 },
 }
 
 impl Hint for MemoryError {
@@ -194,9 +168,6 @@ impl ModelMemory {
 
     /// Returns the memory of a file for contexts of the usual lengths, with keys and values as F16; nothing if the model
     /// keeps nothing of a sequence.
-    ///
-    /// # Errors
-    /// As [`Self::of`] and [`Self::at`].
     pub(crate) fn of_file(file: &GgufFile) -> Result<Vec<ContextMemory>, MemoryError> {
         let memory = Self::of(file.metadata(), file.tensors())?;
         if memory.kept.rows.is_empty() && memory.kept.n_states == 0 {

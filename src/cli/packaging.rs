@@ -19,9 +19,6 @@ fn programs() -> [Command; 4] {
 
 /// Writes `completions/` and `man/` below a directory: a completion for each program and shell, a manual page for each
 /// program and command. Returns the files.
-///
-/// # Errors
-/// I/O errors.
 pub fn write(dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let (completions, man) = (dir.join("completions"), dir.join("man"));
     fs_err::create_dir_all(&completions)?;

@@ -227,25 +227,21 @@ impl ProgressStage {
 
 impl TerminalProgress {
     /// Shows a bar if standard error is a terminal, else lines.
-    #[must_use]
     pub fn new() -> Self {
         Self::with(if io::stderr().is_terminal() { Mode::Bar } else { Mode::Lines })
     }
 
     /// Writes lines of JSON.
-    #[must_use]
     pub fn json() -> Self {
         Self::with(Mode::Json)
     }
 
     /// Shows nothing, not even warnings.
-    #[must_use]
     pub fn quiet() -> Self {
         Self::with(Mode::Quiet)
     }
 
     /// Shows only warnings.
-    #[must_use]
     pub fn warnings_only() -> Self {
         Self::with(Mode::Warnings)
     }

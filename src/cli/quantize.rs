@@ -29,7 +29,6 @@ use crate::job::{Job, JobInput, JobOutput, JobTypes, OutputFiles, OutputPath, Ty
 use crate::quantize::{FileType, nominal, parse_file_type};
 
 /// Entry point of `gguf-quantize`.
-#[must_use]
 pub fn main() -> ExitCode {
     crate::cli::run::<Quantize>()
 }
@@ -154,7 +153,6 @@ fn no_type(last: &Path) -> anyhow::Error {
     }
 }
 
-/// Resolved arguments.
 struct Arguments {
     input: PathBuf,
     /// Output, if it is given.

@@ -146,7 +146,6 @@ fn remote_options(session: &Session, cache: Option<PathBuf>) -> RemoteOptions {
     }
 }
 
-/// Refuses addresses of servers.
 #[cfg(not(feature = "remote"))]
 fn refuse_address(path: &Path) -> Result<(), UsageError> {
     if path.to_str().is_some_and(|text| text.contains("://")) {
@@ -268,9 +267,6 @@ impl RemoteArgs {
     }
 
     /// Opens an optional directory, if it is given.
-    ///
-    /// # Errors
-    /// As [`RemoteArgs::directory`].
     pub(crate) fn optional(
         &self,
         session: &Session,
@@ -280,9 +276,6 @@ impl RemoteArgs {
     }
 
     /// Refuses `--cache` if none of the directories is on a server.
-    ///
-    /// # Errors
-    /// [`UsageError`].
     #[cfg(feature = "remote")]
     pub(crate) fn check_use<'a>(
         &self,

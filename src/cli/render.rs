@@ -46,7 +46,6 @@ pub(crate) fn failure(text: &str, hints: &[String]) {
 }
 
 /// Joins an error and its causes, outermost first. A cause whose text is already in the line is left out.
-#[must_use]
 pub(crate) fn error_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -61,7 +60,6 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
 }
 
 /// Returns the hints of an error and its causes.
-#[must_use]
 pub(crate) fn hints_of(error: &anyhow::Error) -> Vec<String> {
     error.chain().flat_map(hints).collect()
 }
@@ -113,7 +111,6 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
 }
 
 /// Lists names for a message: all, or three of them and the number of the others.
-#[must_use]
 pub(crate) fn named(names: &[String], all: bool) -> String {
     let n_shown = if all { names.len() } else { names.len().min(3) };
     let listed: Vec<_> = names[..n_shown].iter().map(|name| format!("`{}`", escape(name))).collect();
@@ -125,7 +122,6 @@ pub(crate) fn named(names: &[String], all: bool) -> String {
 }
 
 /// Formats a time span: `0.4 s`, `12 s`, `3 min 05 s`, `2 h 10 min`.
-#[must_use]
 pub(crate) fn duration(seconds: f64) -> String {
     let whole = seconds.max(0.0) as u64;
     match whole {

@@ -154,7 +154,6 @@ pub(super) fn measure_importance(
 }
 
 /// Entry point of `gguf-verify`.
-#[must_use]
 pub fn main() -> std::process::ExitCode {
     crate::cli::run::<Cli>()
 }

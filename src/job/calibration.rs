@@ -79,7 +79,6 @@ pub(crate) struct CalibrationSources {
 
 impl Calibration {
     /// Calibration with texts, half of which the model writes.
-    #[must_use]
     pub fn with_texts(texts: Vec<PathBuf>, solver: Solver) -> Self {
         Self {
             texts,

@@ -40,7 +40,6 @@ fn strip_end<'a>(name: &'a str, end: &str) -> Option<&'a str> {
     (found.eq_ignore_ascii_case(end) && !stem.is_empty()).then_some(stem)
 }
 
-/// Returns `NAME` for `NAME-00001-of-00003`.
 fn without_part(stem: &str) -> &str {
     let is_number = |word: &str| !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit());
     let mut words = stem.rsplitn(4, '-');
@@ -87,9 +86,6 @@ pub(super) struct Unnamed<'a> {
 
 impl Unnamed<'_> {
     /// Refuses to replace a file of another model. The guard of outputs refuses files that are not GGUF.
-    ///
-    /// # Errors
-    /// [`NameTaken`].
     pub(super) fn check(&self, path: &Path) -> Result<(), NameTaken> {
         // An empty file, or one that is not regular, holds no model that could be lost.
         if !path.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {

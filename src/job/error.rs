@@ -16,6 +16,7 @@ use crate::quantize::{AllocateError, FileType, OptionError, QuantizeError};
 
 /// Errors that prevent a plan or stop a job.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum JobError {
     /// Options contradict one another.
     #[error(transparent)]
@@ -29,14 +30,8 @@ pub enum JobError {
     /// The GGUF file cannot be read.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// The GGUF file is no model.
     #[error("{}: this is {kind}, not a model", path.display())]
-    NotAModel {
-        /// Path of the file.
-        path: PathBuf,
-        /// Kind of the file.
-        kind: OutputKind,
-    },
+    NotAModel { path: PathBuf, kind: OutputKind },
     /// The output is also read, or would replace a file of another kind.
     #[error(transparent)]
     Guard(#[from] GuardError),
@@ -117,63 +112,35 @@ impl Hint for JobError {
 
 /// Options that contradict one another.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum Contradiction {
-    /// A GGUF file gets types that only a converter writes.
     #[error(
         "a GGUF file is quantized to a mixture or for a size: the types of a conversion go with checkpoints"
     )]
     NotConverted,
-    /// Integers of a language model's checkpoint, of an image or video model.
     #[error(
         "`native` keeps the integers of language models: an image or video model has the types of `auto`"
     )]
     NativeImageModel,
-    /// Calibration of an image or video model, which is not run.
     #[error("--calibrate runs language models: an image or video model is quantized without")]
     CalibratedImageModel,
-    /// Calibration for a type that leaves nothing to solve.
     #[error("--calibrate: {file_type} is no quantized type: there is nothing to solve")]
-    NothingToSolve {
-        /// Type of the file.
-        file_type: FileType,
-    },
-    /// Types for a size with statistics in place of a text.
+    NothingToSolve { file_type: FileType },
     #[error("{option}: costs are measured on a text, and `--stats` has no text")]
-    CostsWithoutText {
-        /// Option that sets the size.
-        option: &'static str,
-    },
-    /// Plan of types that a run measures on a text.
+    CostsWithoutText { option: &'static str },
     #[error("--dry-run cannot be used with `{option}` with a text: costs are measured on it")]
-    PlanOfMeasuredTypes {
-        /// Option that sets the size.
-        option: &'static str,
-    },
-    /// A size of zero.
+    PlanOfMeasuredTypes { option: &'static str },
     #[error("{option}: a size above 0 expected")]
-    NoSize {
-        /// Option that sets the size.
-        option: &'static str,
-    },
-    /// Held-out text that is also calibrated with: the result would be judged by its own training data.
+    NoSize { option: &'static str },
     #[error(
         "--check-text {}: that is what `--calibrate {}` gives to the solver; another text expected",
         held_out.display(),
         calibrate.display()
     )]
-    SameText {
-        /// Path of the held-out text.
-        held_out: PathBuf,
-        /// Path of the text to calibrate with.
-        calibrate: PathBuf,
-    },
-    /// Statistics with a solver that does not use them.
+    SameText { held_out: PathBuf, calibrate: PathBuf },
     #[error(
         "{option}: the solver `sequential` follows the quantized model, of which nothing is known beforehand; \
          choose `--solver gptq`"
     )]
-    StatisticsOfSequential {
-        /// Option that names the statistics.
-        option: &'static str,
-    },
+    StatisticsOfSequential { option: &'static str },
 }

@@ -19,7 +19,6 @@ pub struct Guard<'a> {
 
 impl<'a> Guard<'a> {
     /// Guard without files; warnings of a dry run go to `progress`.
-    #[must_use]
     pub fn new(progress: &'a dyn Progress, is_dry: bool) -> Self {
         Self { files: OutputGuard::default(), progress, is_dry, has_warned: false }
     }
@@ -34,9 +33,6 @@ impl<'a> Guard<'a> {
     }
 
     /// Registers several files that are read.
-    ///
-    /// # Errors
-    /// As [`Guard::read`].
     pub fn read_all<P: AsRef<Path>>(
         &mut self,
         role: &'static str,
@@ -46,16 +42,12 @@ impl<'a> Guard<'a> {
     }
 
     /// Registers a model that is read: a directory, or a file with all parts that its name implies.
-    ///
-    /// # Errors
-    /// As [`Guard::read`].
     pub fn model(&mut self, role: &'static str, path: &Path) -> Result<(), GuardError> {
         self.read(role, path)?;
         self.read_all(role, Self::parts_of(path))
     }
 
     /// Returns all parts of a split model, by the name of one: `NAME-00001-of-00003.gguf`.
-    #[must_use]
     pub fn parts_of(path: &Path) -> Vec<PathBuf> {
         parts(path)
     }

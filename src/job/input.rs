@@ -53,7 +53,6 @@ const WEIGHT_FILES: [&str; 4] = ["safetensors", "ckpt", "pt", "pth"];
 
 impl JobInput {
     /// Input that a local path names: a folder or a file of weights is a checkpoint, any other file is GGUF.
-    #[must_use]
     pub fn of_path(path: PathBuf) -> Self {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default();
         if path.is_dir() || WEIGHT_FILES.iter().any(|own| extension.eq_ignore_ascii_case(own)) {
@@ -76,7 +75,6 @@ impl JobInput {
     }
 
     /// Path of the file or directory.
-    #[must_use]
     pub fn path(&self) -> &Path {
         match self {
             Self::Gguf(path)
@@ -89,7 +87,6 @@ impl JobInput {
     }
 
     /// Directory in which an output without a name is written: that of the model or of the merged adapter.
-    #[must_use]
     pub fn directory(&self) -> &Path {
         let path = match self {
             // The base model's directory may contain its own conversion.
@@ -162,9 +159,6 @@ fn open_model(path: &Path) -> Result<GgufFile, JobError> {
 }
 
 /// Refuses GGUF files that hold no weights: importance matrices and recipes.
-///
-/// # Errors
-/// [`JobError::NotAModel`].
 pub(super) fn must_be_model(file: &GgufFile) -> Result<(), JobError> {
     match output_kind(file.metadata()) {
         OutputKind::Model => Ok(()),

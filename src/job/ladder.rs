@@ -96,7 +96,6 @@ pub struct Ladder {
 
 impl Ladder {
     /// Ladder with default options.
-    #[must_use]
     pub fn new(input: JobInput, rungs: Vec<Rung>, directory: PathBuf) -> Self {
         Self {
             input,
@@ -191,9 +190,6 @@ impl Ladder {
 
     /// Records the figures of a file, so that a run that is stopped later need not measure them again. `id` identifies
     /// what they were measured with.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn keep_figures(
         &self,
         file: &LadderFile,
@@ -204,9 +200,6 @@ impl Ladder {
     }
 
     /// Removes the records of unfinished runs, once nothing needs them any more.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn forget_runs(&self) -> Result<(), JobError> {
         part::forget(&self.directory)?;
         Ok(folder::forget(&self.directory)?)

@@ -72,7 +72,6 @@ pub enum OutputFiles {
 
 impl JobOutput {
     /// Output in one file, written at once.
-    #[must_use]
     pub fn at(path: OutputPath) -> Self {
         let files = OutputFiles::File { resume: false };
         Self { path, files, without_id: false, endian: Endian::Little }

@@ -27,7 +27,6 @@ impl Remark {
     }
 
     /// Returns the remark with at most `n` names; `more` describes the number of those left out.
-    #[must_use]
     pub fn shortened(&self, n: usize, more: impl FnOnce(usize) -> String) -> String {
         let Self { text, names, advice } = self;
         let listed = names.iter().take(n).map(String::as_str).collect::<Vec<_>>().join(", ");

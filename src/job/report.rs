@@ -27,7 +27,6 @@ pub enum JobReport {
 
 impl JobReport {
     /// Written files, in the order of their parts.
-    #[must_use]
     pub fn files(&self) -> &[PathBuf] {
         match self {
             Self::Convert(report) => &report.files,

@@ -90,13 +90,11 @@ impl JobTypes {
     }
 
     /// Returns the mixture of a file type.
-    #[must_use]
     pub fn mixture(file_type: FileType) -> Self {
         Self::Mixture { file_type, keep: None }
     }
 
     /// Returns true if the tensors are quantized: to a mixture, for a size or after a file.
-    #[must_use]
     pub fn is_quantized(&self) -> bool {
         matches!(self, Self::Mixture { .. } | Self::Size { .. } | Self::Like { .. })
     }

@@ -13,7 +13,6 @@ use syn::{
     PathArguments, Token, Type,
 };
 
-/// Root of the repository.
 fn root() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
@@ -64,7 +63,6 @@ enum Declared {
     Enum(ItemEnum),
 }
 
-/// All serialized types.
 struct Types {
     /// Declarations by name.
     declared: HashMap<String, Declared>,
@@ -72,7 +70,6 @@ struct Types {
     roots: HashSet<String>,
 }
 
-/// What a value prints.
 enum Printed {
     /// A string, a number, a list of strings, …
     Plain(String),

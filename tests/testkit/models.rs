@@ -72,7 +72,6 @@ impl TinyModel {
         model
     }
 
-    /// Llama without layers.
     fn llama(more: &[(&'static str, usize)]) -> Self {
         let keys = [
             ("block_count", 2),

@@ -13,7 +13,6 @@ const NOT_INHERITED: &[&str] = &["abstract", "classes", "examples", "extends", "
 const ROW_LISTS: &[&str] = &["annotate", "early", "metadata", "metadata_set", "require", "set"];
 /// Lists to which a child's items are added.
 const UNITED: &[&str] = &["config_keys", "model_types"];
-/// Tables merged by key.
 const TABLES: &[&str] = &[
     "assumes",
     "audio_blocks",

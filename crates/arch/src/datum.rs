@@ -30,7 +30,6 @@ pub enum Datum {
 
 impl Datum {
     /// Converts a JSON value. A number without fraction and exponent is an integer.
-    #[must_use]
     pub fn from_json(json: &Json) -> Self {
         match json {
             Json::Null => Self::Null,
@@ -49,7 +48,6 @@ impl Datum {
 
     /// Converts a metadata value. A 32-bit float becomes the shortest decimal that reads back as the same float. Arrays
     /// of more than 65536 elements (vocabularies) and nested arrays become null: no configuration holds them.
-    #[must_use]
     pub fn from_value(value: &Value) -> Self {
         match value {
             Value::Bool(value) => Self::Bool(*value),
@@ -69,7 +67,6 @@ impl Datum {
     }
 
     /// Converts to JSON; infinities and NaN, which JSON lacks, become null.
-    #[must_use]
     pub fn to_json(&self) -> Json {
         match self {
             Self::Null => Json::Null,
@@ -86,7 +83,6 @@ impl Datum {
     }
 
     /// Returns Python's truth value: null, false, zero and empty values are false.
-    #[must_use]
     pub fn truth(&self) -> bool {
         match self {
             Self::Null => false,
@@ -100,13 +96,11 @@ impl Datum {
     }
 
     /// Returns true for null.
-    #[must_use]
     pub fn is_null(&self) -> bool {
         matches!(self, Self::Null)
     }
 
     /// Returns an integer, or a boolean as 0 or 1.
-    #[must_use]
     pub fn as_int(&self) -> Option<i128> {
         match self {
             Self::Bool(value) => Some((*value).into()),
@@ -116,7 +110,6 @@ impl Datum {
     }
 
     /// Returns any number as a float.
-    #[must_use]
     pub fn as_float(&self) -> Option<f64> {
         match self {
             Self::Float(value) => Some(*value),
@@ -125,7 +118,6 @@ impl Datum {
     }
 
     /// Compares as Python's `==`.
-    #[must_use]
     pub fn equals(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Null, Self::Null) => true,
@@ -142,7 +134,6 @@ impl Datum {
     }
 
     /// Returns the kind of value, for messages.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Null => "null",

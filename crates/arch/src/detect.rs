@@ -26,7 +26,6 @@ const OUTER_CLASSES: [&str; 5] = [
 ///
 /// # Exactness
 /// Equals `ModelBase.load_hparams` of llama.cpp 0.5.0.
-#[must_use]
 pub fn with_text_config(config: &Map<String, Json>) -> Map<String, Json> {
     let mut config = config.clone();
     let thinker = config.get("thinker_config").and_then(|thinker| thinker.get("text_config")).cloned();
@@ -87,7 +86,6 @@ pub fn tower_class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
 }
 
 /// Returns the classes by which a configuration may find its card.
-#[must_use]
 pub fn named_classes(config: &Map<String, Json>, kind: CardKind, mistral_format: bool) -> Vec<String> {
     let config = with_text_config(config);
     match (kind, mistral_format) {

@@ -230,7 +230,6 @@ fn architecture(
         .unwrap_or_else(|| "model".to_owned())
 }
 
-/// State of drafting.
 struct Drafter<'a> {
     registry: &'a Registry,
     /// The parent, or an empty card.

@@ -64,17 +64,11 @@ pub enum Root<'a> {
 
 impl<'a> Scope<'a> {
     /// Evaluates with captures but without a tensor.
-    ///
-    /// # Errors
-    /// [`EvalError`].
     pub fn eval(&self, expr: &Expr, captures: Captures) -> Result<Datum, EvalError> {
         self.eval_with(expr, captures, &[])
     }
 
     /// Evaluates with captures and the dimensions of the current tensor (`d0`, `d1`, …).
-    ///
-    /// # Errors
-    /// [`EvalError`].
     pub fn eval_with(&self, expr: &Expr, captures: Captures, dims: &[u64]) -> Result<Datum, EvalError> {
         let evaluator = Evaluator {
             scope: self,
@@ -87,9 +81,6 @@ impl<'a> Scope<'a> {
     }
 
     /// Returns the truth of an expression; true without an expression.
-    ///
-    /// # Errors
-    /// [`EvalError`].
     pub fn holds(&self, expr: Option<&Expr>, captures: Captures) -> Result<bool, EvalError> {
         expr.map_or(Ok(true), |expr| Ok(self.eval(expr, captures)?.truth()))
     }

@@ -58,7 +58,6 @@ pub struct Path {
 
 impl Path {
     /// Returns the configuration key that the path reads: `raw.NAME` is the same key before defaults are filled in.
-    #[must_use]
     pub fn key(&self) -> &str {
         match self.steps.first() {
             Some(PathStep::Field(field)) if self.root == "raw" => field,
@@ -126,7 +125,6 @@ const NEG_POWER: u8 = 15;
 
 impl BinaryOp {
     /// Returns the operator's text.
-    #[must_use]
     pub fn text(self) -> &'static str {
         BINARY.iter().find(|row| row.1 == self).map_or("", |row| row.0)
     }
@@ -178,7 +176,6 @@ functions! {
 
 impl Function {
     /// Returns the function's name.
-    #[must_use]
     pub fn name(self) -> &'static str {
         FUNCTIONS.iter().find(|row| row.1 == self).map_or("", |row| row.0)
     }
@@ -186,54 +183,18 @@ impl Function {
 
 /// Error in the text of an expression.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum ParseError {
-    /// Unexpected text.
     #[error("column {column}: expected {expected}, found {found}")]
-    Unexpected {
-        /// 1-based column.
-        column: usize,
-        /// Expected text.
-        expected: &'static str,
-        /// Text that was found.
-        found: String,
-    },
-    /// Name before `(` that is not a function.
+    Unexpected { column: usize, expected: &'static str, found: String },
     #[error("column {column}: unknown function `{name}`")]
-    UnknownFunction {
-        /// 1-based column.
-        column: usize,
-        /// The name.
-        name: String,
-    },
-    /// Wrong number of arguments.
+    UnknownFunction { column: usize, name: String },
     #[error("column {column}: `{name}` takes {min} to {max} arguments, found {found}")]
-    Arguments {
-        /// 1-based column.
-        column: usize,
-        /// The function.
-        name: &'static str,
-        /// Minimum number of arguments.
-        min: usize,
-        /// Maximum number of arguments.
-        max: usize,
-        /// Number of arguments found.
-        found: usize,
-    },
-    /// `a < b < c`.
+    Arguments { column: usize, name: &'static str, min: usize, max: usize, found: usize },
     #[error("column {column}: comparisons do not chain")]
-    Chained {
-        /// 1-based column.
-        column: usize,
-    },
-    /// Number out of range.
+    Chained { column: usize },
     #[error("column {column}: number `{text}` is out of range")]
-    Number {
-        /// 1-based column.
-        column: usize,
-        /// Text of the number.
-        text: String,
-    },
-    /// Expression that is too deep or too long.
+    Number { column: usize, text: String },
     #[error("expression is nested deeper than 64 levels or longer than 4096 bytes")]
     TooLarge,
 }

@@ -213,7 +213,6 @@ const ONE_WAY: &[&str] = &[
 ];
 
 /// Returns facts about the cards and variants of an architecture, a variant (`llama/internlm3`), or a class.
-#[must_use]
 pub fn facts(registry: &Registry, name: &str) -> Vec<CardFacts> {
     let all = registry.cards().iter();
     let is_meant = |card: &&Card| {
@@ -223,7 +222,6 @@ pub fn facts(registry: &Registry, name: &str) -> Vec<CardFacts> {
 }
 
 /// Returns facts about all cards that convert models, including variants.
-#[must_use]
 pub fn all_facts(registry: &Registry) -> Vec<CardFacts> {
     let cards = registry.cards().iter().filter(|card| !card.is_abstract);
     cards.map(|card| of_card(registry, card)).collect()

@@ -92,9 +92,6 @@ impl GraphFeatures {
 }
 
 /// Moves the keys of a `[graph]` table that are written without the table of their part into it.
-///
-/// # Errors
-/// [`GraphProblem::Misplaced`].
 pub(super) fn moved(table: toml::Table) -> Result<toml::Table, GraphProblem> {
     place::moved(table).map_err(|(key, place)| GraphProblem::Misplaced { key, place })
 }
@@ -106,26 +103,14 @@ fn one_line(error: &toml::de::Error) -> String {
 
 /// Error in a `[graph]` table.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum GraphProblem {
-    /// Key or value outside the vocabulary.
     #[error("{}", escape(&one_line(.0)))]
     Table(toml::de::Error),
-    /// Key outside the table that it belongs in, which cannot be moved there.
     #[error("`{key}` has another place")]
-    Misplaced {
-        /// The key.
-        key: &'static str,
-        /// Its place, as a dotted key.
-        place: &'static str,
-    },
-    /// Key about a part that the graph does not have.
+    Misplaced { key: &'static str, place: &'static str },
     #[error("`{key}` has no effect without {needs}")]
-    NoEffect {
-        /// The key.
-        key: &'static str,
-        /// Condition under which it would have an effect.
-        needs: &'static str,
-    },
+    NoEffect { key: &'static str, needs: &'static str },
 }
 
 impl GraphProblem {

@@ -29,7 +29,6 @@ pub enum DraftHeads {
 
 impl DraftHeads {
     /// Returns the option that selects this treatment.
-    #[must_use]
     pub fn option(self) -> Option<&'static str> {
         match self {
             Self::Kept => None,

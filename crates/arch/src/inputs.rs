@@ -37,7 +37,6 @@ pub struct Inputs<'a> {
 
 impl<'a> Inputs<'a> {
     /// Returns inputs with only the configuration and the headers of the weights.
-    #[must_use]
     pub fn of_headers(config: &'a Map<String, Json>, weights: &'a [WeightMeta]) -> Self {
         Self {
             config,
@@ -69,7 +68,6 @@ pub enum Pooling {
 
 impl Pooling {
     /// Returns the name that llama.cpp's `--pooling` takes.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Mean => "mean",

@@ -77,9 +77,6 @@ impl Registry {
     }
 
     /// Returns the embedded cards that write files of this kind.
-    ///
-    /// # Errors
-    /// As [`Registry::embedded`].
     pub fn embedded_of(kind: CardKind) -> Result<Self, ArchError> {
         Self::shared(kind).cloned()
     }
@@ -102,9 +99,6 @@ impl Registry {
 
     /// Returns the embedded cards of text models that write files of an architecture, with their parents. A run that
     /// reads one file does not parse the other cards.
-    ///
-    /// # Errors
-    /// As [`Registry::embedded`].
     pub fn of_architecture(arch: &str) -> Result<Self, ArchError> {
         if let Some(registry) = GIVEN.get().or_else(|| OF_TEXT.get()) {
             return Ok(registry.clone());
@@ -114,9 +108,6 @@ impl Registry {
 
     /// Returns the embedded cards of a kind that claim one of these classes, with their parents; all embedded cards if
     /// none claims one. A conversion of a known class does not parse the other cards.
-    ///
-    /// # Errors
-    /// As [`Registry::embedded`].
     pub fn of_classes(kind: CardKind, classes: &[String]) -> Result<Self, ArchError> {
         if GIVEN.get().is_some() {
             return Self::embedded_of(kind);
@@ -136,7 +127,6 @@ impl Registry {
     }
 
     /// Returns true if an embedded card writes text models of this architecture.
-    #[must_use]
     pub fn knows(gguf: &str) -> bool {
         // A card's file is named after its architecture; variants may have another one.
         let is_variant = || {
@@ -229,25 +219,21 @@ impl Registry {
     }
 
     /// Returns true if cards of the user are included.
-    #[must_use]
     pub(super) fn has_given(&self) -> bool {
         self.has_given
     }
 
     /// Returns the kind of file that the cards write.
-    #[must_use]
     pub fn kind(&self) -> CardKind {
         self.kind
     }
 
     /// Returns the cards and their variants, including abstract cards.
-    #[must_use]
     pub fn cards(&self) -> &[Card] {
         &self.cards
     }
 
     /// Returns all classes, sorted.
-    #[must_use]
     pub fn classes(&self) -> Vec<ClassRow<'_>> {
         let rows = self.cards.iter().flat_map(|card| {
             card.classes.iter().map(|class| ClassRow {
@@ -263,7 +249,6 @@ impl Registry {
     }
 
     /// Returns the main card, not a variant, of a `general.architecture`.
-    #[must_use]
     pub fn by_gguf(&self, gguf: &str) -> Option<&Card> {
         self.cards.iter().find(|card| card.gguf == gguf && card.variant.is_none() && !card.is_abstract)
     }
@@ -280,7 +265,6 @@ impl Registry {
     }
 
     /// Returns a card's name and those of its parents, the nearest first.
-    #[must_use]
     pub fn lineage<'a>(&'a self, gguf: &'a str) -> Vec<&'a str> {
         let mut names = vec![gguf];
         let mut newest = gguf;
@@ -294,7 +278,6 @@ impl Registry {
     }
 
     /// Returns the family of a card: the oldest of its parents that is not abstract, or the card itself.
-    #[must_use]
     pub fn family<'a>(&'a self, gguf: &'a str) -> &'a str {
         let is_abstract = |name: &str| {
             self.tables.get(name).and_then(|table| table.get("abstract")).and_then(Toml::as_bool)
@@ -420,7 +403,6 @@ impl Registry {
 impl GraphFeatures {
     /// Returns the `[graph]` table of the card of `arch`, a value of `general.architecture`. `None` if the card has no
     /// such table; an empty table is the plain decoder.
-    #[must_use]
     pub fn of(arch: &str) -> Option<Self> {
         Registry::of_architecture(arch).ok()?.by_gguf(arch)?.graph.clone()
     }

@@ -67,7 +67,6 @@ pub struct OutputSpec {
 
 impl OutputSpec {
     /// The tensor's type in a file of the given type.
-    #[must_use]
     pub fn ggml_type(&self, file_type: OutType) -> GgmlType {
         self.type_rule.ggml_type(&self.name, self.shape.dims(), file_type)
     }
@@ -206,7 +205,6 @@ pub enum DropReason {
 
 impl DropReason {
     /// Returns what becomes of a weight that is left out for this reason.
-    #[must_use]
     pub fn fate(&self) -> Fate {
         match self {
             Self::OtherModality | Self::DraftHead | Self::NotDraftHead | Self::TextModel => Fate::LeftOut,

@@ -182,9 +182,6 @@ impl<'a> Matcher<'a> {
     }
 
     /// Returns the index of the entry that a rewritten name matches; `tensor` is the name in the checkpoint.
-    ///
-    /// # Errors
-    /// [`ArchError::TwoEntries`], [`ArchError::Eval`].
     pub(super) fn entry_of(&self, tensor: &str, name: &str) -> Result<Option<(usize, Match)>, ArchError> {
         let mut found: Option<(usize, Match)> = None;
         for index in self.candidates(name) {

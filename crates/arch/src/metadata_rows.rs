@@ -12,7 +12,6 @@ use gguf_format::keys::{ANNOTATION_PREFIX, KeyInfo, annotation_info, key_info, k
 use gguf_format::{Array, Metadata, Value, ValueType};
 
 /// Returns the full key of a row: with the architecture in front if the table of well-known keys has it so.
-#[must_use]
 pub(super) fn full_key(key: &str, arch: &str) -> Option<String> {
     let prefixed = format!("{arch}.{key}");
     if key_type(&prefixed, arch).is_some() {
@@ -72,7 +71,6 @@ pub(super) fn base_rows() -> &'static [MetadataRow] {
 }
 
 /// Returns every key that a card may write: its rows, its annotations, the rows around its tokenizer.
-#[must_use]
 pub fn derived_keys(card: &Card) -> Vec<String> {
     let names = |row: &MetadataRow| match row {
         MetadataRow::Base => base_keys().map(str::to_owned).collect(),

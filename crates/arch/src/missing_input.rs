@@ -10,62 +10,23 @@ use gguf_core::text::escape;
 
 /// Missing file, key or tensors.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum MissingInput {
-    /// Missing key of a file next to the weights.
     #[error("{file}: `{}` is missing", escape(key))]
-    KeyMissing {
-        /// The file.
-        file: &'static str,
-        /// The key; dots lead into objects.
-        key: String,
-        /// Default of transformers for the absent key.
-        class_value: Option<Json>,
-    },
-    /// Missing file.
+    KeyMissing { file: &'static str, key: String, class_value: Option<Json> },
     #[error("{file} is missing: the tower's file needs its `{}`", escape(key))]
-    FileMissing {
-        /// The file.
-        file: &'static str,
-        /// Needed key of that file.
-        key: String,
-    },
-    /// Value that cannot be computed from the configuration.
+    FileMissing { file: &'static str, key: String },
     #[error("{file}: no value for `{}` can be computed: {source}", escape(key))]
-    NoValue {
-        /// The file.
-        file: &'static str,
-        /// Name of the value.
-        key: String,
-        /// Cause.
-        source: EvalError,
-    },
-    /// Text model for which towers were requested.
+    NoValue { file: &'static str, key: String, source: EvalError },
     #[error("config.json describes no vision or audio tower: `{}` is a text model", escape(class))]
-    TextOnly {
-        /// The class.
-        class: String,
-    },
-    /// Checkpoint without any tensor of a tower.
+    TextOnly { class: String },
     #[error(
         "the checkpoint has no vision or audio tower: no tensor's name starts with {}",
         first_few_names(parts)
     )]
-    NoTower {
-        /// Prefixes of the names of the towers' tensors.
-        parts: Vec<String>,
-        /// Tensor of the checkpoint with a similar name.
-        nearest: Option<String>,
-    },
-    /// Tower that lacks required tensors.
+    NoTower { parts: Vec<String>, nearest: Option<String> },
     #[error("the vision or audio tower is incomplete: the checkpoint lacks {}{}", first_few_names(names), if *more { " and more" } else { "" })]
-    TowerIncomplete {
-        /// Their names in the checkpoint, or their GGUF names if the former are not known.
-        names: Vec<String>,
-        /// True if the list is truncated.
-        more: bool,
-        /// Tensor of the checkpoint with a similar name that is not counted to the tower.
-        nearest: Option<String>,
-    },
+    TowerIncomplete { names: Vec<String>, more: bool, nearest: Option<String> },
 }
 
 impl MissingInput {

@@ -16,7 +16,6 @@ use crate::warning::ArchWarning;
 /// Written by `lab/peers/model_types.py`: the class of each model type that transformers and a card know.
 const TABLE: &str = include_str!("model_types.toml");
 
-/// Classes by model type.
 static CLASSES: LazyLock<BTreeMap<String, String>> = LazyLock::new(|| {
     // A test covers that the table parses.
     toml::from_str(TABLE).unwrap_or_default()

@@ -26,13 +26,11 @@ impl Placeholder {
     const ALL: [(Self, &'static str); 3] = [(Self::Bid, "bid"), (Self::Eid, "eid"), (Self::Xid, "xid")];
 
     /// Returns the placeholder of a name.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|row| row.1 == name).map(|row| row.0)
     }
 
     /// Returns the name between the braces.
-    #[must_use]
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|row| row.0 == self).map_or("", |row| row.1)
     }
@@ -51,7 +49,6 @@ pub struct Captures {
 
 impl Captures {
     /// Returns the captured number.
-    #[must_use]
     pub fn get(&self, placeholder: Placeholder) -> Option<u64> {
         match placeholder {
             Placeholder::Bid => self.bid,
@@ -61,7 +58,6 @@ impl Captures {
     }
 
     /// Returns these captures with one of them set.
-    #[must_use]
     pub fn with(mut self, placeholder: Placeholder, value: Option<u64>) -> Self {
         match placeholder {
             Placeholder::Bid => self.bid = value,
@@ -98,23 +94,18 @@ pub enum Stars {
 
 /// Error in the text of a pattern.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum PatternError {
-    /// `{` without `}`, or an unknown name between them.
     #[error("`{0}`: placeholders are `{{bid}}`, `{{eid}}` and `{{xid}}`")]
     Placeholder(String),
-    /// `*` outside an ignore list.
     #[error("`{0}`: `*` is allowed in [ignore] only")]
     Star(String),
-    /// Empty text, or placeholders without text between them.
     #[error("`{0}`: a pattern needs text, also between placeholders")]
     Empty(String),
 }
 
 impl Pattern {
     /// Parses a pattern.
-    ///
-    /// # Errors
-    /// [`PatternError`].
     pub fn parse(text: &str, stars: Stars) -> Result<Self, PatternError> {
         let mut parts: Vec<PatternPart> = Vec::new();
         let mut rest = text;
@@ -151,13 +142,11 @@ impl Pattern {
     }
 
     /// Returns the pattern's text.
-    #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
     /// Returns true if the pattern has this placeholder.
-    #[must_use]
     pub fn has(&self, placeholder: Placeholder) -> bool {
         self.parts.contains(&PatternPart::Number(placeholder))
     }
@@ -171,19 +160,16 @@ impl Pattern {
     }
 
     /// Returns true if the name has an ending of its own, so that none is appended.
-    #[must_use]
     pub fn is_complete(&self) -> bool {
         COMPLETE.iter().any(|suffix| self.text.ends_with(suffix))
     }
 
     /// Matches a whole name. Numbers are decimal without leading zeros; a repeated placeholder must have equal numbers.
-    #[must_use]
     pub fn matches(&self, name: &str) -> Option<Captures> {
         match_parts(&self.parts, name, Captures::default())
     }
 
     /// Returns the name with the placeholders filled in; `None` if one has no value.
-    #[must_use]
     pub fn render(&self, captures: Captures) -> Option<String> {
         let mut name = String::with_capacity(self.text.len() + 8);
         for part in &self.parts {
@@ -197,7 +183,6 @@ impl Pattern {
     }
 
     /// Returns true if some name matches both this pattern with `suffix` appended and `other` with `other_suffix`.
-    #[must_use]
     pub fn overlaps(&self, suffix: &str, other: &Self, other_suffix: &str) -> bool {
         overlap(&atoms(&self.parts, suffix), &atoms(&other.parts, other_suffix))
     }
@@ -304,7 +289,6 @@ fn overlap(a: &[Atom], b: &[Atom]) -> bool {
 }
 
 /// Returns the number in a name that counts as its block: the first part between dots that is all digits.
-#[must_use]
 pub(super) fn block_of(name: &str) -> Option<u64> {
     name.split('.').find(|part| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit()))?.parse().ok()
 }
@@ -313,7 +297,6 @@ pub(super) fn block_of(name: &str) -> Option<u64> {
 ///
 /// # Exactness
 /// Equals `ModelBase.filter_tensors` of llama.cpp 0.5.0.
-#[must_use]
 pub(super) fn shared_rewrite(name: &str) -> String {
     let name = match name.strip_suffix("e_score_correction_bias") {
         Some(_) => name.replace("e_score_correction_bias", "e_score_correction.bias"),
@@ -333,13 +316,11 @@ pub(super) fn as_before_sharing(name: String) -> String {
 ///
 /// # Exactness
 /// Equals `MmprojModel.filter_tensors` of llama.cpp 0.5.0.
-#[must_use]
 pub(super) fn is_of_text_model(name: &str) -> bool {
     name.contains("language_model.")
 }
 
 /// Returns true for names that belong to a tower, or to its projector to the text model, by a word.
-#[must_use]
 pub(super) fn is_of_tower(name: &str) -> bool {
     const WORDS: [&str; 27] = [
         "vision",
@@ -377,13 +358,11 @@ pub(super) fn is_of_tower(name: &str) -> bool {
 }
 
 /// Returns true for names with one of the prefixes `parts`; without prefixes for all names.
-#[must_use]
 pub(super) fn is_of_parts(name: &str, parts: &[String]) -> bool {
     parts.is_empty() || parts.iter().any(|part| name.starts_with(part.as_str()))
 }
 
 /// Inverts [`shared_rewrite`]. In every known model the biases of routers have no dot before `bias`.
-#[must_use]
 pub(super) fn undo_shared_rewrite(name: String) -> String {
     match name.strip_suffix("e_score_correction.bias") {
         Some(head) => format!("{head}e_score_correction_bias"),
@@ -395,7 +374,6 @@ pub(super) fn undo_shared_rewrite(name: String) -> String {
 ///
 /// # Exactness
 /// Equals `TextModel.filter_tensors` of llama.cpp 0.5.0.
-#[must_use]
 pub(super) fn is_multimodal(name: &str) -> bool {
     const HEADS: [&str; 10] = [
         "mlp",
@@ -431,7 +409,6 @@ pub(super) fn is_multimodal(name: &str) -> bool {
 }
 
 /// Returns true for buffers in checkpoints that no runtime reads.
-#[must_use]
 pub(super) fn is_recomputed(name: &str) -> bool {
     [".attention.masked_bias", ".attention.bias", ".rotary_emb.inv_freq"]
         .iter()

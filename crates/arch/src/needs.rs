@@ -27,7 +27,6 @@ const OPTIONAL: &str = "?";
 /// Stands in that column for all architectures whose loader takes the weight of the same name.
 const LIKE_ITS_WEIGHT: &str = "*";
 
-/// Required tensor.
 struct Need {
     /// Name of the tensor; for a tensor in blocks, the part after the block number.
     name: &'static str,
@@ -64,7 +63,6 @@ static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
     needs
 });
 
-/// Architectures of the table.
 static KNOWN: LazyLock<BTreeSet<&'static str>> =
     LazyLock::new(|| ROWS.values().flat_map(BTreeMap::values).flat_map(|archs| archs.split(' ')).collect());
 
@@ -114,7 +112,6 @@ fn examples(names: &[String]) -> (String, usize) {
 
 /// Returns the tensors of a model's file that llama.cpp's loader does not take: another kind, or a block that the file does
 /// not count. Adapters are not judged.
-#[must_use]
 pub fn foreign_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<ForeignTensors> {
     let word = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
     let arch = word("general.architecture");
@@ -137,7 +134,6 @@ pub(super) fn requires(arch: &str, tensor: &str) -> bool {
 }
 
 /// Returns the tensors of a plan that llama.cpp's loader does not take under an architecture.
-#[must_use]
 pub fn foreign_names<'n>(arch: &str, names: impl Iterator<Item = &'n str>) -> Option<ForeignTensors> {
     if KNOWN.contains(arch) { foreign(arch, names, |_| false) } else { None }
 }
@@ -173,7 +169,6 @@ fn kind_of(name: &str) -> String {
 
 /// Returns the required tensors that a model's file lacks. Two kinds of files are not judged: adapters lack the tensors
 /// of their base model, and files without a block 0 contain only draft heads.
-#[must_use]
 pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<MissingTensors> {
     let word = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
     let arch = word("general.architecture");

@@ -114,7 +114,6 @@ impl OpKind {
     }
 
     /// Returns the operation's name in cards.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
     }
@@ -140,7 +139,6 @@ pub struct OpSpec {
 
 impl OpSpec {
     /// Returns the number of result tensors; `None` if it is unknown.
-    #[must_use]
     pub fn n_outputs(&self) -> Option<usize> {
         match (self.kind, self.param("sizes"), self.param("n")) {
             (OpKind::Split, Some(Param::Many(sizes)), _) => Some(sizes.len()),

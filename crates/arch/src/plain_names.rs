@@ -42,19 +42,16 @@ pub struct PlainNames {
 
 impl PlainNames {
     /// Returns the new name of a weight.
-    #[must_use]
     pub fn name(&self, stored: &str) -> String {
         self.names.get(stored).map_or(stored, String::as_str).to_owned()
     }
 
     /// Returns the new name of a stored tensor from which weights are assembled.
-    #[must_use]
     pub fn member(&self, stored: &str) -> String {
         self.change.apply(stored, !stored.starts_with(&self.change.before))
     }
 }
 
-/// Candidate change of names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct NameChange {
     /// Prefix that is removed.
@@ -94,7 +91,6 @@ impl NameChange {
 
 /// Finds the change of a text model's names after which its card knows them all; `None` if the card knows them already,
 /// or no simple change helps.
-#[must_use]
 pub fn plain_names(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) -> Option<PlainNames> {
     if registry.kind() != CardKind::Text || options.mistral_format {
         return None;

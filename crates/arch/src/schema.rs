@@ -111,7 +111,6 @@ pub struct Card {
 
 impl Card {
     /// Returns the card's name in messages: `llama`, `llama/internlm3`.
-    #[must_use]
     pub fn name(&self) -> String {
         let base = self.base();
         match &self.variant {
@@ -121,7 +120,6 @@ impl Card {
     }
 
     /// Returns the name that the card shares with its variants, by which other cards extend it.
-    #[must_use]
     pub fn base(&self) -> &str {
         match self.kind {
             CardKind::Text => &self.gguf,
@@ -273,7 +271,6 @@ pub struct TensorEntry {
 
 impl TensorEntry {
     /// Returns the entry's first pattern, which identifies it in messages.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.patterns.first().map_or("", Pattern::text)
     }
@@ -401,7 +398,6 @@ pub struct Ignore {
 
 impl Ignore {
     /// Returns true if more than the name decides.
-    #[must_use]
     pub fn is_conditional(&self) -> bool {
         self.when.is_some() || self.require_zero || self.drop_if_equal.is_some()
     }
@@ -420,7 +416,6 @@ pub struct Generate {
 
 impl Generate {
     /// Returns true if it precedes weights.
-    #[must_use]
     pub fn is_fill(&self) -> bool {
         matches!(self.kind, GenerateKind::Fill(Fill { before: Some(_), .. }))
     }

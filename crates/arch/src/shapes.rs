@@ -62,7 +62,6 @@ pub struct WrongShape {
 
 impl WrongShape {
     /// Returns the expected shape as text.
-    #[must_use]
     pub fn expected(&self) -> String {
         let dim = |dim: &Option<u64>| dim.map_or_else(|| "_".to_owned(), |dim| dim.to_string());
         format!("[{}]", self.expected.iter().map(dim).collect::<Vec<_>>().join(", "))
@@ -84,7 +83,6 @@ impl fmt::Display for WrongShape {
 type RuledTensor<'a> = (usize, &'a Vec<Expr>, usize);
 
 /// Compares the shapes of tensors with the keys of their file. Architectures without an embedded card are not judged.
-#[must_use]
 pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
     let arch = metadata.get("general.architecture").and_then(Value::as_str);
     let Some(arch) = arch.filter(|arch| load::is_embedded(arch)) else {
@@ -142,7 +140,6 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
 
 /// Returns true if the embedding of an architecture's files has a row for each token of the file. A draft model may
 /// have the rows of another model.
-#[must_use]
 pub fn embeds_all_tokens(arch: &str) -> bool {
     let rules = Rules::of(arch);
     let rows = rules.find(EMBEDDING).and_then(|(dims, _)| dims.first());

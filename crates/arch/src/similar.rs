@@ -62,7 +62,6 @@ const COMMON_KEYS: &[&str] = &[
 
 /// Returns the cards by the part of the checkpoint that they know, the best first. Variants and abstract cards are left
 /// out. `config` has its text part under `text_config`.
-#[must_use]
 pub fn similar(
     registry: &Registry,
     class: &str,

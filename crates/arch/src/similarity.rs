@@ -30,7 +30,6 @@ pub struct Similarity {
 
 impl Similarity {
     /// Returns true if the card knows any part of the checkpoint.
-    #[must_use]
     pub fn is_any(&self) -> bool {
         self.n_kinds > 0 || (self.of_kinds == 0 && self.n_config_keys > 0)
     }

@@ -23,7 +23,6 @@ pub struct TargetModel<'a> {
 }
 
 /// Returns the configuration of a target for expressions: members of the text part override those around them.
-#[must_use]
 pub fn target_config(config: &Map<String, Json>) -> Map<String, Json> {
     let mut config = with_text_config(config);
     if let Some(Json::Object(text)) = config.get("text_config").cloned() {

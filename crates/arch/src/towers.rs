@@ -212,7 +212,6 @@ pub struct TowerGaps {
 
 /// Returns the missing tensors of a file with these projectors, by the card that fits it best; `None` if no card writes
 /// them.
-#[must_use]
 pub fn tower_gaps(projectors: &[&str], file: &TowerFile<'_>) -> Option<TowerGaps> {
     let registry = Registry::embedded_of(CardKind::Mmproj).ok()?;
     let cards = registry.cards().iter().filter(|card| !card.is_abstract && is_of(card, projectors));
@@ -284,7 +283,6 @@ pub fn block_count<'n>(names: impl IntoIterator<Item = &'n str>, head: &str) -> 
 }
 
 /// Returns the block number in a name that starts with `head`.
-#[must_use]
 pub fn block_number(name: &str, head: &str) -> Option<u64> {
     name.strip_prefix(head)?.split('.').next()?.parse().ok()
 }

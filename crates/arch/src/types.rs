@@ -38,25 +38,21 @@ impl OutType {
     }
 
     /// Returns the type of a name.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|row| row.1 == name).map(|row| row.0)
     }
 
     /// Returns the name, as `--outtype` takes it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.row().1
     }
 
     /// Returns the value of `general.file_type`.
-    #[must_use]
     pub fn id(self) -> u32 {
         self.row().2.id()
     }
 
     /// Returns the GGML type of large matrices.
-    #[must_use]
     pub fn ggml_type(self) -> GgmlType {
         self.row().3
     }
@@ -125,7 +121,6 @@ impl TypeRule {
     ///
     /// # Exactness
     /// Equals `ModelBase.prepare_tensors` of llama.cpp 0.5.0.
-    #[must_use]
     pub fn ggml_type(&self, name: &str, dims: &[u64], file_type: OutType) -> GgmlType {
         let ty = self.wanted(name, dims.len(), file_type);
         let n_cols = dims.last().copied().unwrap_or(1);

@@ -49,7 +49,6 @@ impl fmt::Debug for WeightValues<'_> {
     }
 }
 
-/// Element of a tensor.
 #[derive(Clone, Copy, PartialEq)]
 enum Number {
     Int(i128),

@@ -6,35 +6,29 @@ use gguf_core::text::escape;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts that the messages name")]
 pub enum ArchWarning {
-    /// Draft heads that are counted in `config.json` but not stored.
     #[error(
         "config.json: `{key}` is {n}, and no tensor of a draft head is stored ({}): the model is written without",
         head_names(*first_block)
     )]
     HeadsNotStored { key: &'static str, n: u64, first_block: Option<u64> },
-    /// Class name that is a known one inside a wrapper's name, or a wrapper's name alone.
     #[error("config.json: `architectures` names `{}`: converted as `{}`", escape(found), escape(class))]
     WrappedClass { found: String, class: String },
-    /// Class derived from `model_type` because `architectures` names none.
     #[error(
         "config.json: `architectures` names no class: converted as `{}`, the class of `model_type` `{}`",
         escape(class),
         escape(model_type)
     )]
     ClassOfType { model_type: String, class: String },
-    /// List by layer with more entries than layers.
     #[error(
         "config.json: `{key}` has {n_entries} entries, and `{layers_key}` is {n_layers}: the first {n_layers} are read, as \
          transformers does"
     )]
     LongList { key: String, n_entries: u64, layers_key: &'static str, n_layers: u64 },
-    /// Two descriptions of the rope that contradict each other.
     #[error(
         "config.json: `rope_parameters` and `rope_scaling` have different values: those of `rope_parameters` are written, as by \
          llama.cpp's converter, and transformers takes `rope_scaling`; remove the one that is wrong"
     )]
     TwoRopes,
-    /// Rope factors that the runtime does not read.
     #[error(
         "config.json: rope type `{}`: llama.cpp reads no rope factors for `{arch}`, none are written; the model rotates \
          as if there were no scaling",

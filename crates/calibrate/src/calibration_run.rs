@@ -120,25 +120,21 @@ impl<'a> CalibrationRun<'a> {
     }
 
     /// Batches that the run has.
-    #[must_use]
     pub fn batches(&self) -> BatchRange {
         self.range
     }
 
     /// Number of tokens that are run.
-    #[must_use]
     pub fn n_tokens(&self) -> usize {
         self.batches.iter().map(|batch| batch.n_tokens).sum()
     }
 
     /// Maximum bytes that the run takes in addition to the weights.
-    #[must_use]
     pub fn needs(&self) -> Needs {
         self.needs
     }
 
     /// Warnings for the user about the model.
-    #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.engine.plan().warnings
     }
@@ -184,9 +180,6 @@ impl<'a> CalibrationRun<'a> {
     }
 
     /// Runs the model over a share; the sums can be added to those of other shares.
-    ///
-    /// # Errors
-    /// As [`CalibrationRun::run`].
     pub fn run_share<E: From<CalibrateError> + Send>(
         &self,
         progress: &dyn Progress,

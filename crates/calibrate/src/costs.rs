@@ -36,7 +36,6 @@ const PASSES: u64 = 2;
 /// Number of runs that measuring may take. It follows from a count of operations, so that the same model and text are
 /// measured alike on all machines. A run takes two operations for each of the model's `n_elems` weights and each of its
 /// `n_run_tokens`; `n_text_tokens` is the number of calibration tokens.
-#[must_use]
 pub(super) fn runs_for(n_elems: u64, n_run_tokens: usize, n_text_tokens: usize) -> usize {
     let of_token = n_elems.saturating_mul(2).max(1);
     let ops = of_token.saturating_mul(PASSES).saturating_mul(n_text_tokens as u64);
@@ -46,7 +45,6 @@ pub(super) fn runs_for(n_elems: u64, n_run_tokens: usize, n_text_tokens: usize) 
 
 impl MeasureOptions {
     /// Measures each tensor at about four bits, with at most 256 runs.
-    #[must_use]
     pub fn new(engine: EngineOptions) -> Self {
         Self { engine, error: 0.01, n_runs: 256 }
     }

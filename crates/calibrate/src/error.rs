@@ -35,56 +35,41 @@ pub enum CalibrateError {
     /// Types cannot be chosen.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
-    /// A model without likelihoods: there is no divergence to check.
     #[error("the model makes embeddings: without predictions there is no divergence to check the result by")]
     Encoder,
-    /// Layers are pruned, but moments are those of the whole model.
     #[error("layers cannot be left out of a model that is calibrated: what it computes changes")]
     Pruned,
-    /// A folder without files.
     #[error("{}: no file in this folder", path.display())]
     EmptyFolder { path: PathBuf },
-    /// No text at all.
     #[error("no calibration text")]
     NoText,
-    /// Too little text to calibrate with.
     #[error(
         "calibration text `{}`: {found} tokens in {windows} sequences; expected at least {needed} in 2",
         escape(name)
     )]
     TooShort { name: String, found: usize, windows: usize, needed: usize },
-    /// Held-out text without a token that can be predicted.
     #[error("text for the check `{}`: no sequence of which a token can be predicted", escape(name))]
     NothingToPredict { name: String },
-    /// A kind of text that the statistics do not have.
     #[error("statistics of no kind `{}`; there are `{}`", escape(name), escape(known))]
     NoKind { name: String, known: String },
-    /// Statistics without held-out text to measure the result on.
     #[error("nothing was held back of the text of these statistics: a text to judge the result by expected")]
     NoHeldOut,
-    /// A solver that quantizes the model during the run, whose moments hold only for that run.
     #[error("statistics are of the unquantized model, which the solver `{solver}` does not go by")]
     StatisticsFor { solver: &'static str },
-    /// Too few tokens: a sequence needs a few, and each text two sequences.
     #[error(
         "{tokens} tokens in sequences of {n_ctx}, shared by {kinds} texts: expected at least two sequences each"
     )]
     Budget { tokens: usize, n_ctx: usize, kinds: usize },
-    /// A memory budget too small for all windows, which go through a layer before the next one begins.
     #[error("memory budget of {budget_bytes} bytes: {tokens} tokens of calibration text need {needed_bytes}")]
     Memory { budget_bytes: u64, needed_bytes: u64, tokens: usize },
-    /// A memory budget too small for the states of sequences that are written together.
     #[error("memory budget of {budget_bytes} bytes: the model needs {needed_bytes} to write text")]
     SelfMemory { budget_bytes: u64, needed_bytes: u64 },
-    /// A file that should hold text of this model, but does not.
     #[error("{}: {what}", path.display())]
     OtherSelfText { path: PathBuf, what: &'static str },
-    /// More parts than the text has batches.
     #[error(
         "part {share} of {n_tokens} tokens of calibration text, which are {n_batches} batches that cannot be cut"
     )]
     FewBatches { share: Share, n_batches: usize, n_tokens: usize },
-    /// Activations that overflow.
     #[error("calibration: what `{}` is multiplied with is not finite", escape(tensor))]
     NonFinite { tensor: String },
 }

@@ -52,7 +52,6 @@ pub struct Fidelity {
 
 impl Fidelity {
     /// The last attempt's mean divergence as a share of the importance matrix's.
-    #[must_use]
     pub fn ratio(&self) -> Option<f64> {
         self.trials.last().map(|trial| trial.figures.ratio(&self.plain))
     }

@@ -22,7 +22,6 @@ impl MatrixKey {
     }
 }
 
-/// Digest that identifies rows.
 type RowsDigest = [u64; 4];
 
 /// Digest of rows: it always changes if one number changes, and almost certainly if several do.

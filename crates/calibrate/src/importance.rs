@@ -13,7 +13,6 @@ pub struct ImportanceSums {
 }
 
 /// Sums up the importance sums of several kinds.
-#[must_use]
 pub fn total_importance(kinds: &[ImatrixSums]) -> ImatrixSums {
     let chunk_size = kinds.first().map_or(0, |kind| kind.chunk_size);
     let mut total = ImatrixSums { tensors: BTreeMap::new(), datasets: Vec::new(), n_chunks: 0, chunk_size };

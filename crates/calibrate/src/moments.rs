@@ -13,25 +13,21 @@ pub struct Moments {
 
 impl Moments {
     /// Moments of `n_rows` rows.
-    #[must_use]
     pub fn of(n_rows: u64, sums: Gram) -> Self {
         Self { n_rows, sums }
     }
 
     /// Number of columns of the rows.
-    #[must_use]
     pub fn n_cols(&self) -> usize {
         self.sums.n_cols()
     }
 
     /// Number of rows that were summed: tokens, or for an expert the tokens that were routed to it.
-    #[must_use]
     pub fn n_rows(&self) -> u64 {
         self.n_rows
     }
 
     /// `XᵀX`, not divided by the number of rows.
-    #[must_use]
     pub fn sums(&self) -> &Gram {
         &self.sums
     }
@@ -67,25 +63,21 @@ impl MomentSums {
     ///
     /// # Panics
     /// As [`GramSum::zero`].
-    #[must_use]
     pub fn zero(n_cols: usize) -> Self {
         Self { n_rows: 0, sums: GramSum::zero(n_cols) }
     }
 
     /// Number of columns of the rows.
-    #[must_use]
     pub fn n_cols(&self) -> usize {
         self.sums.n_cols()
     }
 
     /// Number of rows that were summed.
-    #[must_use]
     pub fn n_rows(&self) -> u64 {
         self.n_rows
     }
 
     /// `XᵀX`, not divided by the number of rows.
-    #[must_use]
     pub fn sums(&self) -> &GramSum {
         &self.sums
     }
@@ -112,7 +104,6 @@ impl MomentSums {
     }
 
     /// Rounds each sum once.
-    #[must_use]
     pub fn round(&self) -> Moments {
         Moments { n_rows: self.n_rows, sums: self.sums.round() }
     }
@@ -201,20 +192,17 @@ impl<M> Layer<M> {
     }
 
     /// Moments of an input of this layer in one kind of text.
-    #[must_use]
     pub fn moments(&self, input: &SharedInput, kind: usize) -> Option<&M> {
         self.kinds.get(kind)?.get((*input.moments.get(kind)?)?)
     }
 
     /// Number of kinds of text.
-    #[must_use]
     pub fn n_kinds(&self) -> usize {
         self.kinds.len()
     }
 
     /// Input of a matrix. `None` if no row of any text reached it (an expert that no token chose), or if the matrix was
     /// not asked for.
-    #[must_use]
     pub fn input(&self, tensor: &str, expert: Option<usize>) -> Option<&SharedInput> {
         let is_own = |matrix: &MatrixName| matrix.tensor == tensor && matrix.expert == expert;
         self.inputs.iter().find(|input| input.matrices.iter().any(is_own))
@@ -228,7 +216,6 @@ impl LayerSums {
     }
 
     /// Rounds each sum once.
-    #[must_use]
     pub fn round(self) -> LayerMoments {
         let Self { layer, inputs, kinds } = self;
         let of_kind = |(kind, sums): (usize, Vec<MomentSums>)| {
@@ -251,7 +238,6 @@ impl LayerMoments {
 
     /// Mean moments of an input over kinds, with one weight per kind. A kind without rows does not count. `None` if no
     /// kind is left.
-    #[must_use]
     pub fn mean(&self, input: &SharedInput, weights: &[f64]) -> Option<MeanMoments> {
         let of_kind = |(kind, &weight): (usize, &f64)| Some((self.moments(input, kind)?, weight));
         mean(&weights.iter().enumerate().filter_map(of_kind).collect::<Vec<_>>())
@@ -259,7 +245,6 @@ impl LayerMoments {
 
     /// Mean moments over all rows that reached any matrix of a stacked tensor; those of an expert are shrunk towards
     /// it. A row counts as often as it was routed.
-    #[must_use]
     pub fn mean_of_stack(&self, tensor: &str, weights: &[f64]) -> Option<MeanMoments> {
         let of_kind = |(kind, &weight): (usize, &f64)| {
             let mut total: Option<Moments> = None;

@@ -22,7 +22,6 @@ pub enum Solver {
 
 impl Solver {
     /// Name in options and metadata.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Reference => "reference",

@@ -32,14 +32,12 @@ pub struct Outlook {
 impl Outlook {
     /// Bytes of unnamed temporary files: blocks until the output is written, and hidden states that do not fit in
     /// memory.
-    #[must_use]
     pub fn disk_bytes(&self) -> u64 {
         let spilled = if self.is_spilling() { self.needs.spilled_bytes } else { 0 };
         self.block_bytes.saturating_add(spilled)
     }
 
     /// Returns true if hidden states go to files.
-    #[must_use]
     pub fn is_spilling(&self) -> bool {
         self.needs.all_bytes > self.free_bytes
     }

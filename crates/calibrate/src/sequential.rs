@@ -247,7 +247,6 @@ fn whole(chunk: &TokenChunk) -> TokenChunk {
     TokenChunk { tokens: tokens.clone(), rows: *n_source..tokens.len(), n_source: *n_source }
 }
 
-/// Chunk without final states.
 fn no_rows(chunk: &TokenChunk) -> TokenChunk {
     TokenChunk { rows: 0..0, ..chunk.clone() }
 }

@@ -184,7 +184,6 @@ impl SolvedBlocks {
     }
 
     /// Bytes of all blocks when all are made.
-    #[must_use]
     pub fn n_bytes(&self) -> u64 {
         self.n_bytes
     }

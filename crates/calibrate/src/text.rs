@@ -120,13 +120,11 @@ pub struct TextKind {
 
 impl TextKind {
     /// Number of tokens to calibrate with.
-    #[must_use]
     pub fn n_tokens(&self) -> usize {
         count(&self.windows).saturating_add(self.n_run)
     }
 
     /// Number of tokens that are held out.
-    #[must_use]
     pub fn n_held_out_tokens(&self) -> usize {
         count(&self.held_out)
     }
@@ -184,9 +182,6 @@ impl CalibrationText {
     /// Moments are means over a kind's own tokens. So that the model's text weighs as much as all others together, its
     /// [`TextKind::weight`] is the number of the others. `keeper` keeps the written text, and supplies it if it was
     /// kept before.
-    ///
-    /// # Errors
-    /// As [`CalibrationText::new`] and [`SelfText::write`].
     pub fn with_self(
         model: &Model<'_>,
         sources: &[TextSource],
@@ -212,7 +207,6 @@ impl CalibrationText {
     }
 
     /// Creates a text without kinds.
-    #[must_use]
     pub fn empty(n_ctx: usize) -> Self {
         Self { n_ctx, kinds: Vec::new(), held_out: Vec::new(), notes: Vec::new() }
     }
@@ -241,9 +235,6 @@ impl CalibrationText {
 
     /// Adds the kind `self`, which the model writes: `own` to calibrate with. If text is held out, a seventh as much
     /// is written with another seed.
-    ///
-    /// # Errors
-    /// As [`SelfText::write`].
     pub fn add_self(
         &mut self,
         model: &Model<'_>,
@@ -325,7 +316,6 @@ impl CalibrationText {
     }
 
     /// Number of tokens to calibrate with.
-    #[must_use]
     pub fn n_tokens(&self) -> usize {
         self.kinds.iter().map(TextKind::n_tokens).sum()
     }

@@ -44,7 +44,6 @@ const JOURNAL: &str = "journal";
 const IMPORTANCE: &str = "importance.safetensors";
 const TEXT: &str = "text";
 const LOCK: &str = "lock";
-/// Maximum number of attempts.
 const N_ATTEMPTS: usize = 2;
 
 /// Folder in which a run keeps its work.
@@ -136,19 +135,16 @@ impl WorkFolder {
     }
 
     /// Path of the folder.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Returns true if there is work of an earlier run.
-    #[must_use]
     pub fn is_resumed(&self) -> bool {
         self.found.is_some()
     }
 
     /// Returns true if this run has begun to keep work, so that it can be resumed.
-    #[must_use]
     pub fn is_begun(&self) -> bool {
         self.state().journal.is_some()
     }

@@ -27,7 +27,6 @@ pub const MLX_WAY_OUT: &str = "`mlx_lm.fuse --model BASE --adapter-path ADAPTER 
                                       into its base model: convert OUT";
 
 /// Returns a warning if the directory of a model also holds an adapter: transformers loads both.
-#[must_use]
 pub fn unmerged_adapter(dir: &ModelDir) -> Option<String> {
     dir.file(CONFIG)?;
     let file = [SAFETENSORS, TORCH].into_iter().find(|name| dir.file(name).is_some())?;
@@ -96,37 +95,31 @@ impl AdapterDir {
     }
 
     /// The directory and its small files.
-    #[must_use]
     pub fn dir(&self) -> &ModelDir {
         &self.dir
     }
 
     /// The content of `adapter_config.json`.
-    #[must_use]
     pub fn config(&self) -> &Map<String, Json> {
         self.dir.config()
     }
 
     /// Path of `adapter_config.json`.
-    #[must_use]
     pub fn config_path(&self) -> PathBuf {
         self.dir.path().join(CONFIG)
     }
 
     /// Paths of the files that are read.
-    #[must_use]
     pub fn paths(&self) -> Vec<PathBuf> {
         vec![self.config_path(), self.dir.path().join(self.file)]
     }
 
     /// Returns what becomes of the notes in the header of the matrices' file.
-    #[must_use]
     pub fn notes(&self) -> Vec<Piece> {
         of_notes(&self.container.parts())
     }
 
     /// Warnings about oddities in the files that do not prevent reading them.
-    #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

@@ -13,7 +13,6 @@ use gguf_core::limits::Limits;
 
 const SAFETENSORS: &str = ".safetensors";
 const INDEX: &str = ".safetensors.index.json";
-/// Endings of PyTorch files.
 const TORCH: [&str; 4] = [".pt", ".pth", ".ckpt", ".bin"];
 /// Stem of the weights in a folder of diffusers.
 const DIFFUSERS: &str = "diffusion_pytorch_model";
@@ -31,7 +30,6 @@ pub struct BareWeights {
     container: Box<dyn Container>,
 }
 
-/// Place of such weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum BarePlace {
     /// One file of this name.
@@ -56,9 +54,6 @@ impl BarePath {
     /// A single safetensors file is always such a path. A PyTorch file or a folder is one if there is no configuration of
     /// a language model. A folder may have several: its files, and the folder of the denoising model in a pipeline of
     /// diffusers.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn find(path: &Path, limits: &Limits) -> Result<Vec<Self>, CheckpointError> {
         let Ok(found) = fs_err::metadata(path) else { return Ok(Vec::new()) };
         if found.is_dir() {
@@ -102,7 +97,6 @@ impl BarePath {
     }
 
     /// Path as given, with the name of the file in a folder of several.
-    #[must_use]
     pub fn shown(&self) -> PathBuf {
         match &self.place {
             BarePlace::File(name) => self.dir.join(name),
@@ -181,15 +175,11 @@ impl BarePlace {
 
 impl BareWeights {
     /// Path of the model: the given file or folder, or the folder of a pipeline that is read.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Name of the model: that of its file without the extension, or of its folder; never empty.
-    ///
-    /// # Errors
-    /// As [`ModelDir::name`].
     pub fn name(&self) -> std::io::Result<String> {
         let of_folder = |path: &Path| ModelDir::without_config(path, None, self.dir.limits()).name();
         let own = if self.path.is_dir() {
@@ -202,7 +192,6 @@ impl BareWeights {
     }
 
     /// Returns what becomes of the notes in the headers of the files.
-    #[must_use]
     pub fn notes(&self) -> Vec<Piece> {
         of_notes(&self.container.parts())
     }
@@ -215,7 +204,6 @@ impl BareWeights {
     }
 
     /// Paths of the files that are read.
-    #[must_use]
     pub fn paths(&self) -> Vec<PathBuf> {
         let parts = self.container.parts();
         let mut paths: Vec<PathBuf> = parts.iter().map(|part| self.dir.path().join(part.name)).collect();
@@ -224,7 +212,6 @@ impl BareWeights {
     }
 
     /// Warnings about oddities in the files that do not prevent reading them.
-    #[must_use]
     pub fn warnings(&self) -> &[String] {
         self.container.warnings()
     }

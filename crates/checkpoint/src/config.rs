@@ -49,19 +49,16 @@ impl ModelDir {
     }
 
     /// Returns this directory with `config` as its configuration.
-    #[must_use]
     pub fn with_config(self, config: Map<String, Value>) -> Self {
         Self { config, ..self }
     }
 
     /// Returns this directory with some of its files replaced by those of another directory.
-    #[must_use]
     pub fn with_others(self, others: OtherFiles) -> Self {
         Self { others: Some(Arc::new(others)), ..self }
     }
 
     /// The files that are read from another directory.
-    #[must_use]
     pub fn others(&self) -> Option<&OtherFiles> {
         self.others.as_deref()
     }
@@ -72,7 +69,6 @@ impl ModelDir {
     }
 
     /// Name of the weight file that the user named, if not the directory.
-    #[must_use]
     pub fn chosen_file(&self) -> Option<&str> {
         self.file.as_deref()
     }
@@ -80,7 +76,6 @@ impl ModelDir {
     /// Creates the entry of a model in a single file that carries its own configuration.
     ///
     /// There are no small files: other files in its directory do not belong to it.
-    #[must_use]
     pub fn of_file(path: &Path, config: Map<String, Value>, limits: &Limits) -> Self {
         Self {
             path: path.to_owned(),
@@ -99,13 +94,11 @@ impl ModelDir {
     }
 
     /// Returns true if this is a checkpoint in Mistral's own format: `params.json` and `consolidated*.safetensors`.
-    #[must_use]
     pub fn is_mistral_format(&self) -> bool {
         self.is_mistral
     }
 
     /// The directory as given, or the file if the model is a single file.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -132,19 +125,16 @@ impl ModelDir {
     }
 
     /// The content of `config.json` (of `params.json` in Mistral's own format), keys in file order.
-    #[must_use]
     pub fn config(&self) -> &Map<String, Value> {
         &self.config
     }
 
     /// The limits with which this directory is read.
-    #[must_use]
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
     /// The path of a file if it exists, or if nothing can be known about it: reading it then gives the error.
-    #[must_use]
     pub fn file(&self, name: &str) -> Option<PathBuf> {
         let path = self.home(name).join(name);
         // Anything but a file or directory is refused by its kind when it is opened.
@@ -163,9 +153,6 @@ impl ModelDir {
     }
 
     /// The bytes of a file; `None` if there is no such file.
-    ///
-    /// # Errors
-    /// [`CheckpointError::TooLarge`] and I/O errors.
     pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, CheckpointError> {
         self.text_file(name)?.map(|path| read_capped(&path, &self.limits)).transpose()
     }
@@ -191,9 +178,6 @@ impl ModelDir {
     }
 
     /// The names of the files in the directory, sorted; names that are not UTF-8 are left out.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn file_names(&self) -> Result<Vec<String>, CheckpointError> {
         let mut names = Vec::new();
         if !self.has_files {
@@ -214,9 +198,6 @@ impl ModelDir {
 }
 
 /// Reads a whole file of bounded size.
-///
-/// # Errors
-/// [`CheckpointError::TooLarge`] and I/O errors.
 pub(crate) fn read_capped(path: &Path, limits: &Limits) -> Result<Vec<u8>, CheckpointError> {
     let file = input::open(path)?;
     let limit = limits.text_file_bytes;

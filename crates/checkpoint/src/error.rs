@@ -14,131 +14,61 @@ use gguf_core::text::{bytes, escape};
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum CheckpointError {
-    /// Reading failed; the inner error names the path.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// There is nothing at the path.
     #[error("{}: no such file or directory", shown(path))]
-    NotFound {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The path is not a directory.
+    NotFound { path: PathBuf },
     #[error("{}: not a directory", shown(path))]
     NotADirectory { path: PathBuf },
-    /// A required file is missing.
     #[error("{}: `{name}` is missing", shown(dir))]
     FileMissing { dir: PathBuf, name: &'static str },
-    /// There are no weights in any known format.
     #[error(
         "{}: no weights found (`model*.safetensors`, or PyTorch's `pytorch_model*.bin`, `*.pth`, `*.pt`, `*.ckpt`)",
         shown(dir)
     )]
     NoWeights { dir: PathBuf },
-    /// A weight format that is recognized but not supported.
     #[error("{}: {what} cannot be read yet", shown(path))]
-    Unsupported {
-        /// The file by which the format was recognized.
-        path: PathBuf,
-        what: &'static str,
-        way_out: &'static str,
-    },
-    /// Weights of a training whose ranks have not put their parts together.
+    Unsupported { path: PathBuf, what: &'static str, way_out: &'static str },
     #[error(
         "{n_empty} of {n} tensors have no elements, as ZeRO stage 3 saves what other ranks have: {}{}",
         listed(names),
         more(n_empty - names.len())
     )]
-    Partitioned {
-        /// First empty tensors.
-        names: Vec<String>,
-        n_empty: usize,
-        n: usize,
-    },
-    /// Weights that MLX saved in a form that cannot be undone.
+    Partitioned { names: Vec<String>, n_empty: usize, n: usize },
     #[error("{}: MLX saved these weights {change}", shown(path))]
-    SavedByMlx {
-        /// The weight file.
-        path: PathBuf,
-        /// What MLX has changed.
-        change: String,
-    },
-    /// A text file larger than the limit.
+    SavedByMlx { path: PathBuf, change: String },
     #[error("{}: {} to read whole, at most {} allowed", shown(path), bytes(*n_bytes), bytes(*limit))]
     TooLarge { path: PathBuf, n_bytes: u64, limit: u64 },
-    /// A text file that is not UTF-8.
     #[error("{}: offset {offset}: not valid UTF-8", shown(path))]
-    NotUtf8 {
-        path: PathBuf,
-        /// Absolute offset of the first bad byte.
-        offset: u64,
-    },
-    /// A broken JSON file.
+    NotUtf8 { path: PathBuf, offset: u64 },
     #[error("{}: {source}", shown(path))]
     Json { path: PathBuf, source: JsonError },
-    /// An index without a usable `weight_map`.
     #[error("{}: `weight_map` is missing or is not an object of strings", shown(index))]
     WeightMap { index: PathBuf },
-    /// An index that names a shard outside the directory.
     #[error("{}: shard `{}` is outside the directory", shown(index), escape(shard))]
     ShardOutside { index: PathBuf, shard: String },
-    /// A missing shard.
     #[error("{}: shard `{}` is missing", shown(named_by), escape(shard))]
-    ShardMissing {
-        /// The index that names the shard, or the directory if the count in the other shards' names implies it.
-        named_by: PathBuf,
-        shard: String,
-    },
-    /// More shards than the limit.
+    ShardMissing { named_by: PathBuf, shard: String },
     #[error("{}: {n_shards} shards, at most {limit} allowed", shown(path))]
     TooManyShards { path: PathBuf, n_shards: usize, limit: usize },
-    /// Tensors of the index that no shard holds.
     #[error("{}: tensor `{}` is not in shard `{}`{}", shown(index), escape(tensor), escape(shard), more(*n_more))]
-    NotInShards {
-        index: PathBuf,
-        /// The first such tensor, by name.
-        tensor: String,
-        /// The shard that the index declares for it.
-        shard: String,
-        n_more: usize,
-    },
-    /// Tensors of shards that the index does not list.
+    NotInShards { index: PathBuf, tensor: String, shard: String, n_more: usize },
     #[error("{}: tensor `{}` of shard `{}` is not listed{}", shown(index), escape(tensor), escape(shard), more(*n_more))]
-    NotInIndex {
-        index: PathBuf,
-        /// The first such tensor, by name.
-        tensor: String,
-        /// The shard that holds it.
-        shard: String,
-        n_more: usize,
-    },
-    /// A tensor that two shards hold.
+    NotInIndex { index: PathBuf, tensor: String, shard: String, n_more: usize },
     #[error("tensor `{}` is in `{}` and in `{}`", escape(tensor), escape(first), escape(second))]
     InTwoShards { tensor: String, first: String, second: String },
-    /// Several files could be the weights.
     #[error("{}: `{}` and `{}` could both be the weights", shown(dir), escape(first), escape(second))]
     Ambiguous { dir: PathBuf, first: String, second: String },
-    /// A PyTorch file that is broken or of an unsupported form.
     #[error("{}: {source}", shown(path))]
     Torch { path: PathBuf, source: Box<TorchError> },
-    /// An msModelSlim description with a label that is not text.
     #[error("{}: `{}` is not text", shown(path), escape(key))]
     Label { path: PathBuf, key: String },
-    /// Files of which only one can belong to the model.
     #[error("{}: several {what}: {}", shown(dir), listed(names))]
-    Several {
-        dir: PathBuf,
-        /// The kind of the files.
-        what: &'static str,
-        names: Vec<String>,
-    },
-    /// Weights that each device saved separately.
+    Several { dir: PathBuf, what: &'static str, names: Vec<String> },
     #[error("{}: the weights are in parts per device (`rank_0`)", shown(dir))]
     Unmerged { dir: PathBuf },
-    /// A broken safetensors file.
     #[error("{}: {source}", shown(path))]
     Safetensors { path: PathBuf, source: HeaderError },
-    /// A broken FastLLM file.
     #[error("{}: {source}", shown(path))]
     FastLlm { path: PathBuf, source: FlmError },
 }

@@ -84,13 +84,11 @@ impl FlmFile {
     }
 
     /// Path from which the file was opened.
-    #[must_use]
     pub fn path(&self) -> &Path {
         self.file.path()
     }
 
     /// Everything but the payloads.
-    #[must_use]
     pub fn header(&self) -> &FlmHeader {
         &self.header
     }

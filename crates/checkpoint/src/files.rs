@@ -110,9 +110,6 @@ impl FileSet {
     ///
     /// No tensor may be in two files: choosing one would be a guess. The index and the files must list the same
     /// tensors. If they disagree about the file of a tensor, the files are right.
-    ///
-    /// # Errors
-    /// [`CheckpointError`].
     pub(super) fn check<'a>(
         &self,
         dir: &ModelDir,

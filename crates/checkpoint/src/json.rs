@@ -33,40 +33,28 @@ pub struct JsonError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum JsonProblem {
-    /// The text ends inside a value.
     #[error("the text ends where {expected} is expected")]
     End { expected: &'static str },
-    /// A byte that the grammar does not allow here.
     #[error("expected {expected}, found `{}`", found.escape_ascii())]
     Unexpected { expected: &'static str, found: u8 },
-    /// A backslash followed by something that is not an escape.
     #[error("invalid escape in a string")]
     Escape,
-    /// Half of a surrogate pair.
     #[error("lone surrogate `\\u{0:04x}` in a string")]
     LoneSurrogate(u16),
-    /// An unescaped control character in a string.
     #[error("unescaped control character 0x{0:02x} in a string")]
     Control(u8),
-    /// A string that is not UTF-8.
     #[error("string is not valid UTF-8")]
     Utf8,
-    /// A number that breaks the grammar.
     #[error("invalid number")]
     Number,
-    /// A nonzero number so small that it would be read as zero.
     #[error("number `{0}` is nearer to zero than any 64-bit float but zero")]
     TooSmall(String),
-    /// A number that is not an integer from 0 to 2^64 - 1 where one is needed.
     #[error("expected an unsigned 64-bit integer, found `{}`", escape(.0))]
     NotUnsigned(String),
-    /// Arrays and objects nested beyond the limit.
     #[error("nested deeper than {limit} levels")]
     TooDeep { limit: usize },
-    /// A duplicate key of an object.
     #[error("duplicate key `{}`", escape(.0))]
     DuplicateKey(String),
-    /// Something after the value.
     #[error("more text after the value")]
     Trailing,
 }
@@ -86,7 +74,6 @@ type Result<T, E = JsonError> = std::result::Result<T, E>;
 
 impl<'a> JsonReader<'a> {
     /// Creates a reader at the first byte; a UTF-8 byte order mark is skipped.
-    #[must_use]
     pub fn new(bytes: &'a [u8], max_depth: usize) -> Self {
         let pos = if bytes.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
         Self { bytes, pos, depth: 0, max_depth }
@@ -95,20 +82,17 @@ impl<'a> JsonReader<'a> {
     /// Moves the start to `offset`, at most the end.
     ///
     /// Offsets in errors still count from the first byte.
-    #[must_use]
     pub fn starting_at(mut self, offset: usize) -> Self {
         self.pos = offset.min(self.bytes.len());
         self
     }
 
     /// Offset of the next byte.
-    #[must_use]
     pub fn offset(&self) -> usize {
         self.pos
     }
 
     /// Creates an error for an offset of this text.
-    #[must_use]
     pub fn error_at(&self, offset: usize, problem: JsonProblem) -> JsonError {
         let before = self.bytes.get(..offset).unwrap_or(self.bytes);
         let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
@@ -382,9 +366,6 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Reads an object as an ordered map.
-    ///
-    /// # Errors
-    /// As [`JsonReader::value`].
     pub fn map(&mut self) -> Result<Map<String, Value>> {
         let mut map = Map::new();
         self.object(|reader, key, offset| {
@@ -416,9 +397,6 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Checks that only white space is left.
-    ///
-    /// # Errors
-    /// [`JsonProblem::Trailing`].
     pub fn finish(mut self) -> Result<()> {
         if self.peek().is_some() { self.fail(JsonProblem::Trailing) } else { Ok(()) }
     }
@@ -426,9 +404,6 @@ impl<'a> JsonReader<'a> {
 
 /// Checks that no object of a text has a key twice: programs disagree on which of the values counts. Other faults are the
 /// caller's to detect.
-///
-/// # Errors
-/// [`JsonProblem::DuplicateKey`].
 pub fn check_keys(bytes: &[u8]) -> Result<()> {
     match JsonReader::new(bytes, MAX_CHECKED_DEPTH).skip() {
         Err(error) if matches!(error.problem, JsonProblem::DuplicateKey(_)) => Err(error),
@@ -449,7 +424,6 @@ fn float(x: f64) -> Value {
 }
 
 /// Returns the value of any number, including one without a JSON literal.
-#[must_use]
 pub fn as_f64(value: &Value) -> Option<f64> {
     match value {
         Value::Number(number) => number.as_f64(),

@@ -131,9 +131,6 @@ impl Checkpoint {
     }
 
     /// Opens the weights of a directory that is already open.
-    ///
-    /// # Errors
-    /// As [`Checkpoint::open`].
     pub fn with_dir(dir: ModelDir) -> Result<Self, CheckpointError> {
         let container = probe::open(&dir)?;
         let mut weights = container.weights().to_vec();
@@ -149,25 +146,21 @@ impl Checkpoint {
     }
 
     /// The directory and its configuration.
-    #[must_use]
     pub fn dir(&self) -> &ModelDir {
         &self.dir
     }
 
     /// Name of the weight files' format.
-    #[must_use]
     pub fn format(&self) -> &'static str {
         self.container.format()
     }
 
     /// The weight files with the metadata of their headers.
-    #[must_use]
     pub fn parts(&self) -> Vec<Part<'_>> {
         self.container.parts()
     }
 
     /// Paths of the files that hold the weights.
-    #[must_use]
     pub fn paths(&self) -> Vec<PathBuf> {
         self.parts().iter().map(|part| self.dir.path().join(part.name)).collect()
     }
@@ -176,13 +169,11 @@ impl Checkpoint {
     ///
     /// # Panics
     /// If there is no such weight.
-    #[must_use]
     pub fn part_of(&self, weight: usize) -> &str {
         self.container.part_of(weight)
     }
 
     /// Warnings about oddities in the files that do not prevent reading them.
-    #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }

@@ -44,9 +44,6 @@ impl WithModules {
     }
 
     /// Adds all weights of a folder's safetensors file as `folder.NAME`; returns false if the file does not exist.
-    ///
-    /// # Errors
-    /// As [`WithModules::add`].
     pub fn add_folder(&mut self, dir: &ModelDir, folder: &str) -> Result<bool, CheckpointError> {
         self.add_named(dir, &format!("{folder}/model.safetensors"), &|name| Some(format!("{folder}.{name}")))
     }

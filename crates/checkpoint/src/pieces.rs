@@ -14,7 +14,6 @@ pub const NOTHING: &str = "it says nothing";
 /// Member of a safetensors header with notes of the program that saved the file.
 const NOTES: &str = "__metadata__";
 
-/// Row of the table.
 struct Row {
     /// `written`, `none`, `lost`, or `members`: those of the key are listed instead.
     fate: &'static str,
@@ -38,7 +37,6 @@ static ROWS: LazyLock<BTreeMap<&str, Vec<Row>>> = LazyLock::new(|| {
 });
 
 /// Returns true for values that say nothing: null, and lists, maps and texts without content.
-#[must_use]
 pub fn is_nothing(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -50,7 +48,6 @@ pub fn is_nothing(value: &Value) -> bool {
 }
 
 /// Returns true for values that switch something off.
-#[must_use]
 pub fn is_off(value: &Value) -> bool {
     is_nothing(value) || *value == Value::Bool(false) || value.as_f64() == Some(0.0)
 }
@@ -69,25 +66,21 @@ fn find(group: &str, name: &str) -> Option<&'static Row> {
 }
 
 /// Returns why a key has no effect, by the rows of a group; `None` for a key that has one, or that no row knows.
-#[must_use]
 pub fn why(group: &str, name: &str) -> Option<&'static str> {
     find(group, name).filter(|row| row.fate == "none").map(|row| row.text)
 }
 
 /// Returns what becomes of a file of a folder.
-#[must_use]
 pub fn of_file(name: &str) -> Piece {
     piece(PieceKind::File, name, find(".", name), &Value::Bool(true))
 }
 
 /// Returns what becomes of the keys of a file, by the rows of a group. The first row of the table that fits counts.
-#[must_use]
 pub fn of_keys(group: &str, file: &str, map: &Map<String, Value>) -> Vec<Piece> {
     of_members(group, "", map).into_iter().map(|piece| piece.within(file)).collect()
 }
 
 /// Returns what becomes of the notes in the headers of weight files.
-#[must_use]
 pub fn of_notes(parts: &[Part<'_>]) -> Vec<Piece> {
     let of_part = |part: &Part<'_>| {
         let entries = part.metadata.iter().map(|(key, value)| (key.clone(), value.as_str().into()));

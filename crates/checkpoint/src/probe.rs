@@ -11,7 +11,6 @@ use crate::torch::TorchFiles;
 use crate::{CheckpointError, Container, msmodelslim};
 use gguf_core::limits::Limits;
 
-/// One weight format.
 struct FormatProbe {
     /// Prefix of its file names, compared without case.
     starts: &'static str,
@@ -20,7 +19,6 @@ struct FormatProbe {
     handling: FormatHandling,
 }
 
-/// Handling of a format.
 enum FormatHandling {
     Read {
         open: OpenFormat,

@@ -39,84 +39,44 @@ pub struct TensorRange {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum HeaderError {
-    /// A file too short for the length of the header.
     #[error("offset 0: 8 bytes of header length expected, {present} present")]
     NoLength { present: u64 },
-    /// The header is longer than the limit.
     #[error("offset 0: header of {declared} bytes declared, at most {limit} allowed")]
     TooLong { declared: u64, limit: u64 },
-    /// The header does not fit into the file.
     #[error("offset 8: header of {declared} bytes declared, {present} present")]
     Truncated { declared: u64, present: u64 },
-    /// The header does not start with `{`.
     #[error("offset 8: header does not start with `{{`")]
     Start,
-    /// The header is not valid JSON of the expected structure.
     #[error("header: {0}")]
     Json(#[from] JsonError),
-    /// A name that occurs twice.
     #[error("tensor `{}`: name occurs twice", escape(name))]
     Duplicate { name: String },
-    /// An entry without a required field.
     #[error("tensor `{}`: `{field}` is missing", escape(name))]
     FieldMissing { name: String, field: &'static str },
-    /// An entry with a field given twice.
     #[error("tensor `{}`: `{field}` is given twice", escape(name))]
     FieldTwice { name: String, field: &'static str },
-    /// `data_offsets` without exactly two numbers.
     #[error("tensor `{}`: `data_offsets` has {found} elements, expected 2", escape(name))]
     OffsetCount { name: String, found: usize },
-    /// An element type that the format does not have.
     #[error("tensor `{}`: unknown dtype `{}`", escape(name), escape(dtype))]
-    Dtype {
-        name: String,
-        /// Type name in the file.
-        dtype: String,
-    },
-    /// Dimensions whose product, in elements or bits, does not fit 63 bits.
+    Dtype { name: String, dtype: String },
     #[error("tensor `{}`: shape {dims:?} overflows", escape(name))]
     ShapeOverflow { name: String, dims: Vec<u64> },
-    /// A tensor of a type narrower than a byte that does not fill whole bytes.
     #[error("tensor `{}`: {bits} bits do not fill whole bytes", escape(name))]
     Ragged { name: String, bits: u64 },
-    /// A range that ends before it begins.
     #[error("tensor `{}`: range {begin}..{end} ends before it begins", escape(name))]
     Reversed { name: String, begin: u64, end: u64 },
-    /// A range whose length is not the tensor's size.
     #[error("tensor `{}`: {dtype} {shape} takes {expected} bytes, range holds {found}", escape(name))]
-    Size {
-        name: String,
-        dtype: ElementType,
-        shape: Shape,
-        /// Bytes computed from shape and type.
-        expected: u64,
-        found: u64,
-    },
-    /// A range that reaches beyond the file.
+    Size { name: String, dtype: ElementType, shape: Shape, expected: u64, found: u64 },
     #[error("tensor `{}`: data up to offset {end} declared, file ends at {present}", escape(name))]
-    DataTruncated {
-        name: String,
-        /// Absolute end of the range (saturated).
-        end: u64,
-        present: u64,
-    },
-    /// A range that begins inside another.
+    DataTruncated { name: String, end: u64, present: u64 },
     #[error(
         "tensor `{}`: range begins at {begin}, inside `{}`, which ends at {end}",
         escape(name),
         escape(other)
     )]
-    Overlap {
-        name: String,
-        begin: u64,
-        other: String,
-        /// End of the other range in the data.
-        end: u64,
-    },
-    /// Bytes that belong to no tensor.
+    Overlap { name: String, begin: u64, other: String, end: u64 },
     #[error("{n_bytes} bytes at offset {offset} belong to no tensor")]
     Gap { offset: u64, n_bytes: u64 },
-    /// More tensors than the limit.
     #[error("header: more than {limit} tensors")]
     TooManyTensors { limit: u64 },
 }

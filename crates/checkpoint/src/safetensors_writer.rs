@@ -18,19 +18,12 @@ use gguf_core::{ElementType, Hint, SourceError, WeightMeta, WeightSource};
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum WriteCheckpointError {
-    /// An element type that the format or this writer does not support.
     #[error("tensor `{tensor}`: element type {ty} cannot be written to safetensors")]
     ElementType { tensor: String, ty: ElementType },
-    /// A size that overflows.
     #[error("tensor `{tensor}`: size overflows")]
     Overflow { tensor: String },
-    /// The planned header is inconsistent.
     #[error("{file}: {source}")]
-    Header {
-        file: String,
-        /// The rule that is broken.
-        source: safetensors::SafeTensorError,
-    },
+    Header { file: String, source: safetensors::SafeTensorError },
     /// A tensor could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
@@ -40,7 +33,6 @@ pub enum WriteCheckpointError {
     /// An I/O operation failed.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The run was interrupted.
     #[error("interrupted")]
     Cancelled,
 }
@@ -190,7 +182,6 @@ fn dtype(weight: &WeightMeta) -> Result<Dtype, WriteCheckpointError> {
 }
 
 /// The index of a sharded checkpoint (`model.safetensors.index.json`); `None` for a single file.
-#[must_use]
 pub(crate) fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option<String> {
     if shards.len() < 2 {
         return None;

@@ -62,9 +62,6 @@ impl SafetensorsShards {
     /// Opens files whose names begin with `stem` instead of `model`, as [`SafetensorsShards::open`].
     ///
     /// Without an index, only shards with counted names (`-00001-of-00003`) are read.
-    ///
-    /// # Errors
-    /// As [`SafetensorsShards::open`].
     pub(super) fn named(dir: &ModelDir, stem: &str) -> Result<Option<Self>, CheckpointError> {
         let naming = naming(stem);
         let Some(files) = FileSet::find(dir, &naming)? else { return Ok(None) };
@@ -92,9 +89,6 @@ impl SafetensorsShards {
     }
 
     /// Opens one file and lists its tensors in the order of their data.
-    ///
-    /// # Errors
-    /// As [`SafetensorsShards::single`].
     pub(super) fn in_data_order(dir: &ModelDir, name: &str) -> Result<Self, CheckpointError> {
         Ok(Self::single(dir, name)?.sorted_by_data())
     }

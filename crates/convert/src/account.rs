@@ -20,7 +20,6 @@ const PARAMS: &str = "params.json";
 const GENERATION: &str = "generation_config.json";
 /// Key of the configuration whose members are those of the quantization's settings.
 const QUANTIZATION: &str = "quantization_config";
-/// Files of towers.
 const TOWERS: [&str; 3] =
     ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"];
 /// Files with settings of a quantization, which one of them or the configuration describes.
@@ -106,7 +105,6 @@ pub(super) fn unknown_keys(keys: &[Piece]) -> Vec<String> {
 
 impl Conversion {
     /// Returns the account of the checkpoint: files, their keys, tensors, each in their own order.
-    #[must_use]
     pub fn account(&self) -> Vec<Piece> {
         let mut pieces = self.files();
         pieces.extend(self.keys.iter().cloned());
@@ -116,7 +114,6 @@ impl Conversion {
     }
 
     /// Returns what the file does not have of the checkpoint: a sentence for each key, and one for the tensors of each reason.
-    #[must_use]
     pub fn lost(&self) -> Vec<String> {
         let mut lost: Vec<String> = self.mapping().lost.iter().map(ToString::to_string).collect();
         let is_main = |piece: &&Piece| [CONFIG, PARAMS].contains(&piece.file.as_deref().unwrap_or_default());

@@ -124,9 +124,6 @@ impl Conversion {
     }
 
     /// Plans the conversion of an open model.
-    ///
-    /// # Errors
-    /// As for [`Conversion::plan`].
     pub fn of(source: ModelSource, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let weights = source.weights.clone();
         let packings =
@@ -258,20 +255,17 @@ impl Conversion {
     }
 
     /// Metadata keys of the output, in file order.
-    #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
     /// Returns true if the checkpoint has vision or audio towers that a conversion of their own
     /// ([`CardKind::Mmproj`]) writes.
-    #[must_use]
     pub fn has_towers(&self) -> bool {
         self.has_towers
     }
 
     /// Returns true if the checkpoint has draft heads that a conversion of their own ([`DraftHeads::Alone`]) writes.
-    #[must_use]
     pub fn has_draft_heads(&self) -> bool {
         let mut names = self.source.metas().iter().map(|meta| meta.name.as_str());
         self.options.heads == DraftHeads::Kept
@@ -279,19 +273,16 @@ impl Conversion {
     }
 
     /// Result of applying the card to the checkpoint.
-    #[must_use]
     pub fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
     /// Type of the file.
-    #[must_use]
     pub fn file_type(&self) -> OutType {
         self.mapping.file_type
     }
 
     /// Name of the file type in upper case, as used in file names: `F16`, `MXFP4_MOE`.
-    #[must_use]
     pub fn encoding(&self) -> String {
         match self.counts_as {
             Some(GgmlType::Mxfp4) => "MXFP4_MOE".to_owned(),
@@ -314,14 +305,12 @@ impl Conversion {
     }
 
     /// Oddities of the checkpoint that do not stop the conversion.
-    #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
     /// Tensors with rows whose values are too small for their type and became zero or nearly zero, in output order.
     /// Complete only after all rows were read.
-    #[must_use]
     pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
         let small = |part: &ConvertedTensor| *part.small.lock().unpoisoned();
         let pairs = self.tensors.iter().zip(&self.parts).map(|(tensor, part)| (tensor, small(part)));
@@ -329,7 +318,6 @@ impl Conversion {
     }
 
     /// Default file name of the output; `encoding` is the name of the file type (`F16`, `Q4_K_M`).
-    #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
         if self.mapping.card.kind == CardKind::Mmproj {
             return self.general.default_tower_file_name(encoding);
@@ -342,7 +330,6 @@ impl Conversion {
     }
 
     /// Paths of all files that are read; an output must not replace them.
-    #[must_use]
     pub fn input_paths(&self) -> Vec<PathBuf> {
         let mut paths = self.source.paths.clone();
         if let Ok(Some(target)) = OpenTarget::of(&self.options) {
@@ -352,14 +339,12 @@ impl Conversion {
     }
 
     /// Tensors that keep the codes of a quantized checkpoint, by role.
-    #[must_use]
     pub fn kept(&self) -> Vec<KeptRole> {
         let pairs = self.tensors.iter().zip(&self.parts);
         codes::kept(pairs.filter_map(|(tensor, part)| Some((tensor, part.fit.as_ref()?))))
     }
 
     /// Tensors whose codes become floats although they should be kept, by role.
-    #[must_use]
     pub fn floats(&self) -> Vec<FloatRole> {
         let pairs = self.tensors.iter().zip(&self.parts);
         codes::floats(pairs.filter_map(|(tensor, part)| Some((tensor, part.reason?))))

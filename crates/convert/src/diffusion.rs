@@ -166,7 +166,6 @@ impl DiffusionConversion {
     }
 
     /// Returns what becomes of the files that are read, of each note in their headers, and of each tensor.
-    #[must_use]
     pub fn account(&self) -> Vec<Piece> {
         let names = self.paths.iter().filter_map(|path| path.file_name()?.to_str());
         let to = || vec!["tensors, listed below".to_owned()];
@@ -175,25 +174,21 @@ impl DiffusionConversion {
     }
 
     /// Card of the architecture.
-    #[must_use]
     pub fn card(&self) -> Option<&DiffusionCard> {
         self.rules.card()
     }
 
     /// Rules for the types of the tensors.
-    #[must_use]
     pub fn rules(&self) -> &DiffusionRules {
         &self.rules
     }
 
     /// Metadata keys of the output, in file order.
-    #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
     /// Name of the file type in upper case, as used in file names.
-    #[must_use]
     pub fn encoding(&self) -> String {
         self.file_type.name().to_owned()
     }
@@ -205,32 +200,27 @@ impl DiffusionConversion {
     }
 
     /// Oddities of the checkpoint that do not stop the conversion.
-    #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
     /// Facts about the conversion that are no warnings, such as the part of a whole checkpoint that is taken.
-    #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
     /// Default file name of the output; `encoding` is the name of the file type.
-    #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
         format!("{}-{encoding}.gguf", self.name)
     }
 
     /// Paths of all files that are read; an output must not replace them.
-    #[must_use]
     pub fn input_paths(&self) -> &[PathBuf] {
         &self.paths
     }
 
     /// Tensors with rows whose values are too small for their type, in output order. Complete only after all rows were
     /// read.
-    #[must_use]
     pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
         let pairs = self.tensors.iter().zip(&self.parts);
         let found = pairs.map(|(tensor, part)| (tensor, *part.small.lock().unpoisoned()));
@@ -254,7 +244,6 @@ fn is_meant(error: &ConvertError, path: &Path) -> bool {
     }
 }
 
-/// Cards for a conversion.
 enum Cards {
     Embedded(&'static DiffusionCards),
     WithGiven(Box<DiffusionCards>),
@@ -303,7 +292,6 @@ fn stripped(names: &[&str], prefix: NamePrefix<'_>, path: &Path) -> Result<Vec<S
     }
 }
 
-/// Recognizes the architecture.
 fn recognized<'a>(
     cards: &'a DiffusionCards,
     names: &[&str],
@@ -433,7 +421,6 @@ fn most_frequent(weights: &ImageWeights) -> GgmlType {
     if n > 0 && others.into_iter().all(|ty| count(ty) <= n) { GgmlType::Bf16 } else { GgmlType::F16 }
 }
 
-/// Tensor of the output.
 struct PlannedTensor {
     meta: TensorMeta,
     recipe: Recipe,

@@ -13,6 +13,7 @@ use gguf_views::RecipeError;
 
 /// Errors while a conversion is planned.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum ConvertError {
     /// The checkpoint cannot be read.
     #[error(transparent)]
@@ -32,36 +33,14 @@ pub enum ConvertError {
     /// An operation does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// A draft model uses the vocabulary of its target model, which is not given.
     #[error("card `{}`: the vocabulary is that of the target model", escape(card))]
-    NoTarget {
-        /// Name of the card.
-        card: String,
-    },
-    /// The description of an embedding model's pooling is invalid.
+    NoTarget { card: String },
     #[error("{}: {reason}", path.display())]
-    Pooling {
-        /// Path of the file.
-        path: std::path::PathBuf,
-        /// Description of the fault.
-        reason: String,
-    },
-    /// A file holds adapters, and merging them was not requested.
+    Pooling { path: std::path::PathBuf, reason: String },
     #[error("{}: the file holds adapters ({}), their matrices change the model", path.display(), listed(names))]
-    Adapters {
-        /// Path of the file.
-        path: std::path::PathBuf,
-        /// Names of the adapters; empty if the file has only their matrices.
-        names: Vec<String>,
-    },
-    /// An adapter in the model's file cannot be merged.
+    Adapters { path: std::path::PathBuf, names: Vec<String> },
     #[error("{}: {reason}", path.display())]
-    Adapter {
-        /// Path of the file.
-        path: std::path::PathBuf,
-        /// Cause.
-        reason: String,
-    },
+    Adapter { path: std::path::PathBuf, reason: String },
     /// A PEFT adapter directory is invalid.
     #[error(transparent)]
     Peft(Box<AdapterError>),
@@ -71,25 +50,13 @@ pub enum ConvertError {
     /// Sizes of the configuration contradict the weights.
     #[error(transparent)]
     Sizes(#[from] Box<SizesError>),
-    /// Weights that MLX saved do not fit the card.
     #[error("{}: MLX saved these weights, and {source}", path.display())]
-    SavedByMlx {
-        /// The weight file.
-        path: std::path::PathBuf,
-        /// Cause.
-        source: Box<ConvertError>,
-    },
+    SavedByMlx { path: std::path::PathBuf, source: Box<ConvertError> },
     /// A value of the configuration gives a key that no runtime reads.
     #[error(transparent)]
     Keys(#[from] Box<KeysError>),
-    /// An architecture without a card.
     #[error("{}: no architecture card for `{}`", path.display(), escape(arch))]
-    UnknownArch {
-        /// Path of the file.
-        path: std::path::PathBuf,
-        /// Name of the architecture, from the file or from `--arch`.
-        arch: String,
-    },
+    UnknownArch { path: std::path::PathBuf, arch: String },
     /// The file is no image or video model that is converted.
     #[error(transparent)]
     Diffusion(Box<DiffusionError>),
@@ -122,7 +89,6 @@ fn listed(names: &[String]) -> String {
 impl ConvertError {
     /// Returns true if the checkpoint may be sound but has an unsupported form. Otherwise it is faulty or could not be
     /// read.
-    #[must_use]
     pub fn is_unsupported(&self) -> bool {
         match self {
             Self::Checkpoint(CheckpointError::Torch { source, .. }) => matches!(

@@ -140,13 +140,11 @@ impl AdapterConversion {
     }
 
     /// Metadata keys of the output, in file order.
-    #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
     /// Name of the file type in upper case, as used in file names.
-    #[must_use]
     pub fn encoding(&self) -> String {
         self.file_type.name().to_uppercase()
     }
@@ -159,19 +157,16 @@ impl AdapterConversion {
     }
 
     /// Oddities of the adapter that do not stop the conversion.
-    #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
     /// Default file name of the output; `encoding` is the name of the file type.
-    #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
         self.general.default_adapter_file_name(encoding)
     }
 
     /// Paths of all files that are read; an output must not replace them.
-    #[must_use]
     pub fn input_paths(&self) -> &[PathBuf] {
         &self.paths
     }
@@ -238,7 +233,6 @@ fn tied_output(parts: &AdapterParts, base: &ModelDir) -> Option<String> {
     ))
 }
 
-/// Scaling of the pairs.
 struct PairScaling {
     /// Value of `adapter.lora.alpha`.
     alpha: f64,

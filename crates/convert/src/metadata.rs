@@ -64,32 +64,16 @@ impl MetadataFiles {
 
 /// Part of a file that cannot be kept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum MetadataWarning {
-    /// A whole file is ignored.
     #[error("{reason}; the file is left out")]
-    FileIgnored {
-        /// Cause, with the path.
-        reason: String,
-    },
-    /// The model card is ignored.
+    FileIgnored { reason: String },
     #[error("README.md: {0}; the model card is left out")]
     CardIgnored(CardError),
-    /// A value has the wrong type.
     #[error("`{}`: expected {expected}, found `{}`; the value is left out", escape(key), escape(found))]
-    WrongKind {
-        /// Key, as spelled in its file.
-        key: String,
-        /// Expected type.
-        expected: &'static str,
-        /// Value found, as truncated JSON.
-        found: String,
-    },
-    /// A key of the override file has no effect.
+    WrongKind { key: String, expected: &'static str, found: String },
     #[error("`{}`: not a key that can be overridden", escape(key))]
-    UnknownOverride {
-        /// Key.
-        key: String,
-    },
+    UnknownOverride { key: String },
 }
 
 /// Inputs that the keys are derived from.
@@ -122,14 +106,12 @@ pub struct GeneralMetadata {
 
 impl GeneralMetadata {
     /// Value of `general.name`; empty if there is none.
-    #[must_use]
     pub fn model_name(&self) -> &str {
         let entry = self.entries.iter().find(|entry| entry.0 == "general.name");
         entry.and_then(|entry| entry.1.as_str()).unwrap_or_default()
     }
 
     /// Default name of the output file. `encoding` is the name of the file type (`F16`, `Q4_K_M`).
-    #[must_use]
     pub fn default_file_name(&self, encoding: &str) -> String {
         let name = FileName {
             size_label: self.texts.size_label.as_deref(),
@@ -140,13 +122,11 @@ impl GeneralMetadata {
     }
 
     /// Default name of a file with draft heads only; it has no size, which would be that of the heads.
-    #[must_use]
     pub fn default_head_file_name(&self, encoding: &str) -> String {
         format!("mtp-{}.gguf", FileName { encoding: Some(encoding), ..self.name() }.stem())
     }
 
     /// Default name of an adapter file.
-    #[must_use]
     pub fn default_adapter_file_name(&self, encoding: &str) -> String {
         let name = FileName {
             size_label: self.texts.size_label.as_deref(),
@@ -158,13 +138,11 @@ impl GeneralMetadata {
     }
 
     /// Default name of a file with towers only; it has no size, which would be that of the towers.
-    #[must_use]
     pub fn default_tower_file_name(&self, encoding: &str) -> String {
         format!("mmproj-{}.gguf", FileName { encoding: Some(encoding), ..self.name() }.stem())
     }
 
     /// Default name of a vocabulary-only file.
-    #[must_use]
     pub fn default_vocab_file_name(&self) -> String {
         FileName { kind: Some("vocab"), ..self.name() }.stem() + ".gguf"
     }
@@ -223,7 +201,6 @@ macro_rules! texts {
         }
 
         impl TextFields {
-            /// Returns keys and values.
             fn rows(&self) -> Vec<(&'static str, Option<&str>)> {
                 vec![$( ($key, self.$field.as_deref()) ),*]
             }
@@ -286,7 +263,6 @@ struct MetadataCollector {
 /// # Exactness
 /// gguf-py's `Metadata.load` and `set_gguf_meta_model`, with the converter's `prepare_metadata` between them. Numbers
 /// where text is expected (`version: 1.5` in a model card) are kept as written; the reference fails on them.
-#[must_use]
 pub fn general_metadata(inputs: &MetadataInputs<'_>) -> GeneralMetadata {
     let mut all =
         MetadataCollector { warnings: inputs.files.warnings.clone(), ..MetadataCollector::default() };

@@ -12,7 +12,6 @@ use gguf_core::{Shape, WeightMeta, WeightSource};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
-/// What `mlx.toml` says.
 #[derive(Default, Deserialize)]
 struct Facts {
     norms_with_one: Vec<String>,
@@ -47,9 +46,6 @@ impl SavedByMlx {
     }
 
     /// Refuses models whose changes cannot be undone.
-    ///
-    /// # Errors
-    /// [`CheckpointError::SavedByMlx`].
     pub(super) fn check(&self) -> Result<(), CheckpointError> {
         let change = self.types.iter().find_map(|ty| FACTS.refused.get(ty));
         change.map_or(Ok(()), |change| {

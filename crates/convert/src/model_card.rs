@@ -18,34 +18,18 @@ const MAX_DEPTH: usize = 64;
 
 /// Reasons why a model card's front matter cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum CardError {
-    /// Invalid YAML.
     #[error("line {line}: {problem}")]
-    Syntax {
-        /// Line in the card, from 1.
-        line: usize,
-        /// Message of the parser.
-        problem: String,
-    },
-    /// Front matter that is larger, deeper or more repetitive than any real card.
+    Syntax { line: usize, problem: String },
     #[error("line {line}: front matter is too large")]
-    TooLarge {
-        /// Line in the card, from 1.
-        line: usize,
-    },
-    /// YAML that is not a map with text keys.
+    TooLarge { line: usize },
     #[error("line {line}: expected a map with text keys")]
-    NotAMap {
-        /// Line in the card, from 1.
-        line: usize,
-    },
+    NotAMap { line: usize },
 }
 
 /// Parses the front matter of a card into strings, lists, and maps in file order. The last value of a duplicate key
 /// wins. A card without front matter gives an empty map.
-///
-/// # Errors
-/// [`CardError`].
 pub(crate) fn parse_card(card: &str) -> Result<Map<String, Value>, CardError> {
     let Some(yaml) = front_matter(card)? else { return Ok(Map::new()) };
     let mut builder = ValueBuilder::default();

@@ -29,7 +29,6 @@ impl ParameterCounts {
     /// # Exactness
     /// gguf-py's `get_total_parameter_count`; sums saturate. A pair of an adapter counts as its product, and the total
     /// is then negative. If the two tensors of a pair are not adjacent, nothing is counted.
-    #[must_use]
     pub fn of<'a>(tensors: impl IntoIterator<Item = &'a TensorMeta>) -> Self {
         let mut counts = Self::default();
         let (mut expert_sum, mut n_expert_tensors) = (0i64, 0);
@@ -75,7 +74,6 @@ impl ParameterCounts {
     ///
     /// # Exactness
     /// gguf-py's `size_label`; a million is `1000K`, because the limits are exclusive.
-    #[must_use]
     pub fn size_label(&self) -> String {
         if self.n_experts > 0 {
             let per_expert = self.shared.unsigned_abs().saturating_add(self.expert.unsigned_abs());
@@ -155,7 +153,6 @@ static FINETUNE: LazyLock<Regex> = LazyLock::new(|| pattern("chat|instruct|visio
 ///
 /// # Exactness
 /// gguf-py's `Metadata.get_model_id_components`.
-#[must_use]
 pub(crate) fn split_id(id: &str, total_params: i64) -> IdParts {
     // An id with a space is a sentence, not an id.
     if id.contains(' ') {
@@ -286,7 +283,6 @@ fn normal_size(part: &str, total_params: i64) -> (String, bool) {
 ///
 /// # Exactness
 /// gguf-py's `Metadata.id_to_title`.
-#[must_use]
 pub(crate) fn title(id: &str) -> String {
     static PLAIN: LazyLock<Regex> = LazyLock::new(|| pattern(r"v\d+(?:\.\d+)*|\d.*"));
     let spaced = id.replace('-', " ");
@@ -362,7 +358,6 @@ impl FileName<'_> {
     /// # Exactness
     /// gguf-py's `naming_convention`, except that no component can lead out of the directory: a slash, backslash,
     /// control character or mark of direction becomes a hyphen.
-    #[must_use]
     pub fn stem(&self) -> String {
         let hyphened = |text: &str| text.trim_matches(is_space).replace(' ', "-");
         let mut stem = hyphened(self.basename.or(self.name).unwrap_or("ggml-model"));
@@ -385,7 +380,6 @@ impl FileName<'_> {
 
 /// Replaces `{ftype}` (also `{outtype}`, `{}`) and `{FTYPE}` (`{OUTTYPE}`) in an output file's name with the type, in
 /// lower and upper case.
-#[must_use]
 pub fn fill_template(file_name: &str, encoding: &str) -> String {
     let (lower, upper) = (encoding.to_lowercase(), encoding.to_uppercase());
     ["{ftype}", "{outtype}", "{}", "{0}"]

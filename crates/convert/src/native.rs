@@ -21,7 +21,6 @@ pub struct NativePlan {
 
 impl Conversion {
     /// Quantization of the checkpoint's weights, if any.
-    #[must_use]
     pub fn quantization(&self) -> Option<&Quantization> {
         self.source.quantization.as_ref()
     }

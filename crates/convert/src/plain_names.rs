@@ -11,9 +11,6 @@ use gguf_core::{WeightMeta, WeightSource};
 
 /// Applies the card to a checkpoint. If the names do not fit, renames the source's weights to names that do and tries
 /// again. Returns warnings as well.
-///
-/// # Errors
-/// As for [`map`].
 pub(super) fn map_by(
     source: &mut ModelSource,
     options: &ConvertOptions,

@@ -25,7 +25,6 @@ pub struct ShownOptions {
 
 impl ShownOptions {
     /// Derives the options from a file's keys only.
-    #[must_use]
     pub fn by_keys(metadata: &Metadata) -> Self {
         let arch = metadata.get("general.architecture").and_then(Value::as_str);
         let kind = if arch == Some("clip") { CardKind::Mmproj } else { CardKind::Text };
@@ -34,7 +33,6 @@ impl ShownOptions {
 
     /// Derives the options from the differences between a file and `plain`, the conversion of its checkpoint without
     /// any of them.
-    #[must_use]
     pub fn between(plain: &Conversion, metadata: &Metadata, tensors: &[TensorMeta]) -> Self {
         let by_keys = Self::by_keys(metadata);
         if by_keys.kind == CardKind::Mmproj {
@@ -63,14 +61,12 @@ impl ShownOptions {
     }
 
     /// Applies these options to those of the plain conversion.
-    #[must_use]
     pub fn of(self, plain: ConvertOptions) -> ConvertOptions {
         let Self { kind, heads, fuse, rerank, dense_modules } = self;
         ConvertOptions { kind, dense_modules, rerank, heads, fuse, ..plain }
     }
 
     /// Names of the options on the command line.
-    #[must_use]
     pub fn names(self) -> Vec<&'static str> {
         let named = [
             (self.kind == CardKind::Mmproj, "--mmproj"),

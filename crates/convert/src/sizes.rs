@@ -120,7 +120,6 @@ impl SizesError {
     }
 }
 
-/// A tensor to report.
 struct ReportedTensor {
     tensor: usize,
     expected: String,

@@ -97,7 +97,6 @@ impl ModelSource {
     }
 
     /// Returns a source without weights.
-    #[must_use]
     pub fn without_weights(dir: ModelDir) -> Self {
         Self {
             dir,
@@ -203,7 +202,6 @@ impl ModelSource {
     }
 
     /// Names, shapes and types of the weights.
-    #[must_use]
     pub fn metas(&self) -> &[WeightMeta] {
         self.weights.as_ref().map_or(&[], |weights| weights.weights())
     }

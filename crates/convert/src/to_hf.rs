@@ -31,6 +31,7 @@ const MAX_ROPE_FREQS: usize = 1 << 16;
 
 /// Reasons why a GGUF file cannot be converted back.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum ToHfError {
     /// The architecture is unknown, or its card does not fit the file.
     #[error(transparent)]
@@ -41,18 +42,11 @@ pub enum ToHfError {
     /// An operation does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// A tensor could not be decoded.
     #[error("tensor `{tensor}`: {source}")]
-    Read {
-        /// Tensor of the checkpoint to be written.
-        tensor: String,
-        /// Cause.
-        source: ViewError,
-    },
+    Read { tensor: String, source: ViewError },
     /// A scale tensor that belongs to a quantized tensor could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// No known parameters give the file's rope factors.
     #[error("tensor `{ROPE_FREQS}`: not the factors of any released Llama 3 model")]
     RopeFreqs,
     /// The weights could not be written.

@@ -48,19 +48,16 @@ pub struct Piece {
 
 impl Piece {
     /// Creates a piece that is in the output.
-    #[must_use]
     pub fn written(kind: PieceKind, name: impl Into<String>, to: Vec<String>) -> Self {
         Self { kind, file: None, name: name.into(), fate: Fate::Written, to, why: None }
     }
 
     /// Creates a piece that is not in the output.
-    #[must_use]
     pub fn not(kind: PieceKind, name: impl Into<String>, fate: Fate, why: impl Into<String>) -> Self {
         Self { kind, file: None, name: name.into(), fate, to: Vec::new(), why: Some(why.into()) }
     }
 
     /// Returns the piece as a key of a file.
-    #[must_use]
     pub fn within(self, file: &str) -> Self {
         Self { file: Some(file.to_owned()), ..self }
     }

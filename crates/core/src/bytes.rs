@@ -53,13 +53,11 @@ macro_rules! numbers {
 
 impl<'a> Cursor<'a> {
     /// Creates a cursor at the first byte.
-    #[must_use]
     pub fn new(bytes: &'a [u8], endian: Endian) -> Self {
         Self { bytes, pos: 0, endian }
     }
 
     /// Byte order of the numbers that follow.
-    #[must_use]
     pub fn endian(&self) -> Endian {
         self.endian
     }
@@ -70,13 +68,11 @@ impl<'a> Cursor<'a> {
     }
 
     /// Absolute offset of the next read.
-    #[must_use]
     pub fn offset(&self) -> u64 {
         self.pos as u64
     }
 
     /// Bytes left.
-    #[must_use]
     pub fn left(&self) -> u64 {
         (self.bytes.len() - self.pos) as u64
     }

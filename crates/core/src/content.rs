@@ -20,7 +20,6 @@ impl Content {
     }
 
     /// Returns true if something was read, and all of it was zeros.
-    #[must_use]
     pub fn is_all_zero(&self) -> bool {
         self.0.load(Ordering::Relaxed) == ZEROS
     }

@@ -106,7 +106,6 @@ static REMOVED: &[(u32, &str)] = &[
 
 impl GgmlType {
     /// Returns the type's table row.
-    #[must_use]
     pub fn info(self) -> &'static GgmlTypeInfo {
         &GGML_TYPES[self as usize]
     }
@@ -117,61 +116,51 @@ impl GgmlType {
     }
 
     /// Returns the type with this number in the file format, if it still exists.
-    #[must_use]
     pub fn from_id(id: u32) -> Option<Self> {
         GGML_TYPES.iter().find(|row| row.id == id).map(|row| row.ty)
     }
 
     /// Returns the name of a type number that was removed from the format.
-    #[must_use]
     pub fn removed_name(id: u32) -> Option<&'static str> {
         REMOVED.iter().find(|row| row.0 == id).map(|row| row.1)
     }
 
     /// Returns the type of this name, in any case.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         GGML_TYPES.iter().find(|row| row.name.eq_ignore_ascii_case(name)).map(|row| row.ty)
     }
 
     /// Number in the file format.
-    #[must_use]
     pub fn id(self) -> u32 {
         self.info().id
     }
 
     /// Name as the format spells it (`Q4_K`).
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.info().name
     }
 
     /// Elements per block.
-    #[must_use]
     pub fn block_elems(self) -> usize {
         self.info().block_elems
     }
 
     /// Bytes per block.
-    #[must_use]
     pub fn block_bytes(self) -> usize {
         self.info().block_bytes
     }
 
     /// Returns true for types whose blocks hold more than one element.
-    #[must_use]
     pub fn is_quantized(self) -> bool {
         self.info().block_elems > 1
     }
 
     /// Bits per weight of a full block.
-    #[must_use]
     pub fn bits_per_weight(self) -> f64 {
         self.info().block_bytes as f64 * 8.0 / self.info().block_elems as f64
     }
 
     /// Bytes of one row of `n_cols` elements; `None` if the row is not a whole number of blocks or overflows.
-    #[must_use]
     pub fn row_bytes(self, n_cols: u64) -> Option<u64> {
         let info = self.info();
         if !n_cols.is_multiple_of(info.block_elems as u64) {
@@ -235,32 +224,27 @@ element_types! {
 
 impl ElementType {
     /// Returns the type of this safetensors name.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         ELEMENT_TYPES.iter().find(|row| row.1 == name).map(|row| row.0)
     }
 
     /// The safetensors name.
-    #[must_use]
     pub fn name(self) -> &'static str {
         ELEMENT_TYPES[self as usize].1
     }
 
     /// Bits per element.
-    #[must_use]
     pub fn bits(self) -> u32 {
         ELEMENT_TYPES[self as usize].2
     }
 
     /// Bytes per element; `None` for types narrower than a byte.
-    #[must_use]
     pub fn bytes(self) -> Option<usize> {
         let bits = self.bits();
         (bits >= 8).then_some(bits as usize / 8)
     }
 
     /// Returns true for the floating-point types of weights without any quantization.
-    #[must_use]
     pub fn is_plain_float(self) -> bool {
         matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::Bf16)
     }

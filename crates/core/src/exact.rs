@@ -8,7 +8,6 @@
 
 /// Returns a sum and its rounding error (Knuth 1969; Møller 1965). Together they are `a + b`, unless the sum overflows.
 #[inline]
-#[must_use]
 pub fn two_sum(a: f64, b: f64) -> (f64, f64) {
     let sum = a + b;
     let part = sum - a;
@@ -24,7 +23,6 @@ pub fn add_exactly(sums: &mut [f64], rests: &mut [f64], more: &[f64], more_rests
 }
 
 /// Returns a sum plus its rest as the nearest `f32`, ties to even. The total is rounded only once.
-#[must_use]
 pub fn rounded(sum: f64, rest: f64) -> f32 {
     let (sum, rest) = two_sum(sum, rest);
     if rest == 0.0 || !rest.is_finite() {

@@ -27,9 +27,6 @@ pub fn open(path: &Path) -> io::Result<fs_err::File> {
 }
 
 /// Reads a whole file.
-///
-/// # Errors
-/// As [`open`].
 pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open(path)?.read_to_end(&mut bytes)?;
@@ -73,7 +70,6 @@ pub fn own_content(path: &Path, mut bytes: Vec<u8>) -> io::Result<Vec<u8>> {
 
 /// Returns true if a path leads to nothing. Any other error says nothing about what is there: taken for absence, it would
 /// leave a file out in silence.
-#[must_use]
 pub fn is_absence(error: &io::Error) -> bool {
     use io::ErrorKind::{InvalidFilename, NotADirectory, NotFound};
     [NotFound, NotADirectory, InvalidFilename].contains(&error.kind())

@@ -77,7 +77,6 @@ pub struct Program {
 
 impl Program {
     /// Creates a program from its path.
-    #[must_use]
     pub fn new(path: &Path, args: Vec<OsString>) -> Self {
         Self { path: path.to_owned(), args }
     }
@@ -141,9 +140,6 @@ fn pipes(child: &mut Child) -> std::io::Result<(ChildStdin, ChildStdout, ChildSt
 }
 
 /// Checks that a request may still be waited for.
-///
-/// # Errors
-/// [`IsolatedError::Cancelled`], [`IsolatedError::Time`].
 fn check_wait(begun: Instant, bounds: &Bounds, is_cancelled: fn() -> bool) -> Result<(), IsolatedError> {
     if is_cancelled() {
         return Err(IsolatedError::Cancelled);
@@ -174,7 +170,6 @@ pub fn install(isolation: Isolation) {
 }
 
 /// Returns the value given to [`install`]; `None` in a library's process, where jobs run in place.
-#[must_use]
 pub fn installed() -> Option<&'static Isolation> {
     INSTALLED.get()
 }
@@ -183,44 +178,32 @@ pub fn installed() -> Option<&'static Isolation> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum IsolatedError {
-    /// The child could not be started.
     #[error("cannot be run in a process of its own: {program}: {reason}")]
     Start { program: String, reason: String },
-    /// The child asked for more memory than allowed.
     #[error("out of memory: more than {} MiB", limit_bytes >> 20)]
     Memory { limit_bytes: u64 },
-    /// The child took longer than allowed.
     #[error("out of time: more than {seconds} s")]
     Time { seconds: u64 },
-    /// Recursion without end, or too deep for the stack.
     #[error("crashed with signal {signal}: stack overflow")]
     Stack { signal: i32 },
-    /// A signal ended the child.
     #[error("crashed with signal {signal}{}", signal_name(*signal))]
     Signal { signal: i32 },
-    /// The job panicked: a defect of the interpreter.
     #[error("crashed: {}", crate::text::escape(reason))]
     Panic { reason: String },
-    /// The child ended instead of answering.
     #[error("ended with code {code} and no answer")]
     Ended { code: i32 },
-    /// The child's output is not a reply.
     #[error("answered with something else than a reply")]
     Garbage,
-    /// The reply is longer than allowed.
     #[error("output of more than {limit} bytes")]
     TooLong { limit: usize },
-    /// The user wants to stop.
     #[error("interrupted")]
     Cancelled,
-    /// The job's own error.
     #[error("{}", crate::text::escape_bytes(reason))]
     Refused { reason: Vec<u8> },
 }
 
 impl IsolatedError {
     /// Returns true if the job is at fault, not its request: a repeat would take as long, or crash again.
-    #[must_use]
     pub fn is_crash(&self) -> bool {
         !matches!(self, Self::Refused { .. } | Self::Cancelled | Self::TooLong { .. })
     }
@@ -254,16 +237,12 @@ pub struct Worker {
 
 impl Worker {
     /// Creates a worker for a job that begins with `setup`.
-    #[must_use]
     pub fn new(isolation: &Isolation, job: &'static str, setup: Vec<u8>, bounds: Bounds) -> Self {
         let isolation = isolation.clone();
         Self { isolation, job, setup, bounds, failed: None, running: None }
     }
 
     /// Starts the child if there is none. Returns its answer to the setup if it was started now.
-    ///
-    /// # Errors
-    /// See [`IsolatedError`].
     pub fn start(&mut self) -> Result<Option<Vec<u8>>, IsolatedError> {
         if self.running.is_some() {
             return Ok(None);
@@ -288,9 +267,6 @@ impl Worker {
     }
 
     /// Sends one request and returns its answer.
-    ///
-    /// # Errors
-    /// See [`IsolatedError`].
     pub fn ask(&mut self, request: &[u8]) -> Result<Vec<u8>, IsolatedError> {
         self.start()?;
         // Taken out so that an error drops it, unless the error is the job's own.

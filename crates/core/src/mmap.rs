@@ -70,9 +70,6 @@ impl MappedFile {
     }
 
     /// Maps the first `most` bytes of a file, or all if it has fewer.
-    ///
-    /// # Errors
-    /// As [`MappedFile::open`].
     pub fn open_head(path: &Path, most: u64) -> std::io::Result<Self> {
         let file = crate::input::open(path)?;
         let metadata = file.metadata()?;
@@ -89,7 +86,6 @@ impl MappedFile {
     }
 
     /// Returns the path that the file was opened by.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -174,7 +170,6 @@ impl Deref for MappedFile {
 }
 
 /// Returns the bytes of address space that this process may have, if limited (`ulimit -v`).
-#[must_use]
 pub fn address_space_bytes() -> Option<u64> {
     #[cfg(unix)]
     {

@@ -5,7 +5,6 @@
 
 /// Narrows a hand-written number to F32. Returns `None` if F32 cannot hold it: not a number, out of range, or so close
 /// to zero that it would become zero.
-#[must_use]
 pub fn held_by_f32(x: f64) -> Option<f32> {
     let narrowed = x as f32;
     (narrowed.is_finite() && (narrowed != 0.0 || x == 0.0)).then_some(narrowed)
@@ -17,7 +16,6 @@ pub fn held_by_f32(x: f64) -> Option<f32> {
 /// Equals F16C's `vcvtps2ph` for every input that is not a NaN; a NaN loses its payload, as in ggml's
 /// `GGML_FP32_TO_FP16` without F16C.
 #[inline]
-#[must_use]
 pub fn f32_to_f16(x: f32) -> u16 {
     let bits = x.to_bits();
     let sign = (bits >> 16) as u16 & 0x8000;
@@ -41,7 +39,6 @@ pub fn f32_to_f16(x: f32) -> u16 {
 
 /// Converts F16 bits to F32, exactly; a signalling NaN becomes quiet, as with `vcvtph2ps`.
 #[inline]
-#[must_use]
 pub fn f16_to_f32(h: u16) -> f32 {
     let sign = u32::from(h & 0x8000) << 16;
     let exponent = u32::from(h >> 10) & 0x1f;
@@ -64,7 +61,6 @@ pub fn f16_to_f32(h: u16) -> f32 {
 /// # Exactness
 /// Equals ggml's `ggml_compute_fp32_to_bf16`.
 #[inline]
-#[must_use]
 pub fn f32_to_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
     if bits & 0x7fff_ffff > 0x7f80_0000 {
@@ -75,7 +71,6 @@ pub fn f32_to_bf16(x: f32) -> u16 {
 
 /// Converts BF16 bits to F32, exactly.
 #[inline]
-#[must_use]
 pub fn bf16_to_f32(h: u16) -> f32 {
     f32::from_bits(u32::from(h) << 16)
 }
@@ -86,7 +81,6 @@ pub fn bf16_to_f32(h: u16) -> f32 {
 /// Outside ±4194303 the low 23 bits wrap silently; infinities give -4194304 and the NaN of `inf * 0` gives 0 or
 /// -4194304 depending on its payload. Kept: quantizers of degenerate blocks rely on it.
 #[inline]
-#[must_use]
 pub fn nearest_int(x: f32) -> i32 {
     let val = x + 12_582_912.0;
     (val.to_bits() & 0x007f_ffff) as i32 - 0x0040_0000
@@ -94,28 +88,24 @@ pub fn nearest_int(x: f32) -> i32 {
 
 /// C's `(int)x` as x86 does it (`cvttss2si`): out of range and NaN give `i32::MIN`.
 #[inline]
-#[must_use]
 pub fn c_trunc_i32(x: f32) -> i32 {
     if (-2_147_483_648.0..2_147_483_648.0).contains(&x) { x as i32 } else { i32::MIN }
 }
 
 /// C's `(int8_t)x` of a float as gcc on x86 does it: truncate to 32 bits, keep the low byte.
 #[inline]
-#[must_use]
 pub fn c_trunc_i8(x: f32) -> i8 {
     c_trunc_i32(x) as i8
 }
 
 /// C's `(uint8_t)x` of a float as gcc on x86 does it: truncate to 32 bits, keep the low byte.
 #[inline]
-#[must_use]
 pub fn c_trunc_u8(x: f32) -> u8 {
     c_trunc_i32(x) as u8
 }
 
 /// C's `roundf`: half away from zero.
 #[inline]
-#[must_use]
 pub fn roundf(x: f32) -> f32 {
     // `f32::round` is specified as half away from zero.
     x.round()
@@ -124,7 +114,6 @@ pub fn roundf(x: f32) -> f32 {
 /// C's `lroundf` with a 64-bit `long`, as glibc does it on x86-64: half away from zero; out of range and NaN
 /// give `i64::MIN`.
 #[inline]
-#[must_use]
 pub fn lroundf(x: f32) -> i64 {
     let rounded = x.round();
     if (-9_223_372_036_854_775_808.0..9_223_372_036_854_775_808.0).contains(&rounded) {
@@ -140,7 +129,6 @@ pub fn lroundf(x: f32) -> i64 {
 /// Up to 44 ulp below a power of two glibc's `log2f` rounds up to the integer, so this is *not* the exponent
 /// field; it equals `floor((float)log2((double)x))` for every positive float.
 #[inline]
-#[must_use]
 pub fn floor_log2f(x: f32) -> i32 {
     let log2 = f64::from(x).log2() as f32;
     log2.floor() as i32
@@ -148,7 +136,6 @@ pub fn floor_log2f(x: f32) -> i32 {
 
 /// ggml's `MAX(a, b)`: `a > b ? a : b`.
 #[inline]
-#[must_use]
 pub fn c_max(a: f32, b: f32) -> f32 {
     if a > b { a } else { b }
 }

@@ -76,9 +76,6 @@ enum Sink {
 
 impl OutputFile {
     /// Begins an output: a temporary file in the target's directory, or the device that the target is.
-    ///
-    /// # Errors
-    /// [`OutputError`].
     pub fn create(target: &Path) -> Result<Self, OutputError> {
         Destination::of(target)?.create()
     }
@@ -121,7 +118,6 @@ impl OutputFile {
     }
 
     /// Returns the final name as it was given.
-    #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
     }
@@ -150,7 +146,6 @@ impl OutputFile {
     }
 
     /// Returns the bytes on the disk that the file has already; 0 if the system does not report them.
-    #[must_use]
     pub fn allocated_bytes(&self) -> u64 {
         self.file().map_or(0, |file| platform::allocated_bytes(&file))
     }
@@ -216,7 +211,6 @@ impl OutputFile {
 }
 
 /// Returns advice for write errors whose messages explain little.
-#[must_use]
 pub fn io_hints(error: &io::Error) -> Vec<String> {
     match error.kind() {
         io::ErrorKind::FileTooLarge => vec![
@@ -272,7 +266,6 @@ fn sync_directory(dir: &Path) -> io::Result<()> {
 }
 
 /// Returns true if both paths lead to one existing file, through links of any kind.
-#[must_use]
 pub fn same_file(a: &Path, b: &Path) -> bool {
     // A file may be replaced between two looks, and another may get its number.
     let [first, other, again] = [a, b, a].map(|path| FileId::at(path).ok());

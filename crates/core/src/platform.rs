@@ -72,7 +72,6 @@ impl FileId {
 }
 
 /// Returns length and modification time as text: tells a file from its earlier content, or from another in its place.
-#[must_use]
 pub fn stamp(found: &Metadata) -> String {
     let time = found.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     format!("{} bytes, changed at {}", found.len(), time.unwrap_or_default().as_nanos())
@@ -80,14 +79,12 @@ pub fn stamp(found: &Metadata) -> String {
 
 /// Returns the bytes on the disk that a file takes, fewer than its length if it has holes; 0 if the system does not report
 /// them.
-#[must_use]
 pub fn allocated_bytes(file: &File) -> u64 {
     system::allocated_bytes(file).unwrap_or(0)
 }
 
 /// Returns the free bytes on the file system that holds `path` (or will hold it); `None` if the system does not report
 /// them.
-#[must_use]
 pub fn free_bytes(path: &Path) -> Option<u64> {
     let mut dir = path;
     loop {
@@ -101,7 +98,6 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
 
 /// Returns the bytes of memory that this process holds, without mapped files. If the system does not report them,
 /// returns the usual size of such a program at its start.
-#[must_use]
 pub fn held_bytes() -> u64 {
     const USUAL: u64 = 24 << 20;
     system::held_bytes().unwrap_or(USUAL)
@@ -219,7 +215,6 @@ mod system {
 
     use super::FileId;
 
-    /// Opens directories, too (`FILE_FLAG_BACKUP_SEMANTICS`).
     const ANY_KIND: u32 = 0x0200_0000;
     /// Opens a link itself and not its target (`FILE_FLAG_OPEN_REPARSE_POINT`).
     const NOT_THROUGH_LINKS: u32 = 0x0020_0000;

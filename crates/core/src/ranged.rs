@@ -62,7 +62,6 @@ impl Drop for Registration {
 
 /// Registers a directory: files below `root` that `directory` has are read through it. Messages name it `shown`. Each
 /// root belongs to one directory at a time.
-#[must_use]
 pub fn register(root: &Path, shown: &str, directory: Arc<dyn RangedDirectory>) -> Registration {
     let registered =
         RegisteredDirectory { root: root.to_owned(), shown: shown.to_owned(), directory: Some(directory) };
@@ -71,7 +70,6 @@ pub fn register(root: &Path, shown: &str, directory: Arc<dyn RangedDirectory>) -
 }
 
 /// Returns the file at a path, if it must be fetched.
-#[must_use]
 pub fn find(path: &Path) -> Option<Arc<dyn RangedFile>> {
     let open = OPEN.read().unpoisoned();
     open.iter().find_map(|open| open.directory.as_ref()?.file(path.strip_prefix(&open.root).ok()?))
@@ -79,7 +77,6 @@ pub fn find(path: &Path) -> Option<Arc<dyn RangedFile>> {
 
 /// Returns true if links in the directory `root` may lead to `found`: it consists of links to the folder that contains
 /// `found`.
-#[must_use]
 pub fn may_lead_to(root: &Path, found: &Path) -> bool {
     let open = OPEN.read().unpoisoned();
     let folder = |open: &RegisteredDirectory| {
@@ -89,7 +86,6 @@ pub fn may_lead_to(root: &Path, found: &Path) -> bool {
 }
 
 /// Replaces local directories in a message by the names that users know.
-#[must_use]
 pub fn shown(text: &str) -> Cow<'_, str> {
     let open = OPEN.read().unpoisoned();
     open.iter().fold(Cow::Borrowed(text), |text, open| match open.root.to_str() {

@@ -18,16 +18,13 @@ const STEP_OF_TENSOR: u64 = 4 << 20;
 
 /// Reasons why a file has no digest.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum DigestError {
     /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The run was cancelled.
     #[error("stopped while hashing {}", path.display())]
-    Cancelled {
-        /// Path of the file.
-        path: PathBuf,
-    },
+    Cancelled { path: PathBuf },
 }
 
 impl From<DigestError> for io::Error {
@@ -40,9 +37,6 @@ impl From<DigestError> for io::Error {
 }
 
 /// Returns the SHA-256 digest of a file in lower-case hexadecimal. Advances the progress by the bytes of the file.
-///
-/// # Errors
-/// See [`DigestError`].
 pub fn sha256_of_file(path: &Path, progress: &dyn Progress) -> Result<String, DigestError> {
     let mut file = input::open(path)?;
     let (mut state, mut buffer) = (Sha256::new(), vec![0; STEP_BYTES]);

@@ -26,7 +26,6 @@ impl Shape {
     ///
     /// A shape without dimensions is a scalar of one element. Zero dimensions are allowed here; formats that forbid
     /// them check that themselves.
-    #[must_use]
     pub fn new(dims: Vec<u64>) -> Option<Self> {
         // Partial products are checked without the zeros, so that `[0, 2^63, 4]` is refused like `[2^63, 4]`.
         let mut partial = 1u64;
@@ -38,31 +37,26 @@ impl Shape {
     }
 
     /// Dimensions, outermost first.
-    #[must_use]
     pub fn dims(&self) -> &[u64] {
         &self.dims
     }
 
     /// Number of dimensions.
-    #[must_use]
     pub fn rank(&self) -> usize {
         self.dims.len()
     }
 
     /// Number of elements.
-    #[must_use]
     pub fn n_elems(&self) -> u64 {
         self.n_elems
     }
 
     /// Length of a row: the innermost dimension (1 for a scalar).
-    #[must_use]
     pub fn n_cols(&self) -> u64 {
         self.dims.last().copied().unwrap_or(1)
     }
 
     /// Number of rows: the product of all dimensions but the innermost.
-    #[must_use]
     pub fn n_rows(&self) -> u64 {
         match self.dims.split_last() {
             None => 1,

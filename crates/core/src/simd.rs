@@ -24,7 +24,6 @@ impl SimdLevel {
     pub const ALL: [Self; 4] = [Self::Scalar, Self::Neon, Self::Avx2, Self::Avx512];
 
     /// Returns the widest level of this machine.
-    #[must_use]
     pub fn detect() -> Self {
         Self::ALL.into_iter().rev().find(|level| level.is_available()).unwrap_or(Self::Scalar)
     }
@@ -35,7 +34,6 @@ impl SimdLevel {
     }
 
     /// Returns true if this machine can run the level.
-    #[must_use]
     pub fn is_available(self) -> bool {
         match self {
             Self::Scalar => true,
@@ -60,7 +58,6 @@ impl SimdLevel {
     }
 
     /// Name of the level, as `--simd` accepts it.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Scalar => "scalar",
@@ -122,7 +119,6 @@ macro_rules! tokens {
 
             impl $name {
                 /// Returns the token if the machine has the instructions.
-                #[must_use]
                 pub fn new() -> Option<Self> {
                     SimdLevel::$name.is_available().then_some(Self(()))
                 }
@@ -152,11 +148,10 @@ tokens! {
 
 /// Reason why a `--simd` argument was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum SimdError {
-    /// The argument is not the name of a level.
     #[error("unknown SIMD level `{0}`: expected auto, scalar, neon, avx2 or avx512")]
     Unknown(String),
-    /// The machine lacks the level.
     #[error("this machine cannot run SIMD level `{0}`")]
     Unavailable(SimdLevel),
 }

@@ -8,7 +8,6 @@ const MAX_BYTES: usize = 256;
 const MAX_OFFERED: usize = 3;
 
 /// Returns the edit distance of two names: insertions, deletions and substitutions of one byte each.
-#[must_use]
 pub fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -24,7 +23,6 @@ pub fn distance(a: &str, b: &str) -> usize {
 }
 
 /// Returns the nearest known name, if its distance is at most half of the longer name.
-#[must_use]
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // Names from files can be long; only short ones are compared.
     let short = |text: &'a str| (text.len() <= MAX_BYTES).then_some(text);
@@ -38,7 +36,6 @@ pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Opti
 
 /// Returns the known short names (of types) most similar to a name. Case, `_` and `-` do not count, and one character
 /// in three may be wrong.
-#[must_use]
 pub fn meant<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     if name.len() > MAX_BYTES {
         return Vec::new();
@@ -59,7 +56,6 @@ pub fn meant<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'
 }
 
 /// Returns a hint that offers the names; `None` if there are none.
-#[must_use]
 pub fn did_you_mean<'a>(names: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let names: Vec<String> = names.into_iter().map(|name| format!("`{}`", escape(name))).collect();
     match names.as_slice() {

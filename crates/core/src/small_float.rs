@@ -28,7 +28,6 @@ const fn power_of_two(exp: i32) -> f32 {
 /// Returns the magnitude of a code of `EXP` exponent and `MAN` mantissa bits as if no code meant infinity or NaN. The
 /// sign bit must be zero. No step uses subnormals, which are slow on some processors.
 #[inline(always)]
-#[must_use]
 #[expect(clippy::inline_always, reason = "loops that are compiled once per vector level call it")]
 pub const fn magnitude<const EXP: u32, const MAN: u32>(code: u8) -> f32 {
     let bias = (1 << (EXP - 1)) - 1;
@@ -42,7 +41,6 @@ pub const fn magnitude<const EXP: u32, const MAN: u32>(code: u8) -> f32 {
 /// Returns the value of a code. Computes it without a look-up in the tables, since vectors do not gather well. Formats
 /// with five exponent bits have infinities, those with four do not.
 #[inline(always)]
-#[must_use]
 #[expect(clippy::inline_always, reason = "loops that are compiled once per vector level call it")]
 pub const fn widen<const EXP: u32, const MAN: u32>(code: u8) -> f32 {
     let bits = magnitude::<EXP, MAN>(code & 0x7f).to_bits();
@@ -54,7 +52,6 @@ pub const fn widen<const EXP: u32, const MAN: u32>(code: u8) -> f32 {
 
 /// Returns the value of an E8M0 byte, `2^(byte - 127)`; 255 is NaN, 0 is a subnormal of F32.
 #[inline]
-#[must_use]
 pub const fn e8m0(byte: u8) -> f32 {
     match byte {
         255 => f32::NAN,

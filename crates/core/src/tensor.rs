@@ -15,13 +15,11 @@ pub struct TensorMeta {
 
 impl TensorMeta {
     /// Bytes of one row; `None` if rows are not whole blocks.
-    #[must_use]
     pub fn row_bytes(&self) -> Option<u64> {
         self.ty.row_bytes(self.shape.n_cols())
     }
 
     /// Bytes of the tensor; `None` if rows are not whole blocks or the product overflows.
-    #[must_use]
     pub fn n_bytes(&self) -> Option<u64> {
         self.row_bytes()?.checked_mul(self.shape.n_rows())
     }
@@ -114,19 +112,16 @@ pub struct StackFactors {
 
 impl Packing {
     /// Creates a packing whose type keeps every value.
-    #[must_use]
     pub fn exact(ty: GgmlType) -> Self {
         Self::rounded(ty, 0.0)
     }
 
     /// Creates a packing whose block type keeps the codes and rounds scales by at most `scale_error`.
-    #[must_use]
     pub fn rounded(ty: GgmlType, scale_error: f32) -> Self {
         Self { ty, scale_error, scale: None, input_scale: None, stack: None, float_activations: false }
     }
 
     /// Returns true if every value is kept exactly.
-    #[must_use]
     pub fn is_exact(&self) -> bool {
         self.scale_error == 0.0
     }
@@ -158,9 +153,6 @@ pub trait WeightSource: Sync {
     /// Returns the GGML types that hold this weight without going through F32, best first: block types that keep its
     /// integer codes, and narrow float types that hold all its values. Empty for a weight that is already plain floats.
     /// May read the weight's scales and zero points, and also its codes if those do not decide it.
-    ///
-    /// # Errors
-    /// As [`WeightSource::read_elems`].
     fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
         let _ = weight;
         Ok(Vec::new())
@@ -175,9 +167,6 @@ pub trait WeightSource: Sync {
 
     /// Reads elements `first ..` of a weight as blocks of a type that [`WeightSource::packings`] lists; `first` and the
     /// number of elements are whole blocks. The default is for sources without packings: calling it is a bug.
-    ///
-    /// # Errors
-    /// As [`WeightSource::read_elems`].
     ///
     /// # Panics
     /// If the weight has no such packing, or the range is outside it.

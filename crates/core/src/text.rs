@@ -5,20 +5,17 @@ use std::fmt::Write as _;
 
 /// Makes a string from a file safe to print: control characters, terminal escapes and bidirectional overrides appear as
 /// `\u{..}`.
-#[must_use]
 pub fn escape(text: &str) -> Cow<'_, str> {
     escape_but(text, |_| false)
 }
 
 /// Escapes a text of several lines and keeps line breaks and tabs.
-#[must_use]
 pub fn escape_lines(text: &str) -> Cow<'_, str> {
     escape_but(text, |c| matches!(c, '\n' | '\t'))
 }
 
 /// Returns true for a character that a terminal may obey, or that is invisible: controls, changes of direction, line
 /// separators, tags.
-#[must_use]
 pub fn is_unsafe(c: char) -> bool {
     c.is_control()
         || matches!(
@@ -55,7 +52,6 @@ fn escape_but(text: &str, is_kept: impl Fn(char) -> bool) -> Cow<'_, str> {
 }
 
 /// Escapes bytes that may not be UTF-8, like [`escape`]: invalid bytes appear as `\xNN`.
-#[must_use]
 pub fn escape_bytes(bytes: &[u8]) -> String {
     let mut out = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -68,7 +64,6 @@ pub fn escape_bytes(bytes: &[u8]) -> String {
 }
 
 /// Quotes a word so that a shell reads it as it is; control characters are escaped.
-#[must_use]
 pub fn shell_word(text: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
     let text = escape(text).into_owned();
@@ -80,13 +75,11 @@ pub fn shell_word(text: &str) -> String {
 }
 
 /// Quotes the path of a file for a shell, as [`shell_word`]: a program does not take it for an option.
-#[must_use]
 pub fn shell_path(path: &str) -> String {
     shell_word(&if path.starts_with('-') { format!("./{path}") } else { path.to_owned() })
 }
 
 /// Formats bytes as lower-case hexadecimal digits, two for each byte.
-#[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let digits = bytes.iter().flat_map(|byte| [byte >> 4, byte & 15]);
@@ -94,7 +87,6 @@ pub fn hex(bytes: &[u8]) -> String {
 }
 
 /// Formats a byte count with a binary unit and three significant digits: `1.91 GiB`.
-#[must_use]
 pub fn bytes(n: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = n as f64;
@@ -112,7 +104,6 @@ pub fn bytes(n: u64) -> String {
 }
 
 /// Formats a number in groups of three digits separated by spaces: `12 345 678`.
-#[must_use]
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::with_capacity(digits.len() + digits.len() / 3);
@@ -126,13 +117,11 @@ pub fn count(n: u64) -> String {
 }
 
 /// Formats a count with its noun: `1 tensor`, `2 tensors`, `3 matrices`, `4 entries`.
-#[must_use]
 pub fn plural(n: u64, noun: &str) -> String {
     format!("{} {}", count(n), noun_of(n, noun))
 }
 
 /// Returns the noun for a count, in the singular or the plural.
-#[must_use]
 pub fn noun_of(n: u64, noun: &str) -> Cow<'_, str> {
     const ENDINGS: [(&str, &str); 5] =
         [("rix", "rices"), ("ry", "ries"), ("ty", "ties"), ("ch", "ches"), ("x", "xes")];
@@ -144,7 +133,6 @@ pub fn noun_of(n: u64, noun: &str) -> Cow<'_, str> {
 }
 
 /// Parses a size with an optional unit K, M, G or T (powers of 1024): `128M`, `1.5G`, `4096`.
-#[must_use]
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());

@@ -19,9 +19,6 @@ pub enum WeightFile {
 
 impl WeightFile {
     /// Opens a file.
-    ///
-    /// # Errors
-    /// As [`MappedFile::open`].
     pub fn open(path: &Path) -> io::Result<Self> {
         match find(path) {
             Some(file) => Ok(Self::Fetched(file)),
@@ -30,7 +27,6 @@ impl WeightFile {
     }
 
     /// Returns all bytes of the file if it is mapped.
-    #[must_use]
     pub fn mapped(&self) -> Option<&[u8]> {
         match self {
             Self::Mapped(map) => Some(map),

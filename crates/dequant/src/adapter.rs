@@ -135,7 +135,6 @@ mod tests {
     use gguf_testkit::memory::MemoryWeights;
     use gguf_testkit::noise::Noise;
 
-    /// Tensors of F32 noise.
     fn noise(tensors: &[(&str, &[u64])]) -> MemoryWeights {
         let mut noise = Noise::new(tensors.len() as u64);
         tensors.iter().fold(MemoryWeights::default(), |all, (name, dims)| {

@@ -50,9 +50,6 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 /// Assembles all modules.
-///
-/// # Errors
-/// As [`plan`].
 pub(super) fn plan_modules(
     settings: &Settings,
     tensors: &mut Tensors<'_>,

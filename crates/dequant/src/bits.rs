@@ -13,7 +13,6 @@ use crate::{DequantError, InnerSource};
 use gguf_core::little_endian::u32s;
 use gguf_core::simd::VectorLoop;
 
-/// Bits of a word.
 const WORD: u64 = 32;
 
 /// Nibble of an AWQ word that holds each column of a group of eight.

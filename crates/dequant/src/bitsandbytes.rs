@@ -41,7 +41,6 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     Ok(())
 }
 
-/// Contents of `quant_state`.
 struct QuantState {
     block: u64,
     dims: Vec<u64>,

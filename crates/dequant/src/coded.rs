@@ -131,9 +131,6 @@ pub(super) trait CodedWeight: Send + Sync {
 
     /// Writes a rectangle, whose columns are whole blocks, as blocks of a type that [`CodedWeight::packings`] lists.
     ///
-    /// # Errors
-    /// As [`CodedWeight::decode`].
-    ///
     /// # Panics
     /// If there is no such packing.
     fn pack(

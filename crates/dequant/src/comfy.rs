@@ -21,7 +21,6 @@ use gguf_core::{ElementType, SourceError, WeightMeta, WeightSource};
 use gguf_quant::{NotANumber, decode_elements};
 
 const WEIGHT: &str = ".weight";
-/// Factors of weights.
 const FACTORS: [&str; 2] = [".scale_weight", ".weight_scale"];
 /// Factors of inputs, which runtimes do not apply to blocks.
 const INPUTS: [&str; 2] = [".scale_input", ".input_scale"];
@@ -36,9 +35,7 @@ const CHANGES: [&str; 6] =
 const DESCRIPTION: &str = ".comfy_quant";
 /// Marker of a file with factors.
 const MARKER: &str = "scaled_fp8";
-/// Storage that is read.
 const FORMATS: [&str; 2] = ["float8_e4m3fn", "float8_e5m2"];
-/// Factors of other forms.
 const OTHER_FACTORS: [&str; 3] = [".weight_scale_inv", ".weight_scale_2", ".scale_inv"];
 /// Maximum length of a description in bytes.
 const MAX_DESCRIPTION: u64 = 64 << 10;
@@ -57,7 +54,6 @@ pub struct ImageWeights {
     stored: Vec<ElementType>,
 }
 
-/// Origin of a weight.
 enum Origin {
     /// Tensor of the source, unchanged.
     Plain(usize),
@@ -67,7 +63,6 @@ enum Origin {
     Scaled(usize, Factors),
 }
 
-/// Factors of a weight.
 struct Factors {
     /// One, or one for each row.
     rows: Vec<f32>,
@@ -207,13 +202,11 @@ impl ImageWeights {
     }
 
     /// Number of weights with factors.
-    #[must_use]
     pub fn n_scaled(&self) -> usize {
         self.n_scaled
     }
 
     /// Names of FP8 matrices without a factor, in a checkpoint that has factors.
-    #[must_use]
     pub fn without_factors(&self) -> &[String] {
         &self.without_factors
     }
@@ -222,7 +215,6 @@ impl ImageWeights {
     ///
     /// # Panics
     /// If there is no such weight.
-    #[must_use]
     pub fn stored_type(&self, weight: usize) -> ElementType {
         self.stored[weight]
     }

@@ -215,7 +215,6 @@ fn block(weights: &Settings) -> Result<Strategy, DequantError> {
     }
 }
 
-/// Scales of a matrix.
 struct ScaleGroups {
     order: ScaleOrder,
     /// Groups per row.

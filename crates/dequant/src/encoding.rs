@@ -49,14 +49,12 @@ pub struct Quantization {
 
 impl Quantization {
     /// Returns the names of the tensors that no weight needs: scales of activations and caches.
-    #[must_use]
     pub fn left_out(&self) -> Vec<String> {
         let others = self.pieces.iter().filter(|piece| piece.why.as_deref() == Some(UNUSED));
         others.map(|piece| piece.name.clone()).collect()
     }
 
     /// Returns the classes of weights that are stored alike; `weights` are those of the model.
-    #[must_use]
     pub fn classes(&self, weights: &[WeightMeta]) -> Vec<StoredClass> {
         stored_classes(weights, &self.encodings, |_| ()).into_iter().map(|(class, ())| class).collect()
     }
@@ -86,13 +84,11 @@ pub struct StoredClass {
 
 impl StoredClass {
     /// Returns method and form as one text.
-    #[must_use]
     pub fn text(&self) -> String {
         Encoding { method: self.method, form: self.form.clone(), n_bytes: 0 }.to_string()
     }
 
     /// Returns the bits per weight, including scales.
-    #[must_use]
     pub fn bits_per_weight(&self) -> f64 {
         self.n_bytes as f64 * 8.0 / self.n_elems.max(1) as f64
     }
@@ -168,7 +164,6 @@ impl<T> PartClass<T> {
 }
 
 /// Returns a name with `*` in place of layer and expert numbers.
-#[must_use]
 pub fn tensor_class(name: &str) -> String {
     let is_number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
     let parts: Vec<&str> = name.split('.').map(|part| if is_number(part) { "*" } else { part }).collect();

@@ -11,46 +11,32 @@ use gguf_core::{ElementType, Hint, Shape, SourceError};
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum DequantError {
-    /// An unknown method.
     #[error("{file}: unknown quantization method `{}`; known are {known}", escape(method))]
     UnknownMethod { file: String, method: String, known: String },
-    /// A known method that is not supported.
     #[error("{file}: unsupported quantization `{}`: {reason}", escape(method))]
     UnsupportedMethod { file: String, method: String, reason: String },
-    /// A weight that MLX quantized.
     #[error("tensor `{}`: words of integers as MLX packs them{form}", escape(tensor))]
     Mlx { tensor: String, form: String },
-    /// A variant of a supported method that is not supported.
     #[error("{place}: unsupported variant `{}`: {reason}", escape(found))]
     UnsupportedVariant { place: String, found: String, reason: String },
-    /// A setting of the wrong type, out of range, or in contradiction to another.
     #[error("{file}: `{}` {problem}", escape(key))]
     BadConfig { file: String, key: String, problem: String },
-    /// A module without one of its tensors.
     #[error("module `{}`: tensor `{}` is missing", escape(module), escape(tensor))]
     MissingTensor { module: String, tensor: String },
-    /// A tensor of a quantized module that does not exist.
     #[error("tensor `{}`: {problem}", escape(tensor))]
     OrphanTensor { tensor: String, problem: String },
-    /// A module that exists both as codes and as floats.
     #[error("module `{}`: both `{}` and `{}` are there", escape(module), escape(first), escape(second))]
     AmbiguousModule { module: String, first: String, second: String },
-    /// Elements of the wrong type.
     #[error("tensor `{}`: elements are {found}, expected {expected}", escape(tensor))]
     DtypeMismatch { tensor: String, found: ElementType, expected: String },
-    /// A shape that contradicts the others.
     #[error("tensor `{}`: shape is {found}, expected {expected}", escape(tensor))]
     ShapeMismatch { tensor: String, found: Shape, expected: String },
-    /// A code or index out of range.
     #[error("tensor `{}`: element {index} is {found}, expected {expected}", escape(tensor))]
     IndexOutOfRange { tensor: String, index: u64, found: i64, expected: String },
-    /// A scale or code that is not a finite number, or a divisor of zero.
     #[error("tensor `{}`: element {index} is {found}", escape(tensor))]
     NonFinite { tensor: String, index: u64, found: String },
-    /// A contradiction between configuration and tensors.
     #[error("{file}: `{}` is {configured}, but tensor `{}` has {found}", escape(key), escape(tensor))]
     ConfigTensorConflict { file: String, key: String, configured: String, tensor: String, found: String },
-    /// Malformed metadata inside the checkpoint.
     #[error("tensor `{}`: {problem}", escape(tensor))]
     BadMetadata { tensor: String, problem: String },
     /// An error of an msModelSlim checkpoint.
@@ -75,7 +61,6 @@ impl From<MsModelSlimError> for DequantError {
 
 impl DequantError {
     /// Returns the kind of the error, a stable identifier for programs.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::UnknownMethod { .. } => "unknown-method",
@@ -98,7 +83,6 @@ impl DequantError {
     }
 
     /// Returns true if the checkpoint may be valid but is stored in an unsupported way; false if it is broken.
-    #[must_use]
     pub fn is_unsupported(&self) -> bool {
         match self {
             Self::UnknownMethod { .. }
@@ -111,7 +95,6 @@ impl DequantError {
     }
 
     /// Converts the error to the one that a layer reports while reading rows of `weight`.
-    #[must_use]
     pub fn reading(self, weight: &str) -> SourceError {
         match self {
             Self::Source(error) => error,

@@ -27,7 +27,6 @@ use ranged::Ranged;
 /// Share of rows that fit the current writers, below which a file is assumed to be of July 2023.
 const PRESENT_SHARE: f64 = 0.9;
 
-/// Name of the method.
 const METHOD: &str = "FastLLM";
 
 /// Interpretation of the value ranges, where loader and writer differ.
@@ -54,7 +53,6 @@ pub struct FlmSurvey {
 
 impl FlmSurvey {
     /// Returns true if INT4_NOZERO ranges look like those of July 2023: the raw extremes of a row.
-    #[must_use]
     pub fn raw_int4(&self) -> bool {
         self.present_int4.is_some_and(|share| share < PRESENT_SHARE)
     }
@@ -91,7 +89,6 @@ pub struct FlmOpened {
 
 impl FlmOpened {
     /// Names, shapes and types of the weights.
-    #[must_use]
     pub fn weights(&self) -> &[WeightMeta] {
         self.layer.weights()
     }
@@ -107,7 +104,6 @@ impl FlmOpened {
     }
 
     /// Converts to the source and the description of its storage.
-    #[must_use]
     pub fn into_opened(self) -> Opened {
         let encodings = self.layer.encodings(METHOD);
         let quantization = (!encodings.is_empty()).then(|| Quantization {

@@ -124,9 +124,6 @@ pub(super) struct Nvfp4Params {
 
 impl Nvfp4Params {
     /// Checks the factors of a stack of `n_mats` matrices.
-    ///
-    /// # Errors
-    /// As [`Factor::check`].
     pub(super) fn check(&self, tensors: &Tensors<'_>, n_mats: u64) -> Result<(), DequantError> {
         self.factor.check(tensors, n_mats)?;
         self.input.check(tensors, n_mats)

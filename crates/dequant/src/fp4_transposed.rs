@@ -11,7 +11,6 @@ use crate::{CodedWeight, DequantError, InnerSource, Tensors};
 use gguf_core::small_float::E2M1;
 use gguf_core::{ElementType, Shape};
 
-/// Rows per scale.
 const GROUP: u64 = 16;
 
 /// A stack of matrices whose columns are packed.

@@ -118,9 +118,6 @@ impl Fp8 {
     }
 
     /// Creates the matrix as [`Fp8::new`] does, with scales of any kind.
-    ///
-    /// # Errors
-    /// As [`Fp8::new`].
     pub(super) fn with_scales(
         tensors: &Tensors<'_>,
         codes: usize,

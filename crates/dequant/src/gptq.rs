@@ -153,9 +153,6 @@ pub(super) fn group_size(settings: &Settings) -> Result<Option<u64>, DequantErro
 }
 
 /// Assembles one module; returns true if some zero point wraps around.
-///
-/// # Errors
-/// [`DequantError`].
 pub(super) fn put(
     settings: &Settings,
     tensors: &mut Tensors<'_>,

@@ -58,24 +58,17 @@ impl Default for LoraPart {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum LoraError {
-    /// Matrices whose shapes cannot be multiplied.
     #[error("tensor `{}`: shape {base}, but the adapter's matrices are {b} and {a}", escape(name))]
     Shapes { name: String, base: Shape, a: Shape, b: Shape },
-    /// A replacement of the wrong shape.
     #[error("tensor `{}`: shape {base}, but the adapter has {by}", escape(name))]
     Replaced { name: String, base: Shape, by: Shape },
-    /// Replaced rows that a tensor does not have, or whose number differs from the row indices.
     #[error("tensor `{}`: shape {base}, but the adapter has {by} for rows {first} to {last}", escape(name))]
     Rows { name: String, base: Shape, by: Shape, first: u64, last: u64 },
-    /// A tensor in two pairs.
     #[error("tensor `{}` is changed twice", escape(name))]
     Twice { name: String },
 }
 
 /// Merges pairs into the weights of a layer; removes the matrices, and PEFT's `.base_layer` from names.
-///
-/// # Errors
-/// [`LoraError`].
 pub(super) fn merge(weights: Vec<Weight>, pairs: &[LoraPair]) -> Result<Vec<Weight>, LoraError> {
     let parts = pairs.iter().map(|pair| part(&weights, pair)).collect::<Result<Vec<_>, _>>()?;
     check(&weights, pairs, &parts)?;

@@ -16,9 +16,6 @@ use gguf_core::{ElementType, WeightMeta};
 const KEYS: [&str; 2] = ["quantization", "quantization_config"];
 
 /// Refuses weights that MLX quantized.
-///
-/// # Errors
-/// [`DequantError::Mlx`].
 pub(super) fn refuse(files: &Configurations, weights: &[WeightMeta]) -> Result<(), DequantError> {
     let Some(first) = first_coded(weights) else { return Ok(()) };
     let described = description(&files.config);

@@ -63,7 +63,6 @@ impl OffsetSign {
     }
 }
 
-/// Name of the method.
 const METHOD: &str = "msModelSlim";
 /// Reason for the tensors that no weight is made of.
 const OF_RUNTIME: &str = "activations are quantized with it, or the weights and their scales tell it";

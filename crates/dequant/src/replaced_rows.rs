@@ -52,7 +52,6 @@ pub(super) fn with_rows(
     Ok(adapted(weight, OtherRows { by: Operand::of(by), places }))
 }
 
-/// Rows of another weight.
 struct OtherRows {
     by: Operand,
     /// Row of `by`, by the row that it replaces.

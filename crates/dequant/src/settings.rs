@@ -259,9 +259,6 @@ impl Settings {
 
     /// Checks lists of shell patterns as [`Settings::check_not_ignored`] does: `*` matches any text, and a name also
     /// matches all modules below it.
-    ///
-    /// # Errors
-    /// As [`Settings::check_not_ignored`].
     pub(super) fn check_no_glob(&self, module: &str) -> Result<(), DequantError> {
         let nested = self.map.get("quantization").and_then(|map| map.get("exclude_modules"));
         let lists = [

@@ -7,7 +7,6 @@ use crate::layer::{Weight, WeightOrigin};
 use crate::{DequantError, Method, QUANTO_QMAP, Settings, autoround, compressed, gptq};
 use gguf_core::ElementType;
 
-/// Test for targeted modules.
 type Test<'a> = Box<dyn Fn(&str) -> bool + 'a>;
 
 /// Returns the names of float matrices in the model's layers that the configuration targets.

@@ -70,9 +70,6 @@ impl<'a> Tensors<'a> {
     }
 
     /// Returns the index of the tensor `module` + `suffix`.
-    ///
-    /// # Errors
-    /// [`DequantError::MissingTensor`].
     pub(super) fn member(&self, module: &str, suffix: &str) -> Result<usize, DequantError> {
         let tensor = format!("{module}{suffix}");
         let missing = || DequantError::MissingTensor { module: module.to_owned(), tensor: tensor.clone() };
@@ -141,9 +138,6 @@ impl<'a> Tensors<'a> {
     }
 
     /// Checks that a tensor has one of these element types.
-    ///
-    /// # Errors
-    /// [`DequantError::DtypeMismatch`].
     pub(super) fn check_type(&self, index: usize, types: &[ElementType]) -> Result<(), DequantError> {
         if types.contains(&self.meta(index).ty) {
             return Ok(());
@@ -153,9 +147,6 @@ impl<'a> Tensors<'a> {
     }
 
     /// Checks the shape of a tensor.
-    ///
-    /// # Errors
-    /// [`DequantError::ShapeMismatch`].
     pub(super) fn check_shape(&self, index: usize, dims: &[u64]) -> Result<(), DequantError> {
         if self.meta(index).shape.dims() == dims {
             return Ok(());
@@ -184,9 +175,6 @@ impl<'a> Tensors<'a> {
     }
 
     /// Returns rows and columns of a two-dimensional tensor.
-    ///
-    /// # Errors
-    /// [`DequantError::ShapeMismatch`].
     pub(super) fn matrix(&self, index: usize) -> Result<(u64, u64), DequantError> {
         match self.meta(index).shape.dims() {
             &[rows, cols] => Ok((rows, cols)),
@@ -195,9 +183,6 @@ impl<'a> Tensors<'a> {
     }
 
     /// Checks that a module with codes does not also have a plain weight.
-    ///
-    /// # Errors
-    /// [`DequantError::AmbiguousModule`].
     pub(super) fn check_no_plain(&self, module: &str, codes: usize) -> Result<(), DequantError> {
         let plain = format!("{module}.weight");
         if self.find(&plain).is_none() {
@@ -208,9 +193,6 @@ impl<'a> Tensors<'a> {
     }
 
     /// Checks that no byte matrix is left: in a quantized checkpoint it would be codes without scales.
-    ///
-    /// # Errors
-    /// [`DequantError::OrphanTensor`].
     pub(super) fn check_no_bare_codes(&self) -> Result<(), DequantError> {
         let left = self
             .inner
@@ -270,7 +252,6 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// Creates a decoded weight.
 fn made(name: String, shape: Shape, weight: Box<dyn CodedWeight>) -> Weight {
     Weight { meta: WeightMeta { name, shape, ty: ElementType::F32 }, origin: WeightOrigin::Coded(weight) }
 }

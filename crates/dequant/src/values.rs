@@ -25,9 +25,6 @@ pub(super) struct NumberTensor {
 
 impl NumberTensor {
     /// Creates a reader for a tensor of one of these element types.
-    ///
-    /// # Errors
-    /// [`DequantError::DtypeMismatch`].
     pub(super) fn new(
         tensors: &Tensors<'_>,
         index: usize,
@@ -116,9 +113,6 @@ impl NumberTensor {
     }
 
     /// Reads one element.
-    ///
-    /// # Errors
-    /// As [`NumberTensor::read`].
     pub(super) fn get(&self, inner: InnerSource<'_>, at: u64) -> Result<f32, DequantError> {
         let mut one = Vec::with_capacity(1);
         self.read(inner, at..at + 1, &mut one)?;
@@ -126,9 +120,6 @@ impl NumberTensor {
     }
 
     /// Returns true if `test` holds for every element.
-    ///
-    /// # Errors
-    /// As [`NumberTensor::read`].
     pub(super) fn all(
         &self,
         inner: InnerSource<'_>,

@@ -7,71 +7,51 @@ use gguf_core::{Hint, Shape, SourceError};
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum EngineError {
-    /// The architecture has no graph.
     #[error("architecture `{}`: no graph: {reason}", escape(arch))]
     NoGraph { arch: String, reason: String },
-    /// The card uses a feature value that the engine does not implement.
     #[error("card `{}`: `{feature} = {value}` is not built yet", escape(arch))]
     Unsupported { arch: String, feature: &'static str, value: String },
-    /// The card gives a mixer words that it does not have.
     #[error("[graph]: mixer `{}`: {}", escape(mixer), escape(problem))]
     MixerWords { mixer: String, problem: String },
-    /// A required key is absent.
     #[error("key `{}` is missing", escape(key))]
     MissingKey { key: String },
-    /// A key's value is not one that the key allows.
     #[error("key `{}`: expected {expected}, found {}", escape(key), escape(found))]
     BadKey { key: String, expected: &'static str, found: String },
-    /// A tensor that the graph needs is absent.
     #[error("tensor `{}` is missing", escape(tensor))]
     MissingTensor { tensor: String },
-    /// A tensor's shape contradicts the plan.
     #[error("tensor `{}`: expected shape {expected}, found {found}", escape(tensor))]
     TensorShape { tensor: String, expected: String, found: Shape },
-    /// Tensors that no part of the graph uses.
     #[error("{} tensors are not used by the graph: {}", tensors.len(), names(tensors))]
     LeftOver { tensors: Vec<String> },
-    /// A token id outside the vocabulary.
     #[error("prompt {prompt}: token {token} is outside the vocabulary of {vocabulary}")]
     Token { prompt: usize, token: u32, vocabulary: usize },
-    /// A wanted row is inside the prefix, where it sees the token that it predicts.
     #[error(
         "prompt {prompt}: row {row} is in the prefix, which ends at token {end} and sees the tokens it would predict"
     )]
     PrefixRow { prompt: usize, row: usize, end: usize },
-    /// A chunk of an encoder-decoder model has no tokens for the encoder or none for the decoder.
     #[error("the model answers what its encoder reads: a chunk has no tokens for one of the two")]
     NoSource,
-    /// A chunk is longer than the file's rope scaling covers.
     #[error("chunk of {tokens} tokens: the file's rope scaling covers {limit}")]
     ChunkTooLong { tokens: usize, limit: usize },
-    /// A chunk is so long that queries would attend only to selected keys (sparse attention).
     #[error(
         "chunk of {tokens} tokens: beyond {limit} the model looks at chosen keys only, which is not built yet"
     )]
     ChunkNotDense { tokens: usize, limit: usize },
-    /// The budget does not hold one chunk.
     #[error("memory budget of {budget_bytes} bytes: one chunk of {tokens} tokens needs {needed_bytes}")]
     Memory { budget_bytes: u64, needed_bytes: u64, tokens: usize },
-    /// A sequence would outgrow the capacity that was allocated for it.
     #[error("sequence {sequence} of {tokens} tokens: the limit is {limit}")]
     SequenceTooLong { sequence: usize, tokens: usize, limit: usize },
-    /// The graph runs over whole chunks only and cannot generate token by token.
     #[error("the model cannot go on from where it stopped, token by token: {what}")]
     NotContinued { what: &'static str },
-    /// Logits are infinite or NaN.
     #[error("logits are not finite: there is no distribution to draw a token from")]
     NoDistribution,
-    /// Two models that are compared have different vocabularies.
     #[error("vocabularies differ: {model} and {baseline} rows")]
     Vocabulary { model: usize, baseline: usize },
-    /// A table of experts by token holds a value that is not an expert's index.
     #[error(
         "tensor `{}`: token {token}: expected experts from 0 to less than {n_experts}, found {found}",
         escape(tensor)
     )]
     ExpertOfToken { tensor: String, token: u32, found: f32, n_experts: usize },
-    /// A rope factor after those of the rotated pairs is not 1.
     #[error(
         "tensor `{}`: element {index}: expected 1 behind the divisors of {n_pairs} pairs, found {found}",
         escape(tensor)
@@ -80,22 +60,16 @@ pub enum EngineError {
     /// The weights could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// A tensor's blocks could not be decoded.
     #[error("tensor `{}`: {source}", escape(tensor))]
     Decode { tensor: String, source: gguf_quant::QuantError },
-    /// A tensor's rows are not whole blocks.
     #[error("tensor `{}`: rows are not whole blocks of `{ty}`", escape(tensor))]
     Blocks { tensor: String, ty: gguf_core::GgmlType },
-    /// The worker threads could not be started.
     #[error("cannot start {threads} threads: {source}")]
     Threads { threads: usize, source: rayon::ThreadPoolBuildError },
-    /// Hidden states could not be kept in files.
     #[error("hidden states cannot be kept on disk: {0}")]
     Spill(std::io::Error),
-    /// The observer of the run asked to stop.
     #[error("stopped by the observer of the run")]
     Stopped,
-    /// The caller asked to stop.
     #[error("interrupted")]
     Cancelled,
 }

@@ -14,23 +14,18 @@ const SHOWN_CHARS: usize = 60;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum AssignError {
-    /// The text does not have the form `KEY=TYPE:VALUE`.
     #[error("`{}`: `KEY=TYPE:VALUE` expected", escape(text))]
     Form { text: String },
-    /// No key precedes `=`.
     #[error("`{}`: `KEY=VALUE` or `KEY=TYPE:VALUE` expected", escape(text))]
     NoKey { text: String },
-    /// The type's name is unknown.
     #[error("key `{}`: unknown type `{}`, expected {TYPES}", escape(key), escape(found))]
     Type { key: String, found: String },
-    /// No type is named, and there is no existing value with a type.
     #[error(
         "key `{}`: not in the file, so a type is needed: `{}=TYPE:VALUE` with {TYPES}",
         escape(key),
         escape(key)
     )]
     Untyped { key: String },
-    /// The value does not have the type.
     #[error("key `{}`: `{}` is not {expected}", escape(key), shown(found))]
     Value { key: String, expected: String, found: String },
 }
@@ -59,7 +54,6 @@ pub enum AssignType {
 
 impl AssignType {
     /// Returns the type with this name: `u32`, `arr`, `arr[str]`, and the long names in any case.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         if let Some(element) = name.strip_prefix("arr[").and_then(|rest| rest.strip_suffix(']')) {
             let element = ValueType::from_name(element).filter(|ty| *ty != ValueType::Array)?;
@@ -72,7 +66,6 @@ impl AssignType {
     }
 
     /// Returns the type of a value; `None` for an array of arrays, which no assignment can express.
-    #[must_use]
     pub fn of(value: &Value) -> Option<Self> {
         match value {
             Value::Array(Array::Array(_)) => None,
@@ -126,9 +119,6 @@ impl Assignment {
     ///
     /// The text before the first colon is a type if it is the name of one; otherwise it belongs to the value. So
     /// `general.url=https://a.b` needs no type, but a string that starts like `bool:` does: `KEY=str:bool:`.
-    ///
-    /// # Errors
-    /// [`AssignError::NoKey`].
     pub fn parse(text: &str) -> Result<Self, AssignError> {
         let (key, rest) = text
             .split_once('=')
@@ -161,9 +151,6 @@ impl Assignment {
 /// The types are those of [`ValueType::name`]; a string is everything after the colon. Arrays are JSON lists:
 /// `arr[u32]:[1, 2]` names the element type, `arr:[1, 2]` takes that of the first element as the converter of
 /// llama.cpp does (bool, i32, f32, str).
-///
-/// # Errors
-/// [`AssignError`].
 ///
 /// # Examples
 /// ```

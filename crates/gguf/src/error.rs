@@ -42,132 +42,98 @@ impl fmt::Display for HeaderItem {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum HeaderError {
-    /// The file ends inside the header, or a length exceeds the file.
     #[error("offset {}: {item}: the file ends too early: {} bytes expected, {} left", at.offset, at.wanted, at.left)]
     Truncated { item: HeaderItem, at: Truncated },
-    /// The file is not a GGUF file.
     #[error("offset 0: magic `GGUF` expected, found `{}`", escape_bytes(found))]
     Magic { found: Vec<u8> },
-    /// The magic is `FUGG`: the bytes of every word were reversed.
     #[error("offset 0: magic `GGUF` expected, found `FUGG`: the bytes of each 32-bit word are reversed")]
     MagicSwapped,
-    /// The version is neither 2 nor 3.
     #[error("offset 4: version {found}{}, expected 2 or 3", if *big { " (big-endian)" } else { "" })]
     Version { found: u32, big: bool },
-    /// More tensors or keys are declared than the rest of the file can hold, or than the limits allow.
     #[error(
         "offset {offset}: {found} {what} declared, at most {most} possible in the {left} bytes that follow"
     )]
     Count { offset: u64, what: &'static str, found: u64, most: u64, left: u64 },
-    /// A key is empty.
     #[error("offset {offset}: key {index} is empty")]
     KeyEmpty { offset: u64, index: u64 },
-    /// A key is not UTF-8.
     #[error("offset {offset}: key {index} is not UTF-8: `{}`", escape_bytes(found))]
     KeyNotUtf8 { offset: u64, index: u64, found: Vec<u8> },
-    /// A key occurs twice.
     #[error("offset {offset}: key `{}` appears twice", escape(key))]
     KeyTwice { offset: u64, key: String },
-    /// A value type does not exist.
     #[error("offset {offset}: key `{}`: value type {found} does not exist", escape(key))]
     ValueType { offset: u64, key: String, found: i32 },
-    /// The element type of an array does not exist.
     #[error("offset {offset}: key `{}`: array element type {found} does not exist", escape(key))]
     ElementType { offset: u64, key: String, found: i32 },
-    /// An array is longer than the rest of the file.
     #[error(
         "offset {offset}: key `{}`: array of {n_elems} {ty} cannot fit in the {left} bytes left",
         escape(key)
     )]
     ArrayLength { offset: u64, key: String, n_elems: u64, ty: ValueType, left: u64 },
-    /// Arrays are nested too deeply.
     #[error("offset {offset}: key `{}`: arrays nested more than {limit} deep", escape(key))]
     ArrayDepth { offset: u64, key: String, limit: usize },
-    /// A bool is neither 0 nor 1. llama.cpp reads it as true.
     #[error("offset {offset}: key `{}`: bool is {found}, expected 0 or 1", escape(key))]
     Bool { offset: u64, key: String, found: u8 },
-    /// `general.alignment` does not have type u32.
     #[error("offset {offset}: key `general.alignment`: u32 expected, found {found}")]
     AlignmentType { offset: u64, found: ValueType },
-    /// `general.alignment` is not a power of two.
     #[error("offset {offset}: key `general.alignment` is {found}, a power of two expected")]
     Alignment { offset: u64, found: u32 },
-    /// A tensor has an empty name. llama.cpp accepts it.
     #[error("offset {offset}: name of tensor {index} is empty")]
     TensorNameEmpty { offset: u64, index: u64 },
-    /// A tensor name exceeds llama.cpp's limit.
     #[error("offset {offset}: name of tensor {index} has {found} bytes, at most {most} allowed")]
     TensorNameLength { offset: u64, index: u64, found: u64, most: u64 },
-    /// A tensor name is not UTF-8.
     #[error("offset {offset}: name of tensor {index} is not UTF-8: `{}`", escape_bytes(found))]
     TensorNameNotUtf8 { offset: u64, index: u64, found: Vec<u8> },
-    /// A tensor name occurs twice.
     #[error("offset {offset}: tensor `{}` appears twice", escape(tensor))]
     TensorTwice { offset: u64, tensor: String },
-    /// A tensor has more dimensions than the format allows.
     #[error("offset {offset}: tensor `{}`: {found} dimensions, at most {most} allowed", escape(tensor))]
     Rank { offset: u64, tensor: String, found: u32, most: u32 },
-    /// A dimension is zero. llama.cpp accepts it.
     #[error("offset {offset}: tensor `{}`: dimension {dim} is 0", escape(tensor))]
     DimensionZero { offset: u64, tensor: String, dim: usize },
-    /// A dimension is negative when read as a signed number.
     #[error("offset {offset}: tensor `{}`: dimension {dim} is negative ({found})", escape(tensor))]
     DimensionNegative { offset: u64, tensor: String, dim: usize, found: i64 },
-    /// The product of the dimensions overflows. Dimensions are in file order, innermost first.
     #[error("offset {offset}: tensor `{}`: number of elements of {dims:?} overflows 63 bits", escape(tensor))]
     Elements { offset: u64, tensor: String, dims: Vec<u64> },
-    /// A tensor type does not exist.
     #[error("offset {offset}: tensor `{}`: type {found} does not exist", escape(tensor))]
     TensorType { offset: u64, tensor: String, found: i32 },
-    /// A tensor type belongs to another program.
     #[error("offset {offset}: tensor `{}`: type {found} is {}, not of llama.cpp", escape(tensor), foreign(*found))]
     ForeignType { offset: u64, tensor: String, found: u32 },
-    /// A tensor type was removed from the format.
     #[error(
         "offset {offset}: tensor `{}`: type {found} (`{name}`) was removed from the format",
         escape(tensor)
     )]
     TensorTypeRemoved { offset: u64, tensor: String, found: u32, name: &'static str },
-    /// Rows are not whole blocks.
     #[error(
         "offset {offset}: tensor `{}`: rows of {n_cols} elements, expected a multiple of {} for {ty}",
         escape(tensor), ty.block_elems()
     )]
     Row { offset: u64, tensor: String, n_cols: u64, ty: GgmlType },
-    /// The size of one tensor overflows 64 bits.
     #[error(
         "offset {offset}: tensor `{}`: number of bytes of {n_elems} elements of {ty} overflows 64 bits",
         escape(tensor)
     )]
     TensorBytes { offset: u64, tensor: String, n_elems: u64, ty: GgmlType },
-    /// The running sum of padded tensor sizes overflows 64 bits.
     #[error(
         "offset {offset}: tensor `{}`: end of its data, padded to {alignment}, overflows 64 bits",
         escape(tensor)
     )]
     DataBytes { offset: u64, tensor: String, alignment: u64 },
-    /// A data offset is not a multiple of the alignment.
     #[error(
         "offset {offset}: tensor `{}`: data offset {found} is not a multiple of {alignment}",
         escape(tensor)
     )]
     Unaligned { offset: u64, tensor: String, found: u64, alignment: u64 },
-    /// A tensor starts before the end of the preceding one.
     #[error(
         "offset {offset}: tensor `{}`: data offset {found} overlaps the tensor before, expected {expected}",
         escape(tensor)
     )]
     Overlap { offset: u64, tensor: String, found: u64, expected: u64 },
-    /// A tensor does not start at the (padded) end of the preceding one.
     #[error(
         "offset {offset}: tensor `{}`: data offset {found} leaves a gap, expected {expected}",
         escape(tensor)
     )]
     Gap { offset: u64, tensor: String, found: u64, expected: u64 },
-    /// The padded header exceeds the file.
     #[error("offset {offset}: tensor data begins at {data_offset}, the file ends at {file_bytes}")]
     DataStart { offset: u64, data_offset: u64, file_bytes: u64 },
-    /// The data of a tensor exceed the file.
     #[error(
         "offset {offset}: tensor `{}`: {n_bytes} bytes of data end beyond the file of {file_bytes} bytes",
         escape(tensor)
@@ -191,59 +157,46 @@ pub enum GgufError {
     /// The mapped file could not be locked in memory.
     #[error(transparent)]
     Lock(#[from] LockError),
-    /// The file is too large to be mapped, so it cannot be locked in memory.
     #[error(
         "{}: {file_bytes} bytes cannot be locked in memory: the address space is limited, so the file is read piece by \
          piece",
         path.display()
     )]
     LockUnmapped { path: PathBuf, file_bytes: u64 },
-    /// The file has another format, or is a piece of a file.
     #[error("{}: not a GGUF file: {what}", path.display())]
     OtherFile { path: PathBuf, what: OtherFile },
-    /// The bytes violate a rule of the format.
     #[error("{}: {error}", path.display())]
     Header { path: PathBuf, error: HeaderError },
-    /// A `split.*` key is not a plausible number.
     #[error("{}: key `{key}`: {expected} expected, found {found}", path.display())]
     SplitKey { path: PathBuf, key: &'static str, expected: &'static str, found: String },
-    /// The file name of a part does not contain its number, so the other parts cannot be found.
     #[error("{}: part {part} of {n_parts} by its keys, so its name must end in `{expected}`", path.display())]
     PartName { path: PathBuf, part: u64, n_parts: u64, expected: String },
-    /// A part is missing.
     #[error("{}: part {part} of {n_parts} is missing", path.display())]
     PartMissing { path: PathBuf, part: usize, n_parts: usize },
-    /// The keys of a part declare another number than expected: a part twice, or renamed.
     #[error("{}: part {expected} expected, key `split.no` declares part {found}", path.display())]
     PartNumber { path: PathBuf, expected: u64, found: u64 },
-    /// A part belongs to another model.
     #[error("{}: not of the same model as the first part: {what} {expected} expected, found {found}", path.display())]
     PartForeign { path: PathBuf, what: &'static str, expected: String, found: String },
-    /// The parts were not written together.
     #[error(
         "{}: {}, {}: {}: these parts are of two sets, because a rewrite was interrupted (run the command that wrote them \
          again) or files of two models were mixed",
         first.display(), set_id(first_id.as_deref()), path.display(), set_id(id.as_deref())
     )]
     PartSet { path: PathBuf, id: Option<String>, first: PathBuf, first_id: Option<String> },
-    /// A tensor of a later part exceeds the limits that follow from the keys of the first.
     #[error(
         "{}: tensor `{}`: name of {} bytes and {rank} dimensions; by the keys of the first part, {} bytes and {} dimensions \
          are the most",
         path.display(), escape(tensor), tensor.len(), limits.name_bytes, limits.dims
     )]
     PartLimits { path: PathBuf, tensor: String, rank: usize, limits: TensorLimits },
-    /// A tensor occurs in two parts.
     #[error("{}: tensor `{}` is in `{}` too", path.display(), escape(tensor), other.display())]
     PartTensorTwice { path: PathBuf, tensor: String, other: PathBuf },
-    /// The parts do not hold the declared number of tensors.
     #[error("{}: {found} tensors in all parts, key `split.tensors.count` declares {expected}", path.display())]
     PartTensors { path: PathBuf, expected: u64, found: u64 },
 }
 
 impl GgufError {
     /// Returns true if the file could not be read; false if it was read and its content is refused.
-    #[must_use]
     pub const fn is_unread(&self) -> bool {
         matches!(self, Self::Io(_) | Self::Lock(_) | Self::LockUnmapped { .. })
     }

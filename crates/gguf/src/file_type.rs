@@ -92,7 +92,6 @@ impl FileType {
 
     /// Returns the file type with this name, in any case (`q4_k_m`, or the alias `q4_k`), or with llama.cpp's number
     /// (`15`). The number 0 means F32.
-    #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let text = text.trim();
         if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -106,37 +105,31 @@ impl FileType {
 
     /// Returns the file type with llama.cpp's number; 0 is F32. `None` for guessed types and types that cannot be
     /// requested.
-    #[must_use]
     pub fn from_id(id: u32) -> Option<Self> {
         FILE_TYPES.iter().find(|row| row.id == id).map(|row| row.file_type)
     }
 
     /// llama.cpp's number, as stored in `general.file_type`. [`FileType::Copy`] has no number of its own and returns 0.
-    #[must_use]
     pub fn id(self) -> u32 {
         self.row().id
     }
 
     /// Name in llama.cpp's spelling (`Q4_K_M`).
-    #[must_use]
     pub fn name(self) -> &'static str {
         self.row().name
     }
 
     /// Alias that [`FileType::parse`] accepts.
-    #[must_use]
     pub fn alias(self) -> Option<&'static str> {
         ALIASES.iter().find(|alias| alias.1 == self).map(|alias| alias.0)
     }
 
     /// Block type of tensors without a rule; `None` if tensors are only copied.
-    #[must_use]
     pub fn base(self) -> Option<GgmlType> {
         self.row().base
     }
 
     /// Short description.
-    #[must_use]
     pub fn about(self) -> &'static str {
         self.row().about
     }

@@ -15,7 +15,6 @@ pub struct DeclaredTensor {
 
 impl DeclaredTensor {
     /// Returns name and number of the type, as far as known.
-    #[must_use]
     pub fn type_name(&self) -> String {
         let id = self.type_id;
         match GgmlType::from_id(id) {
@@ -28,13 +27,11 @@ impl DeclaredTensor {
     }
 
     /// Returns the program that writes the type, if known.
-    #[must_use]
     pub fn program(&self) -> Option<&'static str> {
         foreign_type(self.type_id).map(|row| row.1)
     }
 
     /// Number of elements; saturates.
-    #[must_use]
     pub fn n_elems(&self) -> u64 {
         self.dims.iter().fold(1, |product, &dim| product.saturating_mul(dim))
     }
@@ -113,7 +110,6 @@ static TYPES: &[(u32, &str, &str)] = &[
 const OF_IK: std::ops::RangeInclusive<u32> = 133..=400;
 
 /// Returns the name (if known) and the program of a block type that is not llama.cpp's.
-#[must_use]
 pub(crate) fn foreign_type(id: u32) -> Option<(Option<&'static str>, &'static str)> {
     let row = TYPES.iter().find(|row| row.0 == id).map(|row| (Some(row.1), row.2));
     row.or_else(|| OF_IK.contains(&id).then_some((None, IK)))

@@ -61,7 +61,6 @@ pub struct Header {
 impl Header {
     /// Returns [`Header::data_end`] with the padding that usually follows the last tensor (or the header, without
     /// tensors).
-    #[must_use]
     pub fn padded_end(&self) -> u64 {
         self.data_end.checked_next_multiple_of(self.alignment).unwrap_or(u64::MAX)
     }
@@ -77,9 +76,6 @@ pub fn parse_header(bytes: &[u8], limits: &Limits, strictness: Strictness) -> Re
 
 /// Parses the header from the first bytes of a file with `beyond` more bytes. If they end within the header, the error
 /// is that of a truncated file.
-///
-/// # Errors
-/// As for [`parse_header`].
 pub fn parse_head(
     bytes: &[u8],
     beyond: u64,
@@ -381,7 +377,6 @@ impl<'a> HeaderParser<'a> {
         })
     }
 
-    /// Reads one tensor entry.
     fn tensor(
         &mut self,
         index: u64,

@@ -38,7 +38,6 @@ pub struct ColumnSums {
 
 impl ColumnSums {
     /// Zero sums for `n_matrices` matrices of `n_cols` columns.
-    #[must_use]
     pub fn zero(n_cols: usize, n_matrices: usize) -> Self {
         Self { n_cols, sums: vec![0.0; n_matrices * n_cols], counts: vec![0; n_matrices] }
     }
@@ -47,7 +46,6 @@ impl ColumnSums {
     ///
     /// # Exactness
     /// Equals llama-quantize: a sum of squares divided by the count as a float; 1 for experts that no token reached.
-    #[must_use]
     pub fn weights(&self) -> Vec<f32> {
         let mean = |(sums, &count): (&[f64], &i64)| {
             let weight = move |&sum: &f64| if count > 0 { sum as f32 / count as f32 } else { 1.0 };
@@ -73,7 +71,6 @@ pub struct ImatrixSums {
 impl ImatrixSums {
     /// Number of whole chunks of `chunk_size` tokens seen by the tensor with the most rows. llama-imatrix counts the
     /// chunks of combined files like this.
-    #[must_use]
     pub fn counted_chunks(&self) -> usize {
         let counts = self.tensors.values().flat_map(|columns| &columns.counts);
         let most = counts.copied().max().and_then(|most| usize::try_from(most).ok()).unwrap_or(0);
@@ -115,49 +112,41 @@ struct StoredEntry {
 
 impl StoredImatrix {
     /// Path of the file, as given.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Format of the file.
-    #[must_use]
     pub fn format(&self) -> ImatrixFormat {
         self.format
     }
 
     /// Names of the texts.
-    #[must_use]
     pub fn datasets(&self) -> &[Vec<u8>] {
         &self.datasets
     }
 
     /// Number of chunks that the file declares; 0 without a declaration.
-    #[must_use]
     pub fn n_chunks(&self) -> i64 {
         self.n_chunks
     }
 
     /// Number of tokens per chunk; the legacy format does not store it.
-    #[must_use]
     pub fn chunk_size(&self) -> Option<usize> {
         self.chunk_size
     }
 
     /// Number of tensors with an entry.
-    #[must_use]
     pub fn n_entries(&self) -> usize {
         self.entries.len()
     }
 
     /// Returns true if a tensor has an entry.
-    #[must_use]
     pub fn has(&self, tensor: &str) -> bool {
         self.entries.contains_key(tensor)
     }
 
     /// State of an unfinished run, if the file was left by one.
-    #[must_use]
     pub fn unfinished(&self) -> Option<&UnfinishedRun> {
         self.unfinished.as_ref()
     }
@@ -242,7 +231,6 @@ impl Imatrix {
     }
 
     /// Path of the file, as given; empty for sums from no file.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -253,25 +241,21 @@ impl Imatrix {
     }
 
     /// Entry of a tensor.
-    #[must_use]
     pub fn get(&self, tensor: &str) -> Option<&ImatrixEntry> {
         self.entries.get(tensor)
     }
 
     /// Returns true if no entry is left.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
     /// Name of the (first) text that was used.
-    #[must_use]
     pub fn dataset(&self) -> Option<&[u8]> {
         self.dataset.as_deref()
     }
 
     /// Number of chunks of the text; 0 if unknown.
-    #[must_use]
     pub fn n_chunks(&self) -> i64 {
         self.n_chunks
     }

@@ -12,10 +12,8 @@ use gguf_core::text::escape;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum KeyFault {
-    /// A value of another type.
     #[error("key `{}` must be of type {expected}, not {found}", escape(key))]
     Type { key: String, expected: String, found: String },
-    /// An array of another length.
     #[error("key `{}` has {found} {}, not {expected}{why}", escape(key), entries(*found))]
     Length { key: String, expected: String, found: usize, why: String },
 }
@@ -26,7 +24,6 @@ fn entries(n: usize) -> &'static str {
 
 impl KeyFault {
     /// Key at fault.
-    #[must_use]
     pub fn key(&self) -> &str {
         match self {
             Self::Type { key, .. } | Self::Length { key, .. } => key,
@@ -34,7 +31,6 @@ impl KeyFault {
     }
 
     /// Returns true if an integer only has another width or sign than expected, so that its number can still be read.
-    #[must_use]
     pub fn is_of_width(&self) -> bool {
         let is_integer = |name: &str| {
             use ValueType::{I8, I16, I32, I64, U8, U16, U32, U64};
@@ -45,7 +41,6 @@ impl KeyFault {
 
     /// Returns true if programs that run the model read the key and would refuse the file. Notes about a file's origin
     /// are only displayed.
-    #[must_use]
     pub fn is_fatal(&self) -> bool {
         const NOTES: [&str; 3] = ["general.", "quantize.", "imatrix."];
         const READ: [&str; 6] = [
@@ -62,7 +57,6 @@ impl KeyFault {
 }
 
 /// Finds all wrong types and lengths of well-known keys, in the order of the keys.
-#[must_use]
 pub fn key_faults(metadata: &Metadata) -> Vec<KeyFault> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
     let fault = |(key, value): (&str, &Value)| {
@@ -82,7 +76,6 @@ pub fn key_faults(metadata: &Metadata) -> Vec<KeyFault> {
 }
 
 /// Returns the type of a well-known key; for a key that accepts one number for all layers, the number's type.
-#[must_use]
 pub fn own_type(info: &KeyInfo) -> AssignType {
     if info.is_array { AssignType::List(Some(info.value_type)) } else { AssignType::One(info.value_type) }
 }

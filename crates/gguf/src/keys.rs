@@ -56,7 +56,6 @@ impl KeyInfo {
     }
 
     /// Returns true if a key matches the pattern in a file of this architecture.
-    #[must_use]
     pub fn matches(&self, key: &str, arch: &str) -> bool {
         match self.pattern.strip_prefix("{arch}") {
             Some(rest) => key.strip_prefix(arch).is_some_and(|key| !arch.is_empty() && fits(rest, key)),
@@ -81,7 +80,6 @@ fn fits(pattern: &str, text: &str) -> bool {
 }
 
 /// Returns the table row of a key, in a file of architecture `arch` (`general.architecture`).
-#[must_use]
 pub fn key_info(key: &str, arch: &str) -> Option<&'static KeyInfo> {
     let index = &*INDEX;
     let own = || if arch.is_empty() { None } else { index.of_arch.get(key.strip_prefix(arch)?) };
@@ -118,7 +116,6 @@ static INDEX: LazyLock<KeyIndex> = LazyLock::new(|| {
 
 /// Returns the scalar type of a well-known key: that of its value, or of the elements of an array. `None` for a key
 /// that is not in the table.
-#[must_use]
 pub fn key_type(key: &str, arch: &str) -> Option<ValueType> {
     key_info(key, arch).map(|row| row.value_type)
 }
@@ -142,13 +139,11 @@ pub static ANNOTATIONS: &[KeyInfo] = &[
 ];
 
 /// Returns the table row of a key without [`ANNOTATION_PREFIX`].
-#[must_use]
 pub fn annotation_info(key: &str) -> Option<&'static KeyInfo> {
     ANNOTATIONS.iter().find(|row| row.pattern == key)
 }
 
 /// Returns the table row of a key that starts with [`ANNOTATION_PREFIX`].
-#[must_use]
 pub fn annotation_row(key: &str) -> Option<&'static KeyInfo> {
     annotation_info(key.strip_prefix(ANNOTATION_PREFIX)?)
 }

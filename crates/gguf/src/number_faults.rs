@@ -65,7 +65,6 @@ impl NumericKeys<'_> {
 }
 
 /// Returns the errors in the numeric keys of a model.
-#[must_use]
 pub fn number_faults(metadata: &Metadata) -> Vec<NumberFault> {
     let Some(arch) = metadata.get("general.architecture").and_then(Value::as_str) else { return Vec::new() };
     let numbers = NumericKeys { metadata, arch };

@@ -39,7 +39,6 @@ pub struct OpenOptions {
 impl OpenOptions {
     /// Options for a file that may be another program's. Tensors that llama.cpp's format does not cover are read as
     /// bytes, and [`crate::GgufFile::declared`] returns their declared shapes and types.
-    #[must_use]
     pub fn foreign() -> Self {
         Self { strictness: Strictness::Foreign, ..Self::default() }
     }
@@ -109,7 +108,6 @@ impl Contents {
 
 impl Part {
     /// Path of the file.
-    #[must_use]
     pub fn path(&self) -> &Path {
         match &self.contents {
             Contents::Mapped(map) | Contents::Read { head: map, .. } => map.path(),
@@ -118,31 +116,26 @@ impl Part {
     }
 
     /// Header of the file.
-    #[must_use]
     pub fn header(&self) -> &Header {
         &self.header
     }
 
     /// Size of the file in bytes.
-    #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.file_bytes
     }
 
     /// Bytes of the file, or only the first ones if it is not mapped (see [`crate::GgufFile`]).
-    #[must_use]
     pub fn bytes(&self) -> &[u8] {
         self.contents.head()
     }
 
     /// Number of bytes after the last tensor and its padding. The format does not define them; readers ignore them.
-    #[must_use]
     pub fn trailing_bytes(&self) -> u64 {
         self.file_bytes().saturating_sub(self.header.padded_end())
     }
 
     /// Index of the file's first tensor among all tensors.
-    #[must_use]
     pub fn first_tensor(&self) -> usize {
         self.first_tensor
     }

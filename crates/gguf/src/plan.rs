@@ -88,34 +88,24 @@ pub struct TensorDescriptor {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum PlanError {
-    /// A key is empty.
     #[error("key {index} is empty")]
     KeyEmpty { index: usize },
-    /// `general.alignment` is not a `u32` power of two.
     #[error("key `general.alignment`: a power of two of type u32 expected, found {found}")]
     Alignment { found: String },
-    /// The version is neither 2 nor 3.
     #[error("version {found}, expected 2 or 3")]
     Version { found: u32 },
-    /// A tensor name is empty or exceeds llama.cpp's limit.
     #[error("tensor `{}`: name of {found} bytes, 1 to {most} allowed", escape(tensor))]
     NameLength { tensor: String, found: usize, most: u64 },
-    /// Two tensors have the same name.
     #[error("tensor `{}` appears twice", escape(tensor))]
     TensorTwice { tensor: String },
-    /// A tensor has more dimensions than the format allows.
     #[error("tensor `{}`: {} dimensions, at most {most} allowed", escape(tensor), shape.rank())]
     Rank { tensor: String, shape: Shape, most: u32 },
-    /// Rows are not whole blocks, or a size overflows.
     #[error("tensor `{}`: shape {shape} cannot be stored as {ty}", escape(tensor))]
     Size { tensor: String, shape: Shape, ty: GgmlType },
-    /// The sum of all sizes overflows.
     #[error("tensor `{}`: end of its data overflows 64 bits", escape(tensor))]
     Overflow { tensor: String },
-    /// The number of parts exceeds `split.count`.
     #[error("{found} parts, at most {most} possible")]
     Parts { found: usize, most: usize },
-    /// There are more shares than tensors.
     #[error("{found} shares for {n_tensors} tensors: each share must have one")]
     Shares { found: usize, n_tensors: usize },
 }
@@ -134,9 +124,6 @@ impl FilePlan {
     }
 
     /// Plans a part of a model, whose tensors have the limits of the whole.
-    ///
-    /// # Errors
-    /// As for [`FilePlan::new`].
     pub(crate) fn within(
         metadata: &Metadata,
         tensors: &[TensorMeta],
@@ -153,9 +140,6 @@ impl FilePlan {
     }
 
     /// Plans a file whose tensors may exceed llama.cpp's types and limits.
-    ///
-    /// # Errors
-    /// As for [`FilePlan::new`].
     pub fn of_entries(
         metadata: &Metadata,
         tensors: &[TensorDescriptor],

@@ -52,17 +52,11 @@ impl GgufFile {
     }
 
     /// Opens a file that may be another program's ([`OpenOptions::foreign`]).
-    ///
-    /// # Errors
-    /// As for [`GgufFile::open`].
     pub fn open_foreign(path: &Path) -> Result<Self, GgufError> {
         Self::open_with(path, &OpenOptions::foreign())
     }
 
     /// Opens a model with the given options.
-    ///
-    /// # Errors
-    /// As for [`GgufFile::open`].
     pub fn open_with(path: &Path, options: &OpenOptions) -> Result<Self, GgufError> {
         let first = open_part(path, options)?;
         let n_parts = match split_key(&first, SPLIT_COUNT)? {
@@ -100,67 +94,56 @@ impl GgufFile {
     }
 
     /// Keys and values of the (first) file, in file order.
-    #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.parts[0].header.metadata
     }
 
     /// Opened files: one, or all parts in order.
-    #[must_use]
     pub fn parts(&self) -> &[Part] {
         &self.parts
     }
 
     /// Path of the (first) file.
-    #[must_use]
     pub fn path(&self) -> &Path {
         self.parts[0].path()
     }
 
     /// Paths of all files, for [`crate::WriteOptions::inputs`].
-    #[must_use]
     pub fn paths(&self) -> Vec<PathBuf> {
         self.parts.iter().map(|part| part.path().to_owned()).collect()
     }
 
     /// Version of the format in the (first) file.
-    #[must_use]
     pub fn version(&self) -> u32 {
         self.parts[0].header.version
     }
 
     /// Byte order of the files.
-    #[must_use]
     pub fn endian(&self) -> Endian {
         self.parts[0].header.endian
     }
 
     /// Alignment of tensor data in the (first) file, in bytes.
-    #[must_use]
     pub fn alignment(&self) -> u64 {
         self.parts[0].header.alignment
     }
 
     /// Absolute byte offset of the tensor data in the (first) file.
-    #[must_use]
     pub fn data_offset(&self) -> u64 {
         self.parts[0].header.data_offset
     }
 
     /// Size of all files in bytes.
-    #[must_use]
     pub fn file_bytes(&self) -> u64 {
         self.parts.iter().map(Part::file_bytes).sum()
     }
 
     /// Size of all tensors in bytes, without padding.
-    #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
         self.places.iter().map(|place| place.n_bytes).sum()
     }
 
     /// Number of bytes after the last tensor of any part.
-    #[must_use]
     pub fn trailing_bytes(&self) -> u64 {
         self.parts.iter().map(Part::trailing_bytes).sum()
     }
@@ -171,14 +154,12 @@ impl GgufFile {
     }
 
     /// Index of the tensor with this name.
-    #[must_use]
     pub fn tensor_index(&self, name: &str) -> Option<usize> {
         self.index.get(name).copied()
     }
 
     /// Declared shape and type of a tensor that llama.cpp's format does not cover and that is read as bytes
     /// ([`Strictness::Foreign`](crate::header::Strictness::Foreign)); `None` for all others.
-    #[must_use]
     pub fn declared(&self, tensor: usize) -> Option<&DeclaredTensor> {
         let part = &self.parts[self.places.get(tensor)?.part];
         part.header.declared.get(&(tensor - part.first_tensor))
@@ -208,7 +189,6 @@ impl GgufFile {
     ///
     /// # Panics
     /// If the tensor does not exist.
-    #[must_use]
     pub fn place(&self, tensor: usize) -> TensorPlace {
         self.places[tensor]
     }
@@ -217,14 +197,12 @@ impl GgufFile {
     ///
     /// # Panics
     /// If the tensor does not exist, or the file is not mapped (see [`GgufFile`]).
-    #[must_use]
     pub fn raw_tensor(&self, tensor: usize) -> &[u8] {
         let place = self.places[tensor];
         self.raw(tensor, 0, place.n_bytes)
     }
 
     /// Layout options with which [`crate::write_gguf`] reproduces the (first) file.
-    #[must_use]
     pub fn layout(&self) -> LayoutOptions {
         let part = &self.parts[0];
         let padded = part.file_bytes() >= part.header.padded_end();

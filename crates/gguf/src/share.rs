@@ -42,20 +42,17 @@ impl Share {
     pub const WHOLE: Self = Self { number: 1, count: 1 };
 
     /// Number of the share, from 1.
-    #[must_use]
     pub fn number(self) -> usize {
         self.number.into()
     }
 
     /// Number of shares.
-    #[must_use]
     pub fn count(self) -> usize {
         self.count.into()
     }
 
     /// Returns this share of a list of entries with the given costs: consecutive entries, divided so that the maximum
     /// cost of a share is minimal. It is empty only if there are fewer entries than shares.
-    #[must_use]
     pub fn of_costs(self, costs: &[u64]) -> Range<usize> {
         balanced_costs(costs, self.count())
             .into_iter()
@@ -64,7 +61,6 @@ impl Share {
     }
 
     /// Returns this share of a list of tensors, by the cost of reading, encoding and writing them.
-    #[must_use]
     pub fn of_tensors<'a>(self, tensors: impl Iterator<Item = &'a TensorMeta>) -> Range<usize> {
         self.of_costs(&tensors.map(picoseconds).collect::<Vec<_>>())
     }
@@ -107,7 +103,6 @@ pub fn each_once(numbers: &[usize], count: usize) -> Result<(), PartsGap> {
 }
 
 /// Formats parts for a message: `2/8, 3/8, and 4 more`.
-#[must_use]
 pub fn listed(numbers: &[usize], count: usize) -> String {
     const SHOWN: usize = 16;
     let mut list: Vec<_> = numbers.iter().take(SHOWN).map(|number| format!("{number}/{count}")).collect();
@@ -225,7 +220,6 @@ pub struct WorkCost {
 
 impl WorkCost {
     /// Estimates the work of a tensor in its type.
-    #[must_use]
     pub fn of(tensor: &TensorMeta) -> Self {
         let n_elems = tensor.shape.n_elems();
         Self {
@@ -236,7 +230,6 @@ impl WorkCost {
     }
 
     /// Returns the sum.
-    #[must_use]
     pub fn total(self) -> u64 {
         self.read.saturating_add(self.encode).saturating_add(self.write)
     }

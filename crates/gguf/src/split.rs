@@ -10,13 +10,11 @@ use crate::{Metadata, Share, Value};
 use gguf_core::TensorMeta;
 
 /// Returns the suffix of a part's file name. `part` counts from 1, as in file names.
-#[must_use]
 pub fn part_suffix(part: u64, n_parts: u64) -> String {
     format!("-{part:05}-of-{n_parts:05}.gguf")
 }
 
 /// Returns the path of one part of an output called `target` (without a final `.gguf`). `part` counts from 1.
-#[must_use]
 pub fn part_path(target: &Path, part: usize, n_parts: usize) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_os_string();
     let mut stem = match target.extension() {
@@ -30,7 +28,6 @@ pub fn part_path(target: &Path, part: usize, n_parts: usize) -> PathBuf {
 /// Returns the paths of all parts, given the path of one.
 ///
 /// `None` if the name is not that of part `part` (from 1) of `n_parts`.
-#[must_use]
 pub fn sibling_paths(path: &Path, part: u64, n_parts: u64) -> Option<Vec<PathBuf>> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(&part_suffix(part, n_parts))?;
@@ -74,7 +71,6 @@ pub struct SplitSpec {
 
 impl SplitSpec {
     /// Divides the list of tensors: one range of indices per part, at least one.
-    #[must_use]
     pub fn cut(&self, tensors: &[TensorMeta]) -> Vec<Range<usize>> {
         if let Some(share) = self.share {
             return balanced(tensors, share.count());
@@ -112,14 +108,12 @@ impl SplitSpec {
     }
 
     /// Returns true if an output of this many parts has part names and keys.
-    #[must_use]
     pub fn is_split(&self, n_parts: usize) -> bool {
         n_parts > 1 || self.style == SplitStyle::GgufSplit
     }
 
     /// Returns the metadata of one part (from 0): all keys in the first, the `split.*` keys in each, and at the end the
     /// id of the set. The id is filled in when all tensors are written.
-    #[must_use]
     pub fn part_metadata(
         &self,
         metadata: &Metadata,
@@ -151,7 +145,6 @@ impl SplitSpec {
 }
 
 /// Removes the `split.*` keys and the id of the set, for a model merged from parts.
-#[must_use]
 pub fn merged_metadata(metadata: &Metadata) -> Metadata {
     let mut out = metadata.clone();
     for key in [SPLIT_NO, SPLIT_COUNT, SPLIT_TENSORS, SPLIT_ID] {

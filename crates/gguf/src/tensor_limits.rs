@@ -30,7 +30,6 @@ impl TensorLimits {
 
     /// Limits of a file with these keys. A later part of a split model, whose keys are in the first, has the wider ones;
     /// [`crate::GgufFile`] applies those of the first part when it opens them together.
-    #[must_use]
     pub fn of(metadata: &Metadata) -> Self {
         let is_general = |key: &str| key != ARCH && key.starts_with("general.");
         if metadata.iter().all(|(key, _)| is_general(key)) {
@@ -43,7 +42,6 @@ impl TensorLimits {
     }
 
     /// Returns true if the name and the dimensions of a tensor are within the limits.
-    #[must_use]
     pub fn allow(&self, tensor: &TensorMeta) -> bool {
         tensor.name.len() as u64 <= self.name_bytes && tensor.shape.rank() <= self.dims as usize
     }
@@ -56,7 +54,6 @@ fn is_later_part(metadata: &Metadata) -> bool {
 
 /// Returns true if a file declares an architecture and the version or type of its blocks, but has no key of the
 /// architecture and no vocabulary. llama.cpp loads no such file; those of image and video models are like this.
-#[must_use]
 pub fn has_no_model_keys(metadata: &Metadata) -> bool {
     let Some(arch) = metadata.get(ARCH).and_then(crate::Value::as_str) else {
         return false;

@@ -52,31 +52,26 @@ impl ValueType {
     ];
 
     /// Number in the file format.
-    #[must_use]
     pub fn id(self) -> u32 {
         self as u32
     }
 
     /// Returns the type with this number in the file format.
-    #[must_use]
     pub fn from_id(id: u32) -> Option<Self> {
         Self::ALL.get(id as usize).map(|row| row.0)
     }
 
     /// Short name (`u32`, `str`), as accepted by `--set`.
-    #[must_use]
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
 
     /// Long name (`uint32`, `string`), as printed by gguf-py in lower case.
-    #[must_use]
     pub fn long_name(self) -> &'static str {
         Self::ALL[self as usize].2
     }
 
     /// Returns the type with this short or long name, in any case.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL
             .iter()
@@ -85,7 +80,6 @@ impl ValueType {
     }
 
     /// Minimum size in bytes of an element of this type in a file.
-    #[must_use]
     pub fn min_bytes(self) -> u64 {
         match self {
             Self::U8 | Self::I8 | Self::Bool => 1,
@@ -179,19 +173,16 @@ macro_rules! variant_type {
 
 impl Array {
     /// Number of elements.
-    #[must_use]
     pub fn len(&self) -> usize {
         for_each_array!(self, v => v.len())
     }
 
     /// Returns true if there are no elements.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
     /// Returns the elements whose index is wanted, in their order.
-    #[must_use]
     pub fn filtered(&self, mut is_wanted: impl FnMut(usize) -> bool) -> Self {
         let mut filtered = self.clone();
         for_each_array!(&mut filtered, v => {
@@ -202,13 +193,11 @@ impl Array {
     }
 
     /// Type of the elements.
-    #[must_use]
     pub fn element_type(&self) -> ValueType {
         variant_type!(self)
     }
 
     /// Returns the element at `index` as a value.
-    #[must_use]
     pub fn get(&self, index: usize) -> Option<Value> {
         Some(match self {
             Self::U8(v) => Value::U8(*v.get(index)?),
@@ -230,13 +219,11 @@ impl Array {
 
 impl Value {
     /// Type of the value.
-    #[must_use]
     pub fn value_type(&self) -> ValueType {
         variant_type!(self)
     }
 
     /// Returns the text of a string that is valid UTF-8.
-    #[must_use]
     pub fn as_str(&self) -> Option<&str> {
         match self {
             Self::String(bytes) => std::str::from_utf8(bytes).ok(),
@@ -245,7 +232,6 @@ impl Value {
     }
 
     /// Returns the number of any integer type.
-    #[must_use]
     pub fn as_i128(&self) -> Option<i128> {
         Some(match *self {
             Self::U8(v) => v.into(),
@@ -261,13 +247,11 @@ impl Value {
     }
 
     /// Returns the number of any integer type if it is not negative and fits.
-    #[must_use]
     pub fn as_u64(&self) -> Option<u64> {
         u64::try_from(self.as_i128()?).ok()
     }
 
     /// Returns the number of either float type.
-    #[must_use]
     pub fn as_f64(&self) -> Option<f64> {
         match *self {
             Self::F32(v) => Some(v.into()),
@@ -277,7 +261,6 @@ impl Value {
     }
 
     /// Returns the value of a bool.
-    #[must_use]
     pub fn as_bool(&self) -> Option<bool> {
         match *self {
             Self::Bool(v) => Some(v),
@@ -286,7 +269,6 @@ impl Value {
     }
 
     /// Returns the array of an array value.
-    #[must_use]
     pub fn as_array(&self) -> Option<&Array> {
         match self {
             Self::Array(v) => Some(v),
@@ -335,19 +317,16 @@ pub struct Metadata {
 
 impl Metadata {
     /// Creates an empty table.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Number of keys.
-    #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
     /// Returns true if there are no keys.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -358,13 +337,11 @@ impl Metadata {
     }
 
     /// Returns the value of a key.
-    #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.index.get(key).map(|&at| &self.entries[at].1)
     }
 
     /// Returns true if the key exists.
-    #[must_use]
     pub fn contains(&self, key: &str) -> bool {
         self.index.contains_key(key)
     }

@@ -21,7 +21,6 @@ macro_rules! named {
             pub const ALL: &'static [Self] = &[$( Self::$variant, )*];
 
             /// Name used by cards.
-            #[must_use]
             pub fn name(self) -> &'static str {
                 match self {
                     $( Self::$variant => $text, )*
@@ -109,7 +108,6 @@ named! {
 
 impl Mode {
     /// Returns true for a mode whose files may have other names than usual.
-    #[must_use]
     pub fn takes_files(self) -> bool {
         matches!(
             self,
@@ -127,7 +125,6 @@ impl Mode {
     }
 
     /// Returns true for a mode whose special tokens may be defined in Python code.
-    #[must_use]
     pub fn takes_rank_code(self) -> bool {
         matches!(self, Self::Bpe | Self::BpePlainAdded | Self::Tiktoken)
     }
@@ -162,7 +159,6 @@ pub struct ModeRequest {
 
 impl ModeRequest {
     /// Creates a request for a mode without other settings.
-    #[must_use]
     pub fn new(mode: Mode) -> Self {
         Self { mode, files: Vec::new(), special: Vec::new(), rank_code: None, after: Metadata::new() }
     }
@@ -192,7 +188,6 @@ pub struct OtherFiles {
 
 impl OtherFiles {
     /// Returns the directory that supplies the file with this name.
-    #[must_use]
     pub fn dir_of<'a>(own: &'a Path, others: Option<&'a Self>, name: &str) -> &'a Path {
         others
             .filter(|others| others.names.iter().any(|other| other == name))
@@ -245,7 +240,6 @@ pub struct TokenizerRequest {
 
 impl TokenizerRequest {
     /// Creates a request for these modes without other settings.
-    #[must_use]
     pub fn of(modes: &[Mode]) -> Self {
         Self { modes: modes.iter().copied().map(ModeRequest::new).collect(), ..Self::default() }
     }

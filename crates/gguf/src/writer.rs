@@ -102,10 +102,8 @@ fn as_count<S: Serializer>(indices: &Range<usize>, serializer: S) -> Result<S::O
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum WriteError {
-    /// The format cannot hold the content.
     #[error("{}: {error}", path.display())]
     Plan { path: PathBuf, error: PlanError },
-    /// There is not enough disk space for the output.
     #[error("{}: {} needed, {} free", path.display(), text::bytes(*needed), text::bytes(*free))]
     NoSpace { path: PathBuf, needed: u64, free: u64 },
     /// The output path cannot be used.
@@ -117,7 +115,6 @@ pub enum WriteError {
     /// The source failed.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The run was cancelled.
     #[error("interrupted; nothing was written")]
     Cancelled,
 }
@@ -269,9 +266,6 @@ pub struct PlannedOutput<'a> {
 }
 
 /// Writes planned files.
-///
-/// # Errors
-/// As for [`write_gguf`].
 pub fn write_files(
     output: PlannedOutput<'_>,
     source: &dyn TensorSource,

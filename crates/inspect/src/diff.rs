@@ -85,27 +85,18 @@ pub struct TensorForm<'a> {
 
 /// Reasons why two files cannot be compared.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum DiffError {
     /// Rows could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// Rows could not be decoded.
     #[error("tensor `{}`: {error}", gguf_core::text::escape(tensor))]
-    Decode {
-        /// The tensor.
-        tensor: String,
-        /// Error of the decoder.
-        error: QuantError,
-    },
-    /// The run was cancelled.
+    Decode { tensor: String, error: QuantError },
     #[error("interrupted")]
     Cancelled,
 }
 
 /// Compares two models, each in one or more files; without `data`, only metadata, names, types and shapes.
-///
-/// # Errors
-/// See [`DiffError`].
 pub fn diff<'a>(
     a: &'a GgufFile,
     b: &'a GgufFile,
@@ -166,7 +157,6 @@ fn same_value(a: &Value, b: &Value) -> bool {
 }
 
 /// Compares keys: those that differ, in the order of the first, then those that only the second has.
-#[must_use]
 pub fn diff_keys<'a>(a: &'a Metadata, b: &'a Metadata) -> Vec<KeyDiff<'a>> {
     let mut out = Vec::new();
     for (key, value) in a.iter() {

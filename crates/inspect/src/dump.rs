@@ -77,7 +77,6 @@ pub struct DumpedTensor {
 /// header as `GGUF.*`, shapes innermost first, 32-bit floats with all their digits, arrays of arrays flattened into
 /// one. Floats that JSON cannot represent are strings, and a string that is not UTF-8 is `{"hex": …}`; the script
 /// prints no JSON in these cases.
-#[must_use]
 pub fn dump(file: &GgufFile, options: DumpOptions) -> FileDump<'_> {
     let (key_offsets, tensor_offsets) = declared_at(file);
     let counts = [file.tensors().len() as u64, file.metadata().len() as u64];
@@ -115,7 +114,6 @@ pub fn dump(file: &GgufFile, options: DumpOptions) -> FileDump<'_> {
 }
 
 /// Returns the offset of the tensor data; in a file without tensors, the offset at which it would begin.
-#[must_use]
 pub fn data_begin(file: &GgufFile) -> u64 {
     file.data_offset().checked_next_multiple_of(file.alignment()).unwrap_or(u64::MAX)
 }

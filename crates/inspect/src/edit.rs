@@ -67,9 +67,6 @@ impl Edit {
     ///
     /// A value `@FILE` is the content of that file, without one line feed at its end. A value that itself begins with
     /// `@` is written with `@@`.
-    ///
-    /// # Errors
-    /// [`EditError::Assign`] and [`EditError::ValueFile`].
     pub fn set(text: &str) -> Result<Self, EditError> {
         let mut assignment = Assignment::parse(text)?;
         let value = match assignment.text.as_slice() {
@@ -93,7 +90,6 @@ impl Edit {
     }
 
     /// Returns the file from which an assignment takes its value.
-    #[must_use]
     pub fn value_file(text: &str) -> Option<PathBuf> {
         match Assignment::parse(text).ok()?.text.as_slice() {
             [b'@', b'@', ..] => None,
@@ -103,9 +99,6 @@ impl Edit {
     }
 
     /// Parses `ROLE=TOKEN`: `eos=<|im_end|>`.
-    ///
-    /// # Errors
-    /// [`EditError::SpecialForm`] and [`EditError::Role`].
     pub fn special(text: &str) -> Result<Self, EditError> {
         let form = || EditError::SpecialForm { text: text.to_owned() };
         let (role, token) = text.split_once('=').filter(|(_, token)| !token.is_empty()).ok_or_else(form)?;
@@ -114,9 +107,6 @@ impl Edit {
     }
 
     /// Parses `OLD=NEW`.
-    ///
-    /// # Errors
-    /// [`EditError::RenameForm`].
     pub fn rename(text: &str) -> Result<Self, EditError> {
         let form = || EditError::RenameForm { text: text.to_owned() };
         let (from, to) =
@@ -125,9 +115,6 @@ impl Edit {
     }
 
     /// Parses the expression of [`Edit::Drop`].
-    ///
-    /// # Errors
-    /// [`EditError::Pattern`].
     pub fn drop(pattern: &str) -> Result<Self, EditError> {
         let bad = |error| EditError::Pattern { pattern: pattern.to_owned(), error: Box::new(error) };
         regex::Regex::new(pattern).map(Self::Drop).map_err(bad)
@@ -227,25 +214,21 @@ impl EditPlan {
     }
 
     /// Returns the kind of the output.
-    #[must_use]
     pub fn kind(&self) -> OutputKind {
         output_kind(&self.metadata)
     }
 
     /// Input files: of a split model, all existing parts.
-    #[must_use]
     pub fn inputs(&self) -> &[PathBuf] {
         &self.inputs
     }
 
     /// Path of the output file.
-    #[must_use]
     pub fn target(&self) -> &Path {
         &self.target
     }
 
     /// Returns the report that [`EditPlan::write`] would return.
-    #[must_use]
     pub fn report(&self) -> WriteReport {
         WriteReport {
             paths: vec![self.target.clone()],
@@ -259,31 +242,26 @@ impl EditPlan {
     }
 
     /// Keys of the input.
-    #[must_use]
     pub fn metadata_before(&self) -> &Metadata {
         self.file.metadata()
     }
 
     /// Keys of the output.
-    #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
     /// Changes of keys, in the order of the edits, without keys that keep their values.
-    #[must_use]
     pub fn changes(&self) -> &[Change] {
         &self.changes
     }
 
     /// Changes of tensors, in the order of the edits.
-    #[must_use]
     pub fn tensor_changes(&self) -> &[TensorChange] {
         self.tensors.changes()
     }
 
     /// Objections to the edit.
-    #[must_use]
     pub fn objections(&self) -> &[Objection] {
         &self.objections
     }

@@ -10,9 +10,6 @@ use gguf_core::text::escape;
 use gguf_format::{GgufFile, Metadata, WriteOptions, WriteReport, merged_metadata, plan_files, write_gguf};
 
 /// Returns the report that [`write_in_order`] would return.
-///
-/// # Errors
-/// [`EditError`].
 pub fn plan_in_order(file: &GgufFile, output: &Path, endian: Endian) -> Result<WriteReport, EditError> {
     let options = in_order(file, endian, &WriteOptions::default());
     let planned = plan_files(output, &whole(file), file.tensors(), &options.layout, None)?;

@@ -10,9 +10,6 @@ use gguf_format::split_keys::SPLIT_COUNT;
 use gguf_format::{GgufFile, PlannedFile, SplitSpec, WriteOptions, WriteReport, plan_files, write_gguf};
 
 /// Plans the parts that [`split_file`] would write, with their contents.
-///
-/// # Errors
-/// [`EditError`].
 pub fn plan_split(file: &GgufFile, output: &Path, spec: &SplitSpec) -> Result<Vec<PlannedFile>, EditError> {
     let metadata = merged_metadata(file.metadata());
     Ok(plan_files(output, &metadata, file.tensors(), &file.layout(), Some(spec))?)

@@ -8,7 +8,6 @@ use gguf_core::text::{count, escape_bytes, hex};
 use gguf_format::{Array, Value};
 
 /// Returns the type of a value as one word: `u32`, `arr[str]`, `arr[arr]`.
-#[must_use]
 pub fn value_type_name(value: &Value) -> String {
     match value {
         Value::Array(array) => format!("arr[{}]", array.element_type()),
@@ -20,7 +19,6 @@ pub fn value_type_name(value: &Value) -> String {
 ///
 /// Shows at most `max_chars` characters of strings and `max_elems` elements of arrays, with a count of the whole;
 /// `None` shows all.
-#[must_use]
 pub fn value_text(value: &Value, max_chars: Option<usize>, max_elems: Option<usize>) -> String {
     match value {
         Value::String(bytes) => string_text(bytes, max_chars),
@@ -32,7 +30,6 @@ pub fn value_text(value: &Value, max_chars: Option<usize>, max_elems: Option<usi
 /// Formats a value as bytes that programs can read and edits accept.
 ///
 /// Numbers and words are text, a string is unchanged, an array is a JSON list with one element per line.
-#[must_use]
 pub fn value_plain(value: &Value) -> Vec<u8> {
     match value {
         Value::String(bytes) => bytes.clone(),
@@ -113,7 +110,6 @@ pub struct ShownValue<'a> {
 
 impl<'a> ShownValue<'a> {
     /// Creates a value that is written with all elements.
-    #[must_use]
     pub fn whole(value: &'a Value) -> Self {
         Self { value, max_elems: None }
     }
@@ -163,13 +159,11 @@ pub struct TypedValue<'a> {
 
 impl<'a> TypedValue<'a> {
     /// Adds the type to a value.
-    #[must_use]
     pub fn of(value: ShownValue<'a>) -> Self {
         Self { ty: value_type_name(value.value), value }
     }
 
     /// Adds the type to a value with all elements.
-    #[must_use]
     pub fn whole(value: &'a Value) -> Self {
         Self::of(ShownValue::whole(value))
     }

@@ -133,7 +133,6 @@ pub struct TensorLine {
 }
 
 /// Describes a file.
-#[must_use]
 pub fn summary(file: &GgufFile, options: SummaryOptions) -> FileSummary<'_> {
     let tensors: Vec<TensorLine> = listed(file).collect();
     let types = shares(&tensors);
@@ -220,7 +219,6 @@ fn listed(file: &GgufFile) -> impl Iterator<Item = TensorLine> + '_ {
 }
 
 /// Returns warnings about a file that could be opened.
-#[must_use]
 pub fn warnings(file: &GgufFile) -> Vec<String> {
     let mut out: Vec<_> =
         file.tolerated().map(|(path, error)| format!("{}: {error}", path.display())).collect();
@@ -253,7 +251,6 @@ fn foreign(file: &GgufFile) -> Option<String> {
 }
 
 /// Returns `little` or `big`.
-#[must_use]
 pub fn endian_name(endian: Endian) -> &'static str {
     match endian {
         Endian::Little => "little",

@@ -26,7 +26,6 @@ pub struct NamedTemplate<'a> {
 }
 
 /// Returns the templates of a file, the plain one first.
-#[must_use]
 pub fn chat_templates(metadata: &Metadata) -> Vec<NamedTemplate<'_>> {
     let mut found: Vec<_> = metadata
         .iter()

@@ -100,7 +100,6 @@ impl<'a, T: Scalar> MatrixView<'a, T> {
     ///
     /// # Panics
     /// If the range is not inside the matrix.
-    #[must_use]
     pub fn rows(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.n_rows);
         let start = if range.is_empty() { 0 } else { range.start * self.row_stride };
@@ -111,7 +110,6 @@ impl<'a, T: Scalar> MatrixView<'a, T> {
     ///
     /// # Panics
     /// If the range is not inside the matrix.
-    #[must_use]
     pub fn columns(&self, range: Range<usize>) -> Self {
         assert!(range.start <= range.end && range.end <= self.n_cols);
         let start = if self.n_rows == 0 || range.is_empty() { 0 } else { range.start };

@@ -30,7 +30,6 @@ pub(super) struct Neighbours<'a> {
 }
 
 impl<'a> Neighbours<'a> {
-    /// The empty list.
     const NONE: Self = Self { tiles: &[], n_points: 0 };
 
     /// Returns the points without the copies.

@@ -4,120 +4,40 @@ use gguf_core::{GgmlType, Hint, simd::SimdLevel};
 
 /// Reason why rows were not quantized or decoded.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum QuantError {
-    /// The type can hold data, but there is no quantizer for it.
     #[error("cannot quantize to {ty}")]
-    NotATarget {
-        /// The requested type.
-        ty: GgmlType,
-    },
-    /// There is no decoder for the type.
+    NotATarget { ty: GgmlType },
     #[error("cannot decode {ty}")]
-    NotASource {
-        /// The requested type.
-        ty: GgmlType,
-    },
-    /// The type requires importance weights.
+    NotASource { ty: GgmlType },
     #[error("{ty} needs an importance matrix, none given")]
-    ImatrixRequired {
-        /// The requested type.
-        ty: GgmlType,
-    },
-    /// The importance weights are for another number of columns.
+    ImatrixRequired { ty: GgmlType },
     #[error("importance matrix: {expected} weights expected, found {found}")]
-    ImatrixLength {
-        /// Columns of the rows.
-        expected: usize,
-        /// Number of weights given.
-        found: usize,
-    },
-    /// An importance weight is negative or not a number.
+    ImatrixLength { expected: usize, found: usize },
     #[error("importance of column {column} is {value}: a finite number that is not negative expected")]
-    Importance {
-        /// Column of the weight.
-        column: usize,
-        /// The weight.
-        value: f32,
-    },
-    /// The importance weights are so large or small that the search for scales failed.
+    Importance { column: usize, value: f32 },
     #[error(
         "row {row}: importance weights up to {largest:e} are out of the range in which {ty} can be searched"
     )]
-    ImportanceMagnitude {
-        /// The requested type.
-        ty: GgmlType,
-        /// Index of the row among those given.
-        row: usize,
-        /// Largest weight.
-        largest: f32,
-    },
-    /// Values are too large for the type's blocks.
+    ImportanceMagnitude { ty: GgmlType, row: usize, largest: f32 },
     #[error("row {row}, from column {column} on: values up to {largest:e} are too large for {ty}")]
-    Magnitude {
-        /// The requested type.
-        ty: GgmlType,
-        /// Index of the row among those given.
-        row: usize,
-        /// First column of the block.
-        column: usize,
-        /// Largest magnitude of the block.
-        largest: f32,
-    },
-    /// A row is not a whole number of blocks.
+    Magnitude { ty: GgmlType, row: usize, column: usize, largest: f32 },
     #[error("{n_cols} columns are not a positive multiple of {ty}'s block of {}", ty.block_elems())]
-    Columns {
-        /// The requested type.
-        ty: GgmlType,
-        /// Columns of the rows.
-        n_cols: usize,
-    },
-    /// The elements are not whole rows.
+    Columns { ty: GgmlType, n_cols: usize },
     #[error("{n_elems} elements are not whole rows of {n_cols} columns")]
-    Rows {
-        /// Number of elements given.
-        n_elems: usize,
-        /// Columns of a row.
-        n_cols: usize,
-    },
-    /// A byte buffer has the wrong length.
+    Rows { n_elems: usize, n_cols: usize },
     #[error("{ty} blocks: {expected} bytes expected, found {found}")]
-    Length {
-        /// The type of the blocks.
-        ty: GgmlType,
-        /// Bytes that the elements need.
-        expected: usize,
-        /// Number of bytes given.
-        found: usize,
-    },
-    /// More blocks than memory can address.
+    Length { ty: GgmlType, expected: usize, found: usize },
     #[error("{n_blocks} blocks of {ty} exceed the address space")]
-    TooLarge {
-        /// The type of the blocks.
-        ty: GgmlType,
-        /// Number of blocks requested.
-        n_blocks: usize,
-    },
-    /// Values are so large or odd that no point of the type's code book is at a finite distance.
+    TooLarge { ty: GgmlType, n_blocks: usize },
     #[error("row {row}, column {column}: no code of {ty} is near these values")]
-    OffGrid {
-        /// The requested type.
-        ty: GgmlType,
-        /// Index of the row among those given.
-        row: usize,
-        /// First column of the block.
-        column: usize,
-    },
-    /// This machine lacks the vector instructions.
+    OffGrid { ty: GgmlType, row: usize, column: usize },
     #[error("this machine cannot run SIMD level `{level}`")]
-    Level {
-        /// The requested level.
-        level: SimdLevel,
-    },
+    Level { level: SimdLevel },
 }
 
 impl QuantError {
     /// Returns the same error with the row counted from another one: `first_row` rows precede those given.
-    #[must_use]
     pub fn from_row(mut self, first_row: usize) -> Self {
         if let Self::OffGrid { row, .. }
         | Self::Magnitude { row, .. }
@@ -155,20 +75,16 @@ impl Hint for QuantError {
 
 /// Flaw of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum BlockFlaw {
-    /// A value is NaN.
     #[error("NaN value")]
     Nan,
-    /// A value is infinite.
     #[error("infinite value")]
     Infinite,
-    /// A scale is NaN.
     #[error("NaN scale")]
     ScaleNan,
-    /// A scale is infinite.
     #[error("infinite scale")]
     ScaleInfinite,
-    /// The block is incomplete.
     #[error("truncated block")]
     Truncated,
 }

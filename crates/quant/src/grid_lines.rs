@@ -43,7 +43,6 @@ static TWICE_3: [f32; 16] = odd(3, 0, false);
 static SQUARE_2: [[f32; 16]; 2] = [odd(2, 0, true), odd(2, 2, true)];
 static TWICE_2: [[f32; 16]; 2] = [odd(2, 0, false), odd(2, 2, false)];
 
-/// Lane numbers.
 static LANES: [f32; LIST_TILE] = [0., 1., 2., 3., 4., 5., 6., 7., 8., 9., 10., 11., 12., 13., 14., 15.];
 
 /// Returns the distance of two lines, per unit of the weights' sum, above which their order is that of the reference's

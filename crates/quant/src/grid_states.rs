@@ -74,47 +74,16 @@ pub enum Signs {
 
 /// Error for a number that a block cannot hold, or bytes of another length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum GridStateError {
-    /// The bytes are not one block.
     #[error("a block of {ty} has {expected} bytes, found {found}")]
-    Length {
-        /// Type of the block.
-        ty: GgmlType,
-        /// Bytes of a block.
-        expected: usize,
-        /// Number of bytes given.
-        found: usize,
-    },
-    /// A point is not on the grid.
+    Length { ty: GgmlType, expected: usize, found: usize },
     #[error("vector {vector}: point {point} is none of {ty}")]
-    Point {
-        /// Type of the block.
-        ty: GgmlType,
-        /// Index of the vector in the block.
-        vector: usize,
-        /// Index of the point.
-        point: u16,
-    },
-    /// A level is out of range.
+    Point { ty: GgmlType, vector: usize, point: u16 },
     #[error("part {part}: level {level} is none of {ty}")]
-    Level {
-        /// Type of the block.
-        ty: GgmlType,
-        /// Index of the part in the block.
-        part: usize,
-        /// The level.
-        level: u8,
-    },
-    /// Signs or shifts that cannot be stored.
+    Level { ty: GgmlType, part: usize, level: u8 },
     #[error("elements {first} to {}: signs {signs:#b} are none of {ty}", first + 7)]
-    Signs {
-        /// Type of the block.
-        ty: GgmlType,
-        /// Index of the first of the eight elements.
-        first: usize,
-        /// The signs.
-        signs: u8,
-    },
+    Signs { ty: GgmlType, first: usize, signs: u8 },
 }
 
 impl Hint for GridStateError {}
@@ -218,32 +187,27 @@ pub static GRID_FORMS: &[GridForm] = &[
 ];
 
 /// Returns the form of a type's blocks; `None` for types that are not on a grid.
-#[must_use]
 pub fn grid_form(ty: GgmlType) -> Option<&'static GridForm> {
     GRID_FORMS.iter().find(|form| form.ty == ty)
 }
 
 impl GridForm {
     /// Returns the number of vectors of a block.
-    #[must_use]
     pub fn n_vectors(&self) -> usize {
         GRID_ELEMS / self.dims
     }
 
     /// Returns the number of parts of a block.
-    #[must_use]
     pub fn n_parts(&self) -> usize {
         GRID_ELEMS / self.part
     }
 
     /// Returns the number of points of the grid.
-    #[must_use]
     pub fn n_points(&self) -> usize {
         self.points.len()
     }
 
     /// Returns the values of a point, without sign and shift; 0 past its [`GridForm::dims`], and for an invalid point.
-    #[must_use]
     pub fn point(&self, index: u16) -> [f32; SIGNED] {
         let Some(packed) = self.points.get(usize::from(index)) else { return [0.0; SIGNED] };
         let bits = 16 / self.dims;
@@ -256,7 +220,6 @@ impl GridForm {
     }
 
     /// Returns the value of an element with a sign bit, or with a shift, which is the same bit for all.
-    #[must_use]
     pub fn signed(&self, value: f32, bit: bool) -> f32 {
         match (self.signs, bit) {
             (Signs::Shift(_), false) => value + DELTA,
@@ -267,9 +230,6 @@ impl GridForm {
     }
 
     /// Reads one block; any bytes are valid.
-    ///
-    /// # Errors
-    /// [`GridStateError::Length`].
     pub fn unpack(&self, block: &[u8], state: &mut GridState) -> Result<(), GridStateError> {
         self.check_length(block.len())?;
         *state = GridState::ZERO;

@@ -25,7 +25,6 @@ fn lost_together(ty: GgmlType) -> Option<usize> {
 
 /// Returns true if some group of columns has no importance at all, so that this type writes it as zeros (or nearly), as
 /// llama.cpp does.
-#[must_use]
 pub fn has_lost_groups(ty: GgmlType, weights: &[f32]) -> bool {
     let is_empty = |group: &[f32]| group.iter().all(|&weight| weight == 0.0);
     lost_together(ty).is_some_and(|n| weights.chunks(n).any(is_empty))

@@ -29,7 +29,6 @@ pub(super) static IQ1_M: Codec = Codec {
     validate: |bytes| validate_with(bytes, |block: &[u8; M_BYTES]| f16_flaw(scale_bits_m(block))),
 };
 
-/// Decodes 8 elements.
 #[inline(always)]
 fn load_group(scale: f32, point: u16, down: bool, out: &mut [f32; 8]) {
     let delta = if down { -DELTA } else { DELTA };

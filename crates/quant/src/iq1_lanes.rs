@@ -71,7 +71,6 @@ struct BestSplits<L: Lanes> {
     split: L::I,
 }
 
-/// Sums of one trial.
 #[derive(Clone, Copy)]
 struct TrialSums<L: Lanes> {
     sum_qx: L::F,
@@ -119,7 +118,6 @@ impl<L: Lanes> BestSplits<L> {
     }
 }
 
-/// Runs `iq1_search::split_s`.
 #[inline(always)]
 fn split_s<L: Lanes>(l: L, sorted: &SortedPart<L, 32>) -> [Option<LevelSplit>; MAX_WIDTH] {
     let zero = l.splat(0.0);
@@ -156,7 +154,6 @@ fn split_s<L: Lanes>(l: L, sorted: &SortedPart<L, 32>) -> [Option<LevelSplit>; M
     best.splits(l)
 }
 
-/// Runs `iq1_search::split_m`.
 #[inline(always)]
 fn split_m<L: Lanes>(l: L, sorted: &SortedPart<L, 16>) -> [Option<LevelSplit>; MAX_WIDTH] {
     let zero = l.splat(0.0);

@@ -81,7 +81,6 @@ fn even_part<const G: usize>(x: &GroupsOf8<G>, weights: &GroupsOf8<G>) -> (PartM
     (part, signs)
 }
 
-/// Quantizer of IQ2_XXS.
 struct Iq2XxsGrid;
 
 impl GridType<XXS_BYTES> for Iq2XxsGrid {
@@ -154,7 +153,6 @@ fn code_xs<X: Search>(
     search.search(PartSearch { book, how: &SEARCH_XS, part, range: max, start }).map(Some)
 }
 
-/// Quantizer of IQ2_XS.
 struct Iq2XsGrid;
 
 impl GridType<XS_BYTES> for Iq2XsGrid {
@@ -203,7 +201,6 @@ fn store_nibbles(id: f32, scales: &[f32; 16], out: &mut [u8; 8]) {
     }
 }
 
-/// Quantizer of IQ2_S.
 struct Iq2SGrid;
 
 impl GridType<S_BYTES> for Iq2SGrid {
@@ -252,7 +249,6 @@ impl GridType<S_BYTES> for Iq2SGrid {
     }
 }
 
-/// Decodes 8 elements.
 #[inline(always)]
 fn load_group(scale: f32, point: u16, signs: u8, out: &mut [f32; 8]) {
     for i in 0..8 {

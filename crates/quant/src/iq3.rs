@@ -92,7 +92,6 @@ fn code<X: Search>(
     Ok(fit.with_signs(signs))
 }
 
-/// Quantizer of IQ3_XXS.
 struct Iq3XxsGrid;
 
 impl GridType<XXS_BYTES> for Iq3XxsGrid {
@@ -137,7 +136,6 @@ impl GridType<XXS_BYTES> for Iq3XxsGrid {
     }
 }
 
-/// Quantizer of IQ3_S.
 struct Iq3SGrid;
 
 impl GridType<S_BYTES> for Iq3SGrid {

@@ -350,7 +350,6 @@ fn levels<const B: usize, const BITS: u32>(block: &[u8; B]) -> impl Fn(usize) ->
     }
 }
 
-/// Decodes one block.
 #[inline(always)]
 fn load<const B: usize, const BITS: u32, const MIN: bool>(block: &[u8; B], out: &mut [f32; BLOCK]) {
     let d = f16_to_f32(u16_at(block, 0));

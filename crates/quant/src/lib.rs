@@ -162,7 +162,6 @@ fn codec(ty: GgmlType) -> Option<&'static Codec> {
 /// Returns true if a file may be quantized to the type.
 ///
 /// [`quantize_rows`] also writes Q8_1 and Q8_K, which hold activations and are not used in files.
-#[must_use]
 pub fn can_quantize(ty: GgmlType) -> bool {
     !matches!(ty, GgmlType::Q8_1 | GgmlType::Q8K) && codec(ty).is_some_and(|codec| codec.quantize.is_some())
 }
@@ -267,7 +266,6 @@ pub fn validate_blocks(ty: GgmlType, bytes: &[u8]) -> Result<(), BlockError> {
 }
 
 /// Returns the index of the first NaN or infinity.
-#[must_use]
 pub fn first_non_finite(values: &[f32]) -> Option<usize> {
     const CHUNK: usize = 4096;
     for (index, chunk) in values.chunks(CHUNK).enumerate() {

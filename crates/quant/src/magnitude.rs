@@ -63,7 +63,6 @@ impl SmallRows {
 ///
 /// Takes one pass at the level's full width. If this is true, [`first_non_finite`](super::first_non_finite) need not be
 /// called.
-#[must_use]
 pub fn are_ordinary_rows(ty: GgmlType, level: SimdLevel, values: &[f32], n_cols: usize) -> bool {
     let ordinary = ordinary(ty);
     let (least, most) = (ordinary.start().to_bits(), ordinary.end().to_bits());
@@ -116,7 +115,6 @@ pub struct Extent {
 
 impl Extent {
     /// Computes the extent of rows of `n_cols` columns.
-    #[must_use]
     pub fn of(values: &[f32], n_cols: usize) -> Self {
         let mut extent = Self { smallest: f32::INFINITY, largest: 0.0 };
         for row in values.chunks(n_cols.max(1)) {
@@ -135,13 +133,11 @@ impl Extent {
     }
 
     /// Returns true if all values are finite.
-    #[must_use]
     pub fn is_finite(&self) -> bool {
         self.largest.is_finite()
     }
 
     /// Returns true if the type holds such rows; then [`check_rows`] is needed only if importance weights are unusual.
-    #[must_use]
     pub fn is_ordinary(&self, ty: GgmlType) -> bool {
         let ordinary = ordinary(ty);
         self.largest <= *ordinary.end() && self.smallest >= *ordinary.start()
@@ -154,7 +150,6 @@ fn magnitude(values: &[f32]) -> f32 {
 }
 
 /// Returns true if sums of products of importance weights with ordinary values neither overflow nor vanish.
-#[must_use]
 pub fn is_ordinary_importance(weights: &[f32]) -> bool {
     let largest = magnitude(weights);
     largest == 0.0 || ORDINARY_IMPORTANCE.contains(&largest)

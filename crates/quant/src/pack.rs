@@ -43,7 +43,6 @@ fn f16_rounded(scale: f32) -> f32 {
 
 /// Returns the relative error of a scale or minimum after rounding to F16: 0 if F16 holds it, 1 if it vanishes,
 /// infinite if it is too large or not finite.
-#[must_use]
 pub fn f16_error(scale: f32) -> f32 {
     let rounded = f16_rounded(scale);
     if rounded == scale {

@@ -82,7 +82,6 @@ fn store_scales(scales: &SuperScales<PARTS>, out: &mut [u8; BLOCK_BYTES]) -> ([f
 /// Kernel of all super-blocks, one part per lane.
 struct QuantizeQ2K;
 
-/// Weights that are magnitudes.
 struct Magnitudes;
 
 impl Weigh for Magnitudes {

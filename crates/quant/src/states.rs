@@ -68,47 +68,16 @@ pub enum Min {
 
 /// Error for a number that a block cannot hold, or bytes of another length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum StateError {
-    /// The bytes are not one block.
     #[error("a block of {ty} has {expected} bytes, found {found}")]
-    Length {
-        /// Type of the block.
-        ty: GgmlType,
-        /// Bytes of a block.
-        expected: usize,
-        /// Number of bytes given.
-        found: usize,
-    },
-    /// A code has no value.
+    Length { ty: GgmlType, expected: usize, found: usize },
     #[error("element {element}: code {code} is none of {ty}")]
-    Code {
-        /// Type of the block.
-        ty: GgmlType,
-        /// Index of the element in the block.
-        element: usize,
-        /// Code without a value.
-        code: u8,
-    },
-    /// A scale is out of range.
+    Code { ty: GgmlType, element: usize, code: u8 },
     #[error("group {group}: scale {scale} is none of {ty}")]
-    Scale {
-        /// Type of the block.
-        ty: GgmlType,
-        /// Index of the group in the block.
-        group: usize,
-        /// Scale out of range.
-        scale: i8,
-    },
-    /// A minimum is out of range.
+    Scale { ty: GgmlType, group: usize, scale: i8 },
     #[error("group {group}: minimum {min} is none of {ty}")]
-    Min {
-        /// Type of the block.
-        ty: GgmlType,
-        /// Index of the group in the block.
-        group: usize,
-        /// Minimum out of range.
-        min: u8,
-    },
+    Min { ty: GgmlType, group: usize, min: u8 },
 }
 
 impl Hint for StateError {}
@@ -302,28 +271,22 @@ pub static FORMS: &[StateForm] = &[
 ];
 
 /// Returns the form of a type's blocks; `None` for types whose elements do not have a code each.
-#[must_use]
 pub fn form(ty: GgmlType) -> Option<&'static StateForm> {
     FORMS.iter().find(|form| form.ty == ty)
 }
 
 impl StateForm {
     /// Returns the number of elements of a block.
-    #[must_use]
     pub fn n_elems(&self) -> usize {
         self.ty.block_elems()
     }
 
     /// Returns the number of groups of a block.
-    #[must_use]
     pub fn n_groups(&self) -> usize {
         self.n_elems() / self.group
     }
 
     /// Reads one block; any bytes are valid.
-    ///
-    /// # Errors
-    /// [`StateError::Length`].
     pub fn unpack(&self, block: &[u8], state: &mut BlockState) -> Result<(), StateError> {
         self.check_length(block.len())?;
         state.d = word(block, self.d_at);

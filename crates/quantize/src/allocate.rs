@@ -45,7 +45,6 @@ pub enum SizeTarget {
 
 impl SizeTarget {
     /// Converts the target to bytes for a file with `n_elems` weights.
-    #[must_use]
     pub fn bytes(self, n_elems: u64) -> u64 {
         match self {
             Self::Bytes(n_bytes) => n_bytes,
@@ -134,13 +133,11 @@ impl Allocation {
     }
 
     /// Bits of the file per weight.
-    #[must_use]
     pub fn bits_per_weight(&self) -> f64 {
         self.file_bytes as f64 * 8.0 / self.n_elems.max(1) as f64
     }
 
     /// Returns true if the file is at most half a percent smaller than the target.
-    #[must_use]
     pub fn is_near(&self) -> bool {
         self.file_bytes as f64 >= self.target_bytes as f64 * (1.0 - SIZE_TOLERANCE)
     }

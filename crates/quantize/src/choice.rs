@@ -269,46 +269,23 @@ pub(crate) fn needs_imatrix(class: TensorClass, ty: GgmlType, file_type: FileTyp
 
 /// Errors that prevent the choice of a type.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum ChoiceError {
-    /// The columns are not whole blocks, and this type has no replacement with shorter blocks.
     #[error(
         "tensor `{}`: {n_cols} columns are not a multiple of {}, and nothing stands in for {wanted}",
         escape(tensor),
         wanted.block_elems()
     )]
-    NoFallback {
-        /// Name of the tensor.
-        tensor: String,
-        /// Number of its columns.
-        n_cols: u64,
-        /// Type without a replacement.
-        wanted: GgmlType,
-    },
-    /// The file type is not written for image and video models.
+    NoFallback { tensor: String, n_cols: u64, wanted: GgmlType },
     #[error("{file_type} is no type of image and video models")]
-    NotOfImages {
-        /// Type that was asked for.
-        file_type: FileType,
-        /// Types that are written, in lower case.
-        known: Vec<String>,
-    },
-    /// A fallback is needed, but not allowed.
+    NotOfImages { file_type: FileType, known: Vec<String> },
     #[error(
         "tensor `{}`: {n_cols} columns are not a multiple of {} as {wanted} needs, and falling back to {instead} \
          is not allowed",
         escape(tensor),
         wanted.block_elems()
     )]
-    FallbackRefused {
-        /// Name of the tensor.
-        tensor: String,
-        /// Number of its columns.
-        n_cols: u64,
-        /// Type that was wanted.
-        wanted: GgmlType,
-        /// Type that fits.
-        instead: GgmlType,
-    },
+    FallbackRefused { tensor: String, n_cols: u64, wanted: GgmlType, instead: GgmlType },
 }
 
 impl Hint for ChoiceError {

@@ -50,7 +50,6 @@ static BY_PART: &[(&str, TensorClass)] = &[
 
 impl TensorClass {
     /// Class of a tensor with this name.
-    #[must_use]
     pub fn of(name: &str) -> Self {
         match name {
             "output.weight" => Self::Output,
@@ -65,7 +64,6 @@ impl TensorClass {
     }
 
     /// Name in tables.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::TokenEmbd => "token_embd",
@@ -104,7 +102,6 @@ pub(crate) const PER_LAYER_TOKEN_EMBD: &str = "per_layer_token_embd.weight";
 ///
 /// # Exactness
 /// ref: the number is read like C's `%d`: after white space, with a sign, up to the first other character.
-#[must_use]
 pub fn layer_of(name: &str) -> Option<i32> {
     let rest = name.strip_prefix("blk.")?.trim_ascii_start();
     let n_sign = usize::from(rest.starts_with(['+', '-']));
@@ -114,7 +111,6 @@ pub fn layer_of(name: &str) -> Option<i32> {
 
 /// Indices of the tensors in the order of a quantized file: by layer (tensors without a layer first), then by name,
 /// bytewise.
-#[must_use]
 pub fn file_order(tensors: &[TensorMeta]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..tensors.len()).collect();
     order.sort_by_cached_key(|&index| {
@@ -220,7 +216,6 @@ pub(crate) fn is_integer(ty: GgmlType) -> bool {
 ///
 /// # Exactness
 /// ref: a name counts as a weight if it ends in `weight`, and also if it is exactly five bytes long.
-#[must_use]
 pub fn is_quantizable(architecture: &str, tensor: &TensorMeta) -> bool {
     let name = tensor.name.as_str();
     let is_weight = name.ends_with("weight") || name.len() == 5;

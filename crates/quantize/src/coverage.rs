@@ -49,7 +49,6 @@ pub struct Coverage {
 
 impl Coverage {
     /// Returns true if no tensor, expert or entry is left out.
-    #[must_use]
     pub fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.unseen.is_empty() && self.foreign.is_empty()
     }

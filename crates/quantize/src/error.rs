@@ -20,47 +20,34 @@ pub enum QuantizeError {
     /// Writing or reading failed.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// A file that is an adapter, not a model.
     #[error("the file is an adapter (`general.type`), not a model")]
     Adapter,
-    /// A layer to prune that the model does not have.
     #[error("layer {layer} cannot be pruned: the model has {}", layers(*n_layers))]
     NoLayer { layer: u32, n_layers: u32 },
-    /// All layers of the model are pruned.
     #[error("no layer would be left: the model has {}", layers(*n_layers))]
     AllLayers { n_layers: u32 },
-    /// A key that names layers by number, which pruning would invalidate.
     #[error("layers cannot be pruned: key `{}` names layers by number", escape(key))]
     LayersByNumber { key: String },
-    /// A key set to a value of another type than it has.
     #[error("key `{}` is of type {expected}, `{}` is not", escape(key), escape(given))]
     OverrideType { key: String, expected: String, given: String },
-    /// A tensor without elements.
     #[error("tensor `{}`: shape {shape} has no elements", escape(tensor))]
     NoElements { tensor: String, shape: Shape },
-    /// A type that nothing can be quantized to.
     #[error("tensor `{}`: cannot quantize to {ty}", escape(tensor))]
     NotATarget { tensor: String, ty: GgmlType },
-    /// A type that an option names does not fit the columns.
     #[error(
         "tensor `{}`: {n_cols} columns are not a multiple of {}, as {ty} needs",
         escape(tensor),
         ty.block_elems()
     )]
     Columns { tensor: String, n_cols: u64, ty: GgmlType },
-    /// A source tensor that is already quantized.
     #[error("tensor `{}`: already quantized ({from}); requantizing to {to} is not allowed", escape(tensor))]
     Requantize { tensor: String, from: GgmlType, to: GgmlType },
-    /// Types that need importance data without an importance matrix.
     #[error("{} an importance matrix, none given{}", needs(tensors), more(tensors))]
     NoImatrix { tensors: Vec<(String, GgmlType)> },
-    /// Types that need importance data that the importance matrix does not have.
     #[error("{} importance data, the importance matrix has none for it{}", needs(tensors), more(tensors))]
     NotCovered { tensors: Vec<(String, GgmlType)>, elsewhere: Option<Box<StandIn>> },
-    /// Tensors without importance data, if the policy forbids it.
     #[error("{} without importance data, the first is `{}`", plural(*n_more as u64 + 1, "tensor"), escape(tensor))]
     Coverage { tensor: String, n_more: usize },
-    /// Experts that no token reached, if the policy forbids it.
     #[error(
         "tensor `{}`: no token reached {n_experts} of {} when the importance matrix was made",
         escape(tensor),
@@ -157,13 +144,10 @@ fn block_of<'t>(first: &'t str, rest: &[(String, GgmlType)]) -> Option<&'t str> 
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum RowError {
-    /// The source has a value that is not finite.
     #[error("row {row}, column {column}: {value}")]
     NonFinite { row: u64, column: u64, value: f32 },
-    /// The source has an invalid block.
     #[error("row {row}: {error}")]
     BadBlock { row: u64, error: BlockError },
-    /// Finite values are too large or too small for the type.
     #[error("row {row}, from column {column} on: values up to {largest:e} are too {what} for {ty} ({flaw})")]
     Overflow { row: u64, column: u64, largest: f32, what: &'static str, ty: GgmlType, flaw: BlockFlaw },
     /// The quantizer reported an error.

@@ -142,7 +142,6 @@ impl QuantizePlan<'_> {
 
     /// Tensors with rows that are too small for their type and became zeros or nearly zeros, in output order.
     /// Meaningful after all rows were read.
-    #[must_use]
     pub fn small_rows(&self) -> Vec<(&TensorMeta, SmallRows)> {
         let rows = self.small_rows.lock().unpoisoned();
         rows.iter().map(|(&tensor, &small)| (&self.tensors[tensor], small)).collect()

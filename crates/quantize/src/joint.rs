@@ -22,7 +22,6 @@ pub struct RungTypes {
 
 impl RungTypes {
     /// Returns the options of a single run with these types.
-    #[must_use]
     pub fn options(self, base: &QuantizeOptions) -> QuantizeOptions {
         QuantizeOptions {
             file_type: self.file_type,
@@ -66,7 +65,6 @@ impl<'a> JointPlans<'a> {
     }
 
     /// Joins plans of one input with the same options, except for the types.
-    #[must_use]
     pub fn of(plans: Vec<QuantizePlan<'a>>) -> Self {
         let n_tensors = plans.first().map_or(0, |plan| plan.tensors.len());
         let mut of_plan = vec![Vec::with_capacity(n_tensors); plans.len()];
@@ -89,7 +87,6 @@ impl<'a> JointPlans<'a> {
     }
 
     /// Plans of the single outputs, in the order of their types.
-    #[must_use]
     pub fn plans(&self) -> &[QuantizePlan<'a>] {
         &self.plans
     }
@@ -100,14 +97,12 @@ impl<'a> JointPlans<'a> {
     }
 
     /// Returns the content of each tensor in the output of a plan, as an index into its variants.
-    #[must_use]
     pub fn of_plan(&self, plan: usize) -> &[usize] {
         &self.of_plan[plan]
     }
 
     /// Bytes of tensors that are made: a tensor that several outputs hold in one type counts once, unless one of them
     /// is made alone. `is_alone` has an entry for each plan.
-    #[must_use]
     pub fn made_bytes(&self, is_alone: &[bool]) -> u64 {
         let of_tensor = |(tensor, found): (usize, &TensorVariants)| -> u64 {
             let bytes = |variant: usize| found.metas.get(variant).and_then(TensorMeta::n_bytes).unwrap_or(0);
@@ -122,7 +117,6 @@ impl<'a> JointPlans<'a> {
     }
 
     /// Rows that are too small for their type, of the tensors of one output, as [`QuantizePlan::small_rows`].
-    #[must_use]
     pub fn small_rows(&self, plan: usize) -> Vec<(&TensorMeta, SmallRows)> {
         let of_maker: Vec<BTreeMap<&str, SmallRows>> = self
             .plans

@@ -136,7 +136,6 @@ impl LikeTypes {
     /// names, shapes and types are used; `None` if no matrix of the model has a tensor of its name or role there.
     ///
     /// Options that prune layers apply to the model first.
-    #[must_use]
     pub fn of(
         metadata: &Metadata,
         reference: &[TensorMeta],

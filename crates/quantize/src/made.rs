@@ -21,7 +21,6 @@ impl<'a> MadeTensor<'a> {
     /// Tensor `tensor` of the source in a type. `weights` has one weight per column, matrix after matrix; types that
     /// ignore importance ignore it. Returns `None` if the rows are not whole blocks of the type, or if the number of
     /// weights is another one.
-    #[must_use]
     pub fn new(
         source: &'a dyn TensorSource,
         tensor: usize,
@@ -45,14 +44,12 @@ impl<'a> MadeTensor<'a> {
     }
 
     /// Name and shape of the tensor in the source, in the type that is made.
-    #[must_use]
     pub fn meta(&self) -> &TensorMeta {
         // There is always one.
         &self.plan.tensors[0]
     }
 
     /// Index of the tensor in the source.
-    #[must_use]
     pub fn source(&self) -> usize {
         self.plan.steps[0].source
     }
@@ -75,7 +72,6 @@ impl<'a> MadeTensor<'a> {
 
     /// Returns true if an error of [`MadeTensor::read_rows`] states that the type cannot hold the rows, in contrast to
     /// rows that could not be read.
-    #[must_use]
     pub fn is_refused(error: &SourceError) -> bool {
         matches!(error.source.downcast_ref::<RowError>(), Some(RowError::Quant(_)))
     }
@@ -83,7 +79,6 @@ impl<'a> MadeTensor<'a> {
 
 /// Importance of a tensor's columns, matrix after matrix: its own entry of the importance matrix, or that of a tensor
 /// with the same input. `None` if there is neither, or if the entry has another size.
-#[must_use]
 pub fn column_importance<'a>(imatrix: &'a Imatrix, tensor: &TensorMeta) -> Option<Cow<'a, [f32]>> {
     match lookup(imatrix, tensor, true) {
         Lookup::Found(found) => Some(found.weights),
@@ -93,7 +88,6 @@ pub fn column_importance<'a>(imatrix: &'a Imatrix, tensor: &TensorMeta) -> Optio
 
 /// Metadata that a quantization of a source to a file type writes without further options, apart from the keys about
 /// an importance matrix. `file_type` is the value of `general.file_type`.
-#[must_use]
 pub fn written_metadata(source: &Metadata, file_type: u32) -> Metadata {
     let keeps_order = DiffusionRules::of_file(source, &[]).is_ok_and(|rules| rules.is_some());
     let changes =

@@ -34,7 +34,6 @@ impl ModelFacts {
     /// # Exactness
     /// Overrides count as in llama-quantize: the first one for a key, and for head counts only if the file has a single
     /// number for all layers. Head counts are those of the first layer.
-    #[must_use]
     pub fn new(metadata: &Metadata, overrides: &[Override], tensors: &[TensorMeta]) -> Self {
         let architecture =
             metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -72,7 +71,6 @@ impl ModelFacts {
     }
 
     /// Returns true for weights that are quantized.
-    #[must_use]
     pub fn is_quantized(&self, tensor: &TensorMeta) -> bool {
         match &self.diffusion {
             Some(rules) => rules.is_quantized(tensor),
@@ -91,7 +89,6 @@ impl ModelFacts {
 
     /// Returns the indices of the tensors in the order of a quantized file. Files of image and video models keep their
     /// order.
-    #[must_use]
     pub fn file_order(&self, tensors: &[TensorMeta]) -> Vec<usize> {
         match &self.diffusion {
             Some(_) => (0..tensors.len()).collect(),

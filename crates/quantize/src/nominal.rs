@@ -26,7 +26,6 @@ pub struct Nominal {
 /// Computes the bits per weight of a file type on Llama 3 8B; `None` for [`FileType::Copy`].
 ///
 /// Types are chosen for its 291 tensors as for a file, so the number is that of a real file, not that of the base type.
-#[must_use]
 pub fn nominal(file_type: FileType) -> Option<Nominal> {
     // The help of the programs has the sizes of all file types.
     static LLAMA: LazyLock<Llama> = LazyLock::new(Llama::new);

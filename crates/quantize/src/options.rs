@@ -51,7 +51,6 @@ pub struct QuantizeOptions {
 
 impl QuantizeOptions {
     /// Options with llama-quantize's defaults.
-    #[must_use]
     pub fn new(file_type: FileType) -> Self {
         Self {
             file_type,
@@ -145,7 +144,6 @@ impl CoveragePolicy {
         [("ignore", Self::Ignore), ("warn", Self::Warn), ("tensors", Self::Tensors), ("error", Self::Error)];
 
     /// Looks up a policy by name.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|row| row.0 == name).map(|row| row.1)
     }
@@ -190,16 +188,12 @@ impl TensorTypeRule {
     }
 
     /// Returns true if the rule matches this tensor. An expression that exceeds the backtracking limit does not match.
-    #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         self.regex.is_match(name).unwrap_or(false)
     }
 }
 
 /// Parses the name of a block type, in any case.
-///
-/// # Errors
-/// [`OptionError::UnknownType`].
 pub fn parse_ggml_type(name: &str) -> Result<GgmlType, OptionError> {
     GgmlType::from_name(name).ok_or_else(|| {
         let nearest = meant(name, GgmlType::all().map(GgmlType::name));
@@ -208,17 +202,11 @@ pub fn parse_ggml_type(name: &str) -> Result<GgmlType, OptionError> {
 }
 
 /// Parses the name or number of a file type.
-///
-/// # Errors
-/// [`OptionError::UnknownFileType`].
 pub fn parse_file_type(text: &str) -> Result<FileType, OptionError> {
     parse_file_type_or(text, &[])
 }
 
 /// Parses the name or number of a file type, in a place where `words` are also valid: the error may suggest them.
-///
-/// # Errors
-/// [`OptionError::UnknownFileType`].
 pub fn parse_file_type_or(text: &str, words: &[&str]) -> Result<FileType, OptionError> {
     FileType::parse(text).ok_or_else(|| {
         let names = FileType::all().flat_map(|row| [Some(row.name()), row.alias()]).flatten();
@@ -232,9 +220,6 @@ fn lower_case(names: &[&str]) -> Vec<String> {
 }
 
 /// Parses layer numbers separated by commas.
-///
-/// # Errors
-/// [`OptionError::Layer`].
 pub fn parse_layers(text: &str) -> Result<BTreeSet<u32>, OptionError> {
     let layer = |number: &str| {
         let parsed = number.trim().parse::<u32>().ok().filter(|&layer| i32::try_from(layer).is_ok());
@@ -275,9 +260,6 @@ fn finite<T: std::str::FromStr + Copy + Into<f64>>(text: &str) -> Option<T> {
 
 impl Override {
     /// Parses `KEY=TYPE:VALUE` with the types `int`, `float`, `bool` and `str`.
-    ///
-    /// # Errors
-    /// [`OptionError::Override`].
     pub fn parse(text: &str) -> Result<Self, OptionError> {
         let bad = |expected| OptionError::Override { text: text.to_owned(), expected };
         let (key, typed) = text.split_once('=').ok_or_else(|| bad("`KEY=TYPE:VALUE`"))?;
@@ -297,7 +279,6 @@ impl Override {
     }
 
     /// Converts the value to the type in which llama-quantize stores it, or to one that holds it.
-    #[must_use]
     pub fn file_value(&self) -> Value {
         match &self.value {
             // ref: stored as u32, without the sign and the high bits
@@ -379,56 +360,24 @@ impl fmt::Display for Override {
 
 /// Errors of parsing an option.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum OptionError {
-    /// Unknown name or number of a file type.
     #[error("unknown type `{}`", escape(name))]
-    UnknownFileType {
-        /// Given text.
-        name: String,
-        /// Similar names.
-        nearest: Vec<String>,
-    },
-    /// Unknown name of a block type.
+    UnknownFileType { name: String, nearest: Vec<String> },
     #[error("unknown tensor type `{}`", escape(name))]
-    UnknownType {
-        /// Given text.
-        name: String,
-        /// Similar names.
-        nearest: Vec<String>,
-    },
-    /// Text that is not `REGEX=TYPE`.
+    UnknownType { name: String, nearest: Vec<String> },
     #[error("tensor type `{}`: `REGEX=TYPE` expected", escape(text))]
-    TensorType {
-        /// Given text.
-        text: String,
-    },
-    /// Invalid regular expression.
+    TensorType { text: String },
     #[error("tensor type: bad expression `{}`", escape(pattern))]
-    Pattern {
-        /// Regular expression.
-        pattern: String,
-        /// Reason.
-        source: Box<fancy_regex::Error>,
-    },
-    /// Text that is not a layer number.
+    Pattern { pattern: String, source: Box<fancy_regex::Error> },
     #[error("layer `{}`: a number from 0 expected", escape(text))]
-    Layer {
-        /// Given text.
-        text: String,
-    },
-    /// Text that is not `KEY=TYPE:VALUE`.
+    Layer { text: String },
     #[error("metadata `{}`: {expected} expected", escape(text))]
-    Override {
-        /// Given text.
-        text: String,
-        /// Description of valid text.
-        expected: &'static str,
-    },
+    Override { text: String, expected: &'static str },
 }
 
 impl OptionError {
     /// Returns true if there is a type with a similar name.
-    #[must_use]
     pub fn has_offer(&self) -> bool {
         match self {
             Self::UnknownFileType { nearest, .. } | Self::UnknownType { nearest, .. } => !nearest.is_empty(),

@@ -38,7 +38,6 @@ pub struct Input<'a> {
 
 impl<'a> Input<'a> {
     /// Input from a GGUF file with all its parts.
-    #[must_use]
     pub fn file(file: &'a GgufFile) -> Self {
         let place = |tensor| {
             let place = file.place(tensor);
@@ -49,7 +48,6 @@ impl<'a> Input<'a> {
     }
 
     /// Input from any other source.
-    #[must_use]
     pub fn new(source: &'a dyn TensorSource, metadata: &'a Metadata) -> Self {
         Self { source, metadata, places: None, diffusion: None }
     }
@@ -140,9 +138,6 @@ impl<'a> QuantizePlan<'a> {
     }
 
     /// Plans like [`QuantizePlan::draft`] for an importance matrix that does not exist yet but will cover all tensors.
-    ///
-    /// # Errors
-    /// As [`QuantizePlan::draft`].
     pub fn draft_to_come(input: &Input<'a>, options: &QuantizeOptions) -> Result<Self, QuantizeError> {
         let mut plan = Self::drafted(input, options, None, true)?;
         plan.obstacles.retain(|obstacle| !matches!(obstacle, QuantizeError::NoImatrix { .. }));
@@ -307,14 +302,12 @@ impl<'a> QuantizePlan<'a> {
 
     /// Adds blocks of some tensors that were made elsewhere. Tensors are identified by their names in the source, which
     /// a plan that prunes layers changes.
-    #[must_use]
     pub fn with_solved(mut self, solved: &'a dyn SolvedRows) -> Self {
         self.solved = Some(solved);
         self
     }
 
     /// Adds further keys at the end of the metadata.
-    #[must_use]
     pub fn with_keys(mut self, keys: &[(String, Value)]) -> Self {
         for (key, value) in keys {
             self.metadata.remove(key);
@@ -324,31 +317,26 @@ impl<'a> QuantizePlan<'a> {
     }
 
     /// Metadata of the output, without the keys of a split.
-    #[must_use]
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
     /// Treatment of each tensor, in output order.
-    #[must_use]
     pub fn steps(&self) -> &[TensorPlan<'a>] {
         &self.steps
     }
 
     /// Tensors of the source.
-    #[must_use]
     pub fn source_tensors(&self) -> &'a [TensorMeta] {
         self.source.tensors()
     }
 
     /// Gaps of the importance matrix.
-    #[must_use]
     pub fn coverage(&self) -> &Coverage {
         &self.coverage
     }
 
     /// Errors at which a run would stop, in output order.
-    #[must_use]
     pub fn obstacles(&self) -> &[QuantizeError] {
         &self.obstacles
     }
@@ -359,19 +347,16 @@ impl<'a> QuantizePlan<'a> {
     }
 
     /// Options that change nothing; rules for single tensors come first.
-    #[must_use]
     pub fn idle_options(&self) -> &[IdleOption] {
         &self.idle_options
     }
 
     /// Warnings about the output that do not stop the run.
-    #[must_use]
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
     /// Number of tensors whose type was replaced because of their columns.
-    #[must_use]
     pub fn n_fallbacks(&self) -> usize {
         self.steps.iter().filter(|step| matches!(step.choice.reason, Reason::Fallback { .. })).count()
     }

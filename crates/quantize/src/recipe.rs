@@ -133,7 +133,6 @@ pub struct Recipe {
 impl Recipe {
     /// Compares the tensors, in file order, with the mixtures of all file types, both with and without an importance
     /// matrix. Uses only names, shapes and types.
-    #[must_use]
     pub fn of(metadata: &Metadata, tensors: &[TensorMeta]) -> Self {
         let facts = ModelFacts::new(metadata, &[], tensors);
         let roles = facts.roles(tensors);
@@ -170,20 +169,17 @@ impl Recipe {
     }
 
     /// Bits per weight of all tensors.
-    #[must_use]
     pub fn bits_per_weight(&self) -> f64 {
         self.bits_per_weight
     }
 
     /// Bits per weight of this model in a file type; `None` if the model cannot have it.
-    #[must_use]
     pub fn bits_per_weight_as(&self, file_type: FileType) -> Option<f64> {
         self.as_type(file_type).next().map(|candidate| candidate.bits_per_weight)
     }
 
     /// Describes the recipe: `Q4_K_M of llama.cpp`, `Q4_K_M with Q6_K embeddings`, `own mixture near Q3_K_M (…)`. If
     /// several file types fit equally well, `claimed` is preferred.
-    #[must_use]
     pub fn describe(&self, claimed: Option<FileType>) -> String {
         if self.n_matrices == 0 {
             return "no matrices to quantize".to_owned();
@@ -198,14 +194,12 @@ impl Recipe {
     }
 
     /// File type that the tensors match, possibly except for embeddings and output; `claimed` if it is one of several.
-    #[must_use]
     pub fn file_type(&self, claimed: Option<FileType>) -> Option<FileType> {
         self.nearest(claimed).filter(|nearest| nearest.is_variant()).map(|nearest| nearest.file_type)
     }
 
     /// Returns true if a file with these tensors may have the name of a file type. The tensors match it (except for
     /// embeddings and output), or they are a custom mixture with the base type or the size of the file type.
-    #[must_use]
     pub fn may_be_called(&self, file_type: FileType) -> bool {
         let is_it = |candidate: &MixtureDeviations| {
             candidate.is_exact() || (!candidate.is_pure && candidate.is_variant())
@@ -233,7 +227,6 @@ impl Recipe {
     }
 
     /// Returns true if the bits per weight are those of a file type, within a factor.
-    #[must_use]
     pub fn has_bits_of(&self, file_type: FileType, factor: f64) -> bool {
         let Some(expected) = self.bits_per_weight_as(file_type) else { return false };
         let ratio = self.bits_per_weight / expected;

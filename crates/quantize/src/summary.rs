@@ -27,7 +27,6 @@ pub struct Sizes {
 
 impl Sizes {
     /// Bits per weight in the source.
-    #[must_use]
     pub fn bits_per_weight_before(&self) -> f64 {
         bits(self.bytes_before, self.n_elems)
     }
@@ -57,13 +56,11 @@ pub struct Summary {
 
 impl QuantizePlan<'_> {
     /// Sizes of all tensors before and after quantization.
-    #[must_use]
     pub fn summary(&self) -> Summary {
         self.summary_of(0..self.tensors().len())
     }
 
     /// Sizes before and after quantization of the tensors at these indices of the output.
-    #[must_use]
     pub fn summary_of(&self, places: Range<usize>) -> Summary {
         let mut summary = Summary::default();
         let pairs = self.steps().iter().zip(self.tensors());

@@ -73,7 +73,6 @@ impl Address {
     }
 
     /// Name of the model, as a download's directory would be called.
-    #[must_use]
     pub fn name(&self) -> &str {
         let last = match self {
             Self::Hub { repository, .. } => repository.rsplit('/').next(),
@@ -113,7 +112,6 @@ pub(super) fn shown(url: &Url) -> String {
     url.into()
 }
 
-/// Parses `org/name[@revision]`.
 fn repository(text: &str) -> Option<Address> {
     let (repository, revision) = text.split_once('@').unwrap_or((text, MAIN));
     let (org, name) = repository.split_once('/')?;

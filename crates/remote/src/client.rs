@@ -175,9 +175,6 @@ impl Client {
     }
 
     /// Returns the length of a file in bytes, with a request if it is unknown; `None` if the file does not exist.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub(super) fn n_bytes(&self, target: &RequestTarget) -> Result<Option<u64>, RemoteError> {
         if let Some(n_bytes) = target.state().n_bytes {
             return Ok(Some(n_bytes));
@@ -212,9 +209,6 @@ impl Client {
     }
 
     /// Fills `out` with the bytes of a file from `offset` on. An interrupted transfer resumes where it stopped.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub(super) fn read(
         &self,
         target: &RequestTarget,
@@ -226,9 +220,6 @@ impl Client {
 
     /// Reads like [`Client::read`] from a server that may send only whole files: up to `most_skipped` bytes before the
     /// requested ones are fetched and discarded.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub(super) fn read_past(
         &self,
         target: &RequestTarget,
@@ -324,9 +315,6 @@ impl Client {
     }
 
     /// Fetches a text of limited length, with the headers of the response; `None` if it does not exist.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub(super) fn text(
         &self,
         target: &RequestTarget,
@@ -497,7 +485,6 @@ fn redirect(url: &Url, status: StatusCode, headers: &HeaderMap) -> Result<Option
     }
 }
 
-/// Classifies an error response.
 fn refused(url: &Url, status: StatusCode, headers: &HeaderMap, token: TokenUse) -> AttemptFailure {
     let url = shown(url);
     let server_code = text_of(headers, "x-error-code").map(|code| code.chars().take(64).collect());

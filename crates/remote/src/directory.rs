@@ -36,9 +36,6 @@ impl RangedDirectory for FetchedDirectory {
 
 /// Fills the empty directory `dir` with the small files of a checkpoint, and registers its other files under the name
 /// `shown`.
-///
-/// # Errors
-/// [`RemoteError`].
 pub(super) fn open(
     client: &Arc<Client>,
     listing: FileListing,

@@ -29,89 +29,45 @@ pub enum RemoteError {
     /// The text is not a valid address.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// A local read or write failed; the inner error names the path.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The temporary directory of a checkpoint could not be created.
     #[error("{}: no temporary directory can be made there: {error}", place.display())]
     Scratch { place: PathBuf, error: io::Error },
-    /// The repository, directory or revision does not exist.
     #[error("{address}: not found on {host}{}", server_code.as_ref().map_or(String::new(), |code| format!(" ({})", escape(code))))]
-    NoCheckpoint {
-        address: String,
-        host: String,
-        /// Error code of the server.
-        server_code: Option<String>,
-    },
-    /// The repository does not have this file, or no file was named.
+    NoCheckpoint { address: String, host: String, server_code: Option<String> },
     #[error("{address}: {}", name.as_ref().map_or("a file of it is wanted".to_owned(), |name| format!("there is no `{}`", escape(name))))]
-    NoFile {
-        address: String,
-        name: Option<String>,
-        /// Words for files of this kind.
-        kind: &'static str,
-        /// First names of the files of the same kind that exist.
-        names: Vec<String>,
-        /// Number of further files.
-        n_more: usize,
-    },
-    /// The file does not exist (any more).
+    NoFile { address: String, name: Option<String>, kind: &'static str, names: Vec<String>, n_more: usize },
     #[error("{url}: not found")]
     NotFound { url: String },
-    /// The server requires authentication, or denies access.
     #[error("{url}: access denied (status {status}{})", server_code.as_ref().map_or(String::new(), |code| format!(", {}", escape(code))))]
-    Denied {
-        url: String,
-        status: u16,
-        token: TokenUse,
-        /// Error code of the server.
-        server_code: Option<String>,
-    },
-    /// The response has an unexpected status.
+    Denied { url: String, status: u16, token: TokenUse, server_code: Option<String> },
     #[error("{url}: status {status}{}", after(*attempts))]
     Status { url: String, status: u16, attempts: u32 },
-    /// The connection failed repeatedly.
     #[error("{url}: {reason}{}", after(*attempts))]
     Connection { url: String, reason: String, attempts: u32 },
-    /// The server does not support ranges.
     #[error("{url}: the server sends whole files only, not ranges of bytes")]
     NoRanges { url: String },
-    /// The answer is compressed although that was not asked for.
     #[error("{url}: the server sends the file compressed (`Content-Encoding: {found}`), `identity` expected")]
     Encoded { url: String, found: String },
-    /// The file has changed since it was planned.
     #[error("{url}: the file changed while it was read: {what} was {expected}, is {found}")]
     Changed { url: String, what: &'static str, expected: String, found: String },
-    /// The bytes do not match the server's digest.
     #[error("{file}: {what} {expected} expected, found {found}")]
     Digest { file: String, what: &'static str, expected: String, found: String },
-    /// The list of files is invalid.
     #[error("{url}: no list of files: {reason}")]
     Listing { url: String, reason: String },
-    /// A listed name must not become a path.
     #[error(
         "{url}: file name `{}`: it leads out of the directory, or holds what no name should",
         escape(name)
     )]
     Name { url: String, name: String },
-    /// A size exceeds its limit.
     #[error("{url}: {what}: {found}, at most {limit} allowed")]
     TooMuch { url: String, what: &'static str, found: u64, limit: u64 },
-    /// Redirects form a loop, or lead to a forbidden address.
     #[error("{url}: {reason}")]
     Redirect { url: String, reason: &'static str },
-    /// The network is disabled by `HF_HUB_OFFLINE`.
     #[error("{address}: `HF_HUB_OFFLINE` is set, and {}", offline(cache.as_deref(), missing.as_deref()))]
-    Offline {
-        address: String,
-        cache: Option<PathBuf>,
-        /// Missing or damaged file of a model whose other files are cached.
-        missing: Option<String>,
-    },
-    /// The processor lacks instructions that encryption needs.
+    Offline { address: String, cache: Option<PathBuf>, missing: Option<String> },
     #[error("this processor lacks `{missing}`, which encrypted connections need here")]
     Processor { missing: &'static str },
-    /// The user cancelled the run.
     #[error("stopped")]
     Cancelled,
 }

@@ -51,9 +51,6 @@ pub(super) struct Exchange<'a> {
 
 impl<'a> Exchange<'a> {
     /// Sends a request and waits for the head of the response.
-    ///
-    /// # Errors
-    /// [`ExchangeError`].
     pub(super) fn begin(
         agent: &Agent,
         request: http::Request<()>,
@@ -82,9 +79,6 @@ impl<'a> Exchange<'a> {
     }
 
     /// Returns the next bytes of the response; `None` at its end.
-    ///
-    /// # Errors
-    /// [`ExchangeError`].
     pub(super) fn next(&mut self) -> Result<Option<Vec<u8>>, ExchangeError> {
         match self.wait()? {
             ResponseEvent::Bytes(bytes) => {

@@ -22,7 +22,6 @@ use gguf_core::sync::Unpoisoned;
 
 /// Minimum size of a fetch without an announcement, in bytes.
 const BLOCK_BYTES: u64 = 1 << 20;
-/// Number of connections.
 const N_CONNECTIONS: usize = 8;
 /// Interval at which a waiting reader checks for cancellation.
 const LOOK: Duration = Duration::from_millis(100);

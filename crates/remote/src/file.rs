@@ -141,9 +141,6 @@ pub struct RemoteFile {
 
 impl RemoteFile {
     /// Opens a file.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub fn open(address: &FileAddress, options: &RemoteOptions) -> Result<Self, RemoteError> {
         let root = address.directory.to_string().trim_end_matches('/').to_owned();
         let source = match &address.directory {
@@ -173,7 +170,6 @@ impl RemoteFile {
     }
 
     /// Returns the error for a repository without a file name; it lists the files that exist.
-    #[must_use]
     pub fn names(repository: &Address, options: &RemoteOptions) -> RemoteError {
         match client_for(repository, options) {
             Ok(client) => no_file(&client, repository, None, GGUF),
@@ -195,7 +191,6 @@ impl RemoteFile {
     }
 
     /// Path for readers and messages.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -226,9 +226,6 @@ impl<'a> Cache<'a> {
 
     /// Fetches the missing files and returns the paths of all. `None` if the server has no versions of its files: a
     /// cached file could not be distinguished from a newer one.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub(super) fn fetch(
         &self,
         client: &Client,
@@ -449,9 +446,6 @@ pub(super) fn wanted(listing: &FileListing) -> Vec<&RemoteEntry> {
 }
 
 /// Fetches the files of a checkpoint for this run only.
-///
-/// # Errors
-/// [`RemoteError`].
 pub(super) fn fetch_once(
     client: &Client,
     listing: &FileListing,
@@ -528,7 +522,6 @@ fn stamp_of(path: &Path) -> std::io::Result<String> {
     Ok(format!("{}, inode {index}", stamp(&fs_err::metadata(path)?)))
 }
 
-/// Writes a note atomically.
 fn write(path: &Path, bytes: &[u8]) -> Result<(), RemoteError> {
     OutputFile::write(path, bytes, false).map_err(|error| std::io::Error::from(error).into())
 }

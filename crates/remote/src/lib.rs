@@ -115,9 +115,6 @@ pub struct RemoteCheckpoint {
 
 impl RemoteCheckpoint {
     /// Opens a checkpoint and fetches its small files.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub fn open(
         address: &Address,
         options: &RemoteOptions,
@@ -162,9 +159,6 @@ impl RemoteCheckpoint {
     /// [`RemoteCheckpoint::path`] with the name of the file.
     ///
     /// Nothing is stored: with a cache, whole repositories are.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub fn open_file(
         address: &FileAddress,
         options: &RemoteOptions,
@@ -204,7 +198,6 @@ impl RemoteCheckpoint {
     }
 
     /// Local directory of the checkpoint; it has the model's name.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

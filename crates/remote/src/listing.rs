@@ -58,9 +58,6 @@ pub(super) struct FileListing {
 }
 
 /// Lists the repository's files at a revision.
-///
-/// # Errors
-/// [`RemoteError`].
 pub(super) fn of_hub(
     client: &Client,
     endpoint: &Url,
@@ -123,9 +120,6 @@ pub(super) fn of_hub(
 
 /// Lists the files of a directory of a web server: those in its index, else those with the usual names of checkpoint
 /// files.
-///
-/// # Errors
-/// [`RemoteError`].
 pub(super) fn of_web(client: &Client, directory: &Url) -> Result<FileListing, RemoteError> {
     let is_page = |headers: &ureq::http::HeaderMap| {
         text_of(headers, "content-type").is_some_and(|kind| kind.starts_with("text/html"))

@@ -37,9 +37,6 @@ pub(super) struct S3Bucket {
 
 impl S3Bucket {
     /// Opens a bucket as configured by variables and files. `address` is for messages.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub(super) fn open(bucket: &str, address: &str) -> Result<Self, RemoteError> {
         let profile = AwsProfile::read()?;
         let region = profile
@@ -100,9 +97,6 @@ fn bucket_url(endpoint: &str, bucket: &str, is_in_path: bool) -> Result<Url, &'s
 }
 
 /// Lists the objects of a bucket whose keys start with `prefix`.
-///
-/// # Errors
-/// [`RemoteError`].
 pub(super) fn list(client: &Client, bucket: &str, prefix: &str) -> Result<FileListing, RemoteError> {
     let address = format!("s3://{bucket}/{prefix}");
     let bad = |reason: &str| RemoteError::Listing { url: address.clone(), reason: reason.to_owned() };

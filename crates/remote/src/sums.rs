@@ -49,17 +49,11 @@ impl RunningDigest {
     }
 
     /// Compares the digest with the server's.
-    ///
-    /// # Errors
-    /// [`RemoteError::Digest`].
     pub(super) fn check(self, entry: &RemoteEntry) -> Result<(), RemoteError> {
         Self::compare(entry, &self.finish())
     }
 
     /// Compares a known digest with the server's.
-    ///
-    /// # Errors
-    /// [`RemoteError::Digest`].
     pub(super) fn compare(entry: &RemoteEntry, found: &str) -> Result<(), RemoteError> {
         let (what, expected) = match &entry.digest {
             None => return Ok(()),

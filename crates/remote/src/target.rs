@@ -19,7 +19,6 @@ pub(super) struct RequestTarget {
     state: Mutex<TargetState>,
 }
 
-/// Origin of an address.
 enum UrlSource {
     Fixed(Url),
     /// An address that is signed for each request.
@@ -101,9 +100,6 @@ impl RequestTarget {
     }
 
     /// Checks that the facts in a response agree with those of earlier responses. A refusal (416) need not have a tag.
-    ///
-    /// # Errors
-    /// [`RemoteError::Changed`].
     pub(super) fn check(
         &self,
         headers: &HeaderMap,

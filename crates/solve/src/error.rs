@@ -7,82 +7,29 @@ use gguf_quant::{BlockError, QuantError};
 
 /// Reason why rows were not solved.
 #[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum SolveError {
-    /// The type's blocks are neither codes for each element nor points of a grid.
     #[error("no solver for {ty}")]
-    NoSolver {
-        /// The requested type.
-        ty: GgmlType,
-    },
-    /// A row is not a whole number of blocks.
+    NoSolver { ty: GgmlType },
     #[error("{n_cols} columns are not a positive multiple of {ty}'s block of {}", ty.block_elems())]
-    Columns {
-        /// The requested type.
-        ty: GgmlType,
-        /// Columns of the rows.
-        n_cols: usize,
-    },
-    /// The number of values or bytes does not match the other arguments.
+    Columns { ty: GgmlType, n_cols: usize },
     #[error("{what}: {expected} expected, found {found}")]
-    Length {
-        /// Name of the argument with the wrong length.
-        what: &'static str,
-        /// Expected length.
-        expected: usize,
-        /// Given length.
-        found: usize,
-    },
-    /// A matrix exceeds the address space.
+    Length { what: &'static str, expected: usize, found: usize },
     #[error("{n_rows} rows of {n_cols} columns exceed the address space")]
-    TooLarge {
-        /// Number of rows.
-        n_rows: usize,
-        /// Number of columns.
-        n_cols: usize,
-    },
-    /// A value is NaN or infinite.
+    TooLarge { n_rows: usize, n_cols: usize },
     #[error("{what}: row {row}, column {column} is not finite")]
-    NotFinite {
-        /// Name of the argument that holds the value.
-        what: &'static str,
-        /// Row of the value.
-        row: usize,
-        /// Column of the value.
-        column: usize,
-    },
-    /// A diagonal entry, which is a sum of squares, is negative.
+    NotFinite { what: &'static str, row: usize, column: usize },
     #[error("second moments: entry {column} of the diagonal is {value}, which no sum of squares is")]
-    Diagonal {
-        /// Column of the entry.
-        column: usize,
-        /// The entry.
-        value: f32,
-    },
-    /// The moments cannot be factored, or only into numbers that are not finite.
+    Diagonal { column: usize, value: f32 },
     #[error("second moments are not positive definite: column {column} hangs on others")]
-    NotPositive {
-        /// Column at which the factorization stopped.
-        column: usize,
-    },
-    /// An option is out of its range.
+    NotPositive { column: usize },
     #[error("{name} is {value}: a finite number that is not negative expected")]
-    Option {
-        /// Name of the option.
-        name: &'static str,
-        /// Value of the option.
-        value: f32,
-    },
+    Option { name: &'static str, value: f32 },
     /// The quantizer that provides the start refused the rows.
     #[error(transparent)]
     Quant(#[from] QuantError),
-    /// The blocks that the solver starts from contain scales that are not finite.
     #[error("row {row}: {error}")]
-    Start {
-        /// Row of the block.
-        row: usize,
-        /// Flaw of the block; its index is counted within the row.
-        error: BlockError,
-    },
+    Start { row: usize, error: BlockError },
     /// A block of a scalar type cannot hold a number.
     #[error(transparent)]
     State(#[from] StateError),

@@ -97,13 +97,11 @@ impl Metric {
     }
 
     /// Returns the number of columns of the layer.
-    #[must_use]
     pub fn n_cols(&self) -> usize {
         self.n_cols
     }
 
     /// Returns the columns in the order in which they are rounded.
-    #[must_use]
     pub fn order(&self) -> &[usize] {
         &self.order
     }

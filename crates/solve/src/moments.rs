@@ -35,25 +35,21 @@ impl SecondMoments {
     }
 
     /// Returns the number of columns of the layer.
-    #[must_use]
     pub fn n_cols(&self) -> usize {
         self.n_cols
     }
 
     /// Returns the number of inputs.
-    #[must_use]
     pub fn n_tokens(&self) -> u64 {
         self.n_tokens
     }
 
     /// Returns the whole matrix, `[n_cols, n_cols]`.
-    #[must_use]
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
     /// Returns the mean square of each column, as in an importance matrix.
-    #[must_use]
     pub fn diagonal(&self) -> Vec<f32> {
         self.values.iter().step_by(self.n_cols + 1).copied().collect()
     }

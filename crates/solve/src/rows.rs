@@ -43,13 +43,11 @@ impl Default for SolveOptions {
 }
 
 /// Returns true if rows can be solved for the type.
-#[must_use]
 pub fn can_solve(ty: GgmlType) -> bool {
     BlockForm::of(ty).is_some()
 }
 
 /// Returns true if rows of the type are solved by its code book, which needs a second factor of their metric.
-#[must_use]
 pub fn solves_by_grid(ty: GgmlType) -> bool {
     matches!(BlockForm::of(ty), Some(BlockForm::Grid(_)))
 }

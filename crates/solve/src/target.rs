@@ -102,9 +102,6 @@ pub struct InputCorrection {
 
 impl InputCorrection {
     /// Replaces weights, `[n_rows, n_cols]`, by their corrected targets.
-    ///
-    /// # Errors
-    /// As [`Correction::apply`].
     pub fn apply(&self, w: &mut [f32]) -> Result<(), SolveError> {
         let n = self.n_cols;
         check_matrix("weights of whole rows", w.len() / n, n, w.len())?;

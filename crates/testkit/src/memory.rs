@@ -82,19 +82,16 @@ impl MemoryTensors {
         self.bytes.push(bytes);
     }
 
-    #[must_use]
     pub fn with(mut self, name: &str, dims: &[u64], ty: GgmlType, bytes: Vec<u8>) -> Self {
         self.add(name, dims, ty, bytes);
         self
     }
 
-    #[must_use]
     pub fn with_f32(self, name: &str, dims: &[u64], values: &[f32]) -> Self {
         self.with(name, dims, GgmlType::F32, f32_bytes(values))
     }
 
     /// Lends its rows, as a mapped file does.
-    #[must_use]
     pub fn mapped(self) -> Self {
         Self { is_mapped: true, ..self }
     }
@@ -233,19 +230,16 @@ impl MemoryWeights {
         self.bytes.push(bytes);
     }
 
-    #[must_use]
     pub fn with(mut self, name: &str, dims: &[u64], ty: ElementType, bytes: Vec<u8>) -> Self {
         self.add(name, dims, ty, bytes);
         self
     }
 
-    #[must_use]
     pub fn with_f32(self, name: &str, dims: &[u64], values: &[f32]) -> Self {
         self.with(name, dims, ElementType::F32, f32_bytes(values))
     }
 
     /// Lends its bytes, as a mapped file does, if `is_mapped` is true.
-    #[must_use]
     pub fn mapped(self, is_mapped: bool) -> Self {
         Self { is_mapped, ..self }
     }

@@ -8,9 +8,6 @@ use super::hf_json::{HfJson, HfKind};
 use super::{Mode, ModeRequest, TokenizerError, TokenizerRequest};
 
 /// Returns the modes that fit the existing files and that the request does not name.
-///
-/// # Errors
-/// I/O errors.
 pub(super) fn modes(
     directory: &Directory<'_>,
     hf: Option<&HfJson>,

@@ -17,13 +17,11 @@ static CHARS: LazyLock<[char; 256]> = LazyLock::new(|| {
 });
 
 /// Returns the character of a byte.
-#[must_use]
 pub fn char_of(byte: u8) -> char {
     CHARS[usize::from(byte)]
 }
 
 /// Returns the byte of a character, if it belongs to the alphabet.
-#[must_use]
 pub fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff => u8::try_from(u32::from(c)).ok(),

@@ -63,7 +63,6 @@ impl TokenList {
     }
 
     /// Number of tokens.
-    #[must_use]
     pub(crate) fn len(&self) -> u64 {
         self.tokens.len() as u64
     }
@@ -78,7 +77,6 @@ impl TokenList {
     }
 
     /// Sets the token of an existing id; returns false if the list is shorter.
-    #[must_use]
     pub(crate) fn set(&mut self, id: u64, text: impl Into<Vec<u8>>, score: f32, kind: TokenType) -> bool {
         let Some(at) = usize::try_from(id).ok().filter(|&at| at < self.tokens.len()) else { return false };
         self.tokens[at] = text.into();
@@ -102,7 +100,6 @@ impl TokenList {
     }
 
     /// Returns the id of a text.
-    #[must_use]
     pub(crate) fn id(&self, text: &str) -> Option<u64> {
         self.tokens.iter().position(|token| token == text.as_bytes()).map(|at| at as u64)
     }
@@ -171,7 +168,6 @@ pub(crate) fn check_texts(path: &Path, rows: &Metadata) -> Result<(), TokenizerE
 }
 
 /// Returns the number of tokens: `size` of the request, or the files' own count, rounded up as the card requires.
-#[must_use]
 pub(crate) fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
     let size = request.size.unwrap_or(own);
     match request.pad_multiple {
@@ -181,7 +177,6 @@ pub(crate) fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
 }
 
 /// Returns the byte of a token `<0xNN>`.
-#[must_use]
 pub(crate) fn byte_token(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
     let two = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -189,13 +184,11 @@ pub(crate) fn byte_token(text: &str) -> Option<u8> {
 }
 
 /// Returns true for `<0xNN>`.
-#[must_use]
 pub(crate) fn is_byte_token(text: &str) -> bool {
     byte_token(text).is_some()
 }
 
 /// Returns true for tokens that llama.cpp's converter treats as special although their file does not declare it.
-#[must_use]
 pub(crate) fn looks_special(text: &str) -> bool {
     let between = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
     matches!(text, "<pad>" | "<mask>" | "<2mass>" | "[@BOS@]")

@@ -118,7 +118,6 @@ impl Encoder {
 
     /// Encodes a text as token ids, without the tokens that start and end it. User-defined tokens in the text are
     /// always found; with `parse_special` all special tokens are.
-    #[must_use]
     pub fn encode(&self, text: &str, parse_special: bool) -> Vec<u32> {
         let mut out = Vec::new();
         for fragment in self.partition.cut(&self.vocab, text, parse_special) {
@@ -147,7 +146,6 @@ impl Encoder {
     }
 
     /// Decodes ids to bytes; special tokens are written out. Ids that the vocabulary lacks give nothing.
-    #[must_use]
     pub fn decode(&self, ids: &[u32]) -> Vec<u8> {
         let spelling = match &self.algorithm {
             Algorithm::Bpe(bpe) if bpe.is_byte_level() => Spelling::Bytes,
@@ -165,13 +163,11 @@ impl Encoder {
     }
 
     /// Id of the token that starts a text, if the file requires one.
-    #[must_use]
     pub fn start_of_text(&self) -> Option<u32> {
         self.vocab.start_of_text()
     }
 
     /// Id of the token that ends a text, if the file requires one.
-    #[must_use]
     pub fn end_of_text(&self) -> Option<u32> {
         self.vocab.end_of_text()
     }

@@ -21,7 +21,6 @@ pub struct EndTokens {
 
 impl EndTokens {
     /// Reads the `tokenizer.*` keys; `None` if they describe no vocabulary that can be read.
-    #[must_use]
     pub fn of(metadata: &Metadata) -> Option<Self> {
         let vocab = Vocab::from_metadata(metadata).ok()?;
         let key = |key: &&str| {
@@ -39,14 +38,12 @@ impl EndTokens {
     }
 
     /// Returns the texts of the tokens as an answer contains them; that of `eos` is the first.
-    #[must_use]
     pub fn texts(&self) -> Vec<String> {
         let texts = self.ids.iter().map(|&id| String::from_utf8_lossy(&self.vocab.piece(id)).into_owned());
         texts.filter(|text| !text.is_empty()).collect()
     }
 
     /// Returns the id of the token with this text that is found in a chat; `None` if the text is no single token there.
-    #[must_use]
     pub fn special(&self, text: &str) -> Option<u32> {
         self.vocab.id(text.as_bytes()).filter(|&id| self.vocab.is_parsed(id))
     }

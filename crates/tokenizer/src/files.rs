@@ -25,31 +25,26 @@ pub struct Directory<'a> {
 
 impl<'a> Directory<'a> {
     /// Creates a view of a directory; nothing is read yet.
-    #[must_use]
     pub fn new(path: &'a Path, limits: Limits) -> Self {
         Self { path, limits, in_memory: None, others: None }
     }
 
     /// Replaces some of the files by those of another directory.
-    #[must_use]
     pub fn with_others(self, others: Option<&'a OtherFiles>) -> Self {
         Self { others, ..self }
     }
 
     /// Creates a view of files in memory, by name; `path` names their origin.
-    #[must_use]
     pub fn in_memory(path: &'a Path, limits: Limits, files: &'a [(String, Vec<u8>)]) -> Self {
         Self { path, limits, in_memory: Some(files), others: None }
     }
 
     /// Path of the directory.
-    #[must_use]
     pub fn path(&self) -> &'a Path {
         self.path
     }
 
     /// Returns the path of a file in the directory.
-    #[must_use]
     pub fn join(&self, name: &str) -> PathBuf {
         OtherFiles::dir_of(self.path, self.others, name).join(name)
     }
@@ -128,9 +123,6 @@ impl<'a> Directory<'a> {
 
     /// Reads a JSON file as a tree; null if it does not exist. Python's `NaN` and `Infinity` are accepted, because they
     /// occur in configurations.
-    ///
-    /// # Errors
-    /// As for [`Directory::json`].
     pub fn tree(&self, name: &str) -> Result<Json, TokenizerError> {
         let Some(bytes) = self.checked(name)? else { return Ok(Json::Null) };
         serde_json::from_slice(&bytes).or_else(|source| {

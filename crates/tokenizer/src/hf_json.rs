@@ -41,7 +41,6 @@ pub struct AddedToken {
 
 impl AddedToken {
     /// Returns true if the token is matched in normalized text; by default, special tokens are not.
-    #[must_use]
     pub fn is_normalized(&self) -> bool {
         self.normalized.unwrap_or(!self.special)
     }
@@ -58,7 +57,6 @@ pub enum Merge {
 
 impl Merge {
     /// Returns the two tokens.
-    #[must_use]
     pub fn parts(&self) -> Option<(&str, &str)> {
         match self {
             Self::Text(text) => text.split_once(' ').filter(|(_, right)| !right.contains(' ')),
@@ -67,7 +65,6 @@ impl Merge {
     }
 
     /// Returns the text stored in GGUF: spaces inside the tokens of a pair are written as `Ġ`, as in byte-level text.
-    #[must_use]
     pub fn to_text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -297,13 +294,11 @@ impl HfJson {
     }
 
     /// Returns `type` of the decoder.
-    #[must_use]
     pub fn decoder_kind(&self) -> Option<&str> {
         self.decoder.get("type").and_then(Json::as_str)
     }
 
     /// Returns true for text pieces with byte tokens as a fallback (Llama 2 and similar).
-    #[must_use]
     pub fn is_byte_fallback(&self) -> bool {
         self.model.kind.as_deref() == Some("BPE")
             && self.model.byte_fallback == Some(true)
@@ -311,7 +306,6 @@ impl HfJson {
     }
 
     /// Returns the algorithm of the file's model; `None` for one that GGUF does not support.
-    #[must_use]
     pub fn kind(&self) -> Option<HfKind> {
         match (self.model.kind.as_deref(), &self.model.vocab) {
             _ if self.is_byte_fallback() => Some(HfKind::ByteFallback),
@@ -324,7 +318,6 @@ impl HfJson {
     }
 
     /// Returns true if merges are skipped for pieces that are tokens.
-    #[must_use]
     pub fn ignores_merges(&self) -> bool {
         self.model.ignore_merges == Some(true)
     }

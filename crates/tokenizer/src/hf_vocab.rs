@@ -225,13 +225,11 @@ impl<'a> HfVocabulary<'a> {
     }
 
     /// Returns the id of a token, added or not.
-    #[must_use]
     pub(crate) fn id(&self, text: &str) -> Option<u64> {
         self.added_ids.get(text).or_else(|| self.by_text.get(text)).copied()
     }
 
     /// Returns true if the text is that of an added token.
-    #[must_use]
     pub(crate) fn is_added(&self, text: &str) -> bool {
         self.added_ids.contains_key(text)
     }
@@ -267,13 +265,11 @@ impl<'a> HfVocabulary<'a> {
     }
 
     /// Returns true if the text is that of a special token.
-    #[must_use]
     pub(crate) fn is_special(&self, text: &str) -> bool {
         self.special.iter().any(|special| special == text)
     }
 
     /// Number of tokens; each text counts once.
-    #[must_use]
     pub(crate) fn n_tokens(&self) -> u64 {
         let new = self.added.iter().filter(|added| !self.by_text.contains_key(added.token.content.as_str()));
         self.base.len() as u64 + new.count() as u64

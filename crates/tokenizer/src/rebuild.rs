@@ -58,7 +58,6 @@ const ROLES: [SpecialRole; 6] = [
 ];
 
 /// Returns the special ids of a vocabulary under their names in `config.json`, even if no tokenizer files can be made.
-#[must_use]
 pub fn special_ids(metadata: &Metadata) -> Vec<(&'static str, u64)> {
     let tokens = metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array);
     let n_tokens = tokens.map_or(0, Array::len) as u64;
@@ -139,7 +138,6 @@ fn pretty(value: &Json) -> String {
     serde_json::to_string_pretty(value).unwrap_or_default() + "\n"
 }
 
-/// Fills in `tokenizer_config.json`.
 fn write_config(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) {
     for SpecialRole { name, key, .. } in ROLES {
         let Some(id) = vocabulary.special(key) else { continue };

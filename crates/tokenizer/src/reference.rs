@@ -54,9 +54,6 @@ impl ReferenceTokenizer {
     }
 
     /// Encodes a text as ids; with `special`, the file's post-processor adds its tokens.
-    ///
-    /// # Errors
-    /// As for [`ReferenceTokenizer::new`].
     pub fn ids(&self, text: &str, special: bool) -> Result<Vec<u32>, String> {
         let worker = match &self.0 {
             TokenizerHost::Here(tokenizer) => return encode(tokenizer, text, special),
@@ -68,9 +65,6 @@ impl ReferenceTokenizer {
     }
 
     /// Returns ids and tokens, including added ones; ids without a token are omitted.
-    ///
-    /// # Errors
-    /// As for [`ReferenceTokenizer::new`].
     pub fn vocabulary(&self) -> Result<Vec<(u32, String)>, String> {
         match &self.0 {
             TokenizerHost::Here(tokenizer) => Ok(vocabulary(tokenizer)),

@@ -17,7 +17,6 @@ use super::{TokenizerError, TokenizerRequest, TokenizerWarning};
 
 use claims::{Claim, GENERATION_CONFIG, MODEL_CONFIG, Rejection, RoleFiles};
 
-/// Roles that are checked.
 const ROLES: [&str; 6] = ["bos", "eos", "unk", "sep", "pad", "mask"];
 /// Roles without which the model runs differently from its training.
 const NEEDED: [&str; 2] = ["bos", "eos"];

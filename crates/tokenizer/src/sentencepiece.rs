@@ -78,7 +78,6 @@ pub enum PieceKind {
 
 impl Piece {
     /// Returns the kind of the piece; unknown numbers count as normal.
-    #[must_use]
     pub fn piece_kind(&self) -> PieceKind {
         match self.kind() {
             2 => PieceKind::Unknown,
@@ -114,22 +113,17 @@ impl ModelProto {
     }
 
     /// Returns `trainer_spec.model_type`.
-    #[must_use]
     pub fn model_type(&self) -> i32 {
         self.trainer_spec.as_ref().map_or(UNIGRAM, TrainerSpec::model_type)
     }
 
     /// Returns the normalizer's settings, or their defaults.
-    #[must_use]
     pub fn normalizer(&self) -> NormalizerSpec {
         self.normalizer_spec.clone().unwrap_or_default()
     }
 }
 
 /// Reads the first SentencePiece model of a directory under one of these names.
-///
-/// # Errors
-/// As for [`ModelProto::read`].
 pub fn first_of<'n>(
     directory: &Directory<'_>,
     names: &[&'n str],

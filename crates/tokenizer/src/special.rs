@@ -277,7 +277,6 @@ impl SpecialTokens {
     }
 
     /// Returns the id of a role.
-    #[must_use]
     pub(crate) fn id(&self, role: &str) -> Option<u64> {
         self.ids.iter().find(|entry| entry.0 == role).map(|entry| entry.1)
     }

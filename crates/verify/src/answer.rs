@@ -6,7 +6,6 @@ use gguf_core::text::plural;
 impl Report {
     /// Returns the quality of the file if it was measured: by its predictions compared with the baseline's, or by the
     /// masked ones. A file that holds every value of its baseline needs no text.
-    #[must_use]
     pub fn quality(&self) -> Option<Quality> {
         let measured = self.predictions().map(Quality::of_divergence);
         measured.or_else(|| {
@@ -22,7 +21,6 @@ impl Report {
 
     /// Returns the answer to both questions: `Intact: every weight is what Q4_K_M makes of the baseline. Quality: very
     /// good (…).`
-    #[must_use]
     pub fn answer(&self) -> String {
         format!("{} {}", self.intact(), self.how_good())
     }

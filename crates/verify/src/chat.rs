@@ -46,25 +46,18 @@ const DEPTH: usize = 300;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum ChatError {
-    /// The file has no template.
     #[error("key `tokenizer.chat_template` is missing")]
     Missing,
-    /// The template is longer than any real one.
     #[error("chat template of {bytes} bytes: expected at most {limit}")]
     TooLong { bytes: usize, limit: usize },
-    /// The template cannot be parsed.
     #[error("chat template: line {line}: {}", escape(reason))]
     Syntax { line: usize, reason: String },
-    /// `raise_exception` was called.
     #[error("chat template refuses the chat: {}", escape(reason))]
     Refused { reason: String },
-    /// The template failed on these messages.
     #[error("chat template: line {line}: {}", escape(reason))]
     Failed { line: usize, reason: String },
-    /// The output is too long.
     #[error("chat template: output of more than {limit} bytes")]
     Output { limit: usize },
-    /// The child process gave no answer.
     #[error("chat template: {0}")]
     Isolated(IsolatedError),
 }
@@ -72,7 +65,6 @@ pub enum ChatError {
 impl ChatError {
     /// Returns true if the template is at fault: a finding about the model. Other errors end the run: refused messages,
     /// a file without a template, cancellation, a child that cannot be started.
-    #[must_use]
     pub fn is_finding(&self) -> bool {
         !matches!(
             self,
@@ -196,7 +188,6 @@ impl ChatTemplate {
         Ok(Self::new(source, tokens)?.with_named(named.collect()))
     }
 
-    /// Adds named templates.
     fn with_named(self, named: Vec<(String, String)>) -> Self {
         let prepared = named.into_iter().map(|(name, source)| (name, without_generation(&source)));
         Self { named: prepared.collect(), ..self }

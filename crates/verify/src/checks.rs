@@ -67,7 +67,6 @@ enum Run {
     Step,
 }
 
-/// Description of a check.
 struct CheckRow {
     check: Check,
     /// Name in reports.
@@ -335,7 +334,6 @@ impl Check {
     }
 
     /// Returns the name in reports.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Limit(figure) => figure.row().option,

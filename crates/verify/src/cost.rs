@@ -70,7 +70,6 @@ static TYPICAL: &[(GgmlType, f64)] = &[
 
 impl Cost {
     /// Returns the measured cost.
-    #[must_use]
     pub fn of(divergence: &Divergence) -> Self {
         let kld = divergence.mean.value.max(0.0);
         Self {
@@ -84,7 +83,6 @@ impl Cost {
 
     /// Returns the cost of a model's types for a small model, weighted by the sizes of its matrices. Only matrices of
     /// layers count, if there are any: embeddings are often kept wide and say nothing about the layers.
-    #[must_use]
     pub fn typical(tensors: &[TensorMeta]) -> Self {
         let is_matrix = |meta: &&TensorMeta| meta.shape.rank() > 1;
         let mut matrices: Vec<&TensorMeta> =
@@ -111,7 +109,6 @@ impl Cost {
     }
 
     /// Returns the limits of a file whose healthy form has this cost.
-    #[must_use]
     pub fn limits(&self) -> Thresholds {
         let other_choice = MARGIN_CHOICE * self.other_choice.max(LEAST.other_choice);
         Thresholds::default()

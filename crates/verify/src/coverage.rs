@@ -41,7 +41,6 @@ impl Aspect {
     ];
 
     /// Returns the name in reports.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Structure => "structure",
@@ -176,7 +175,6 @@ impl Coverage {
     }
 
     /// Returns true if the question is answered.
-    #[must_use]
     pub fn has(&self, aspect: Aspect) -> bool {
         self.states[aspect as usize].is_ok()
     }
@@ -205,7 +203,6 @@ impl Coverage {
     /// Returns true if a file without errors has earned a `pass`. Its structure, tokenizer and figures must be judged.
     /// In addition, its weights or predictions must be compared with a baseline, or the user must have set a limit
     /// (`has_own_limit`).
-    #[must_use]
     pub fn earns_pass(&self, has_own_limit: bool) -> bool {
         // The purpose of an encoder is its vectors, whatever head it has.
         let figures = match (self.is_encoder, self.is_masked) {

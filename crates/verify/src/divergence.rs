@@ -56,7 +56,6 @@ pub struct Divergence {
 
 impl Divergence {
     /// Computes the statistics of the positions that count and have a reference; `None` if there are none.
-    #[must_use]
     pub fn of(positions: &[Position]) -> Option<Self> {
         let pairs: Vec<(&Position, Reference)> =
             positions.iter().filter(|p| p.is_scored).filter_map(|p| Some((p, p.reference?))).collect();

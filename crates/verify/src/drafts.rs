@@ -23,7 +23,6 @@ pub(super) fn is_of_model(metadata: &Metadata, meta: &TensorMeta) -> bool {
 }
 
 /// Returns true for a file that has blocks of draft heads and none of the model.
-#[must_use]
 pub fn are_alone(metadata: &Metadata, tensors: &[TensorMeta]) -> bool {
     let Some(own) = own_blocks(metadata) else { return false };
     let mut blocks = tensors.iter().filter_map(|meta| block_number(&meta.name, BLOCKS)).peekable();

@@ -11,34 +11,24 @@ use gguf_engine::EngineError;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum PromptError {
-    /// A line is not UTF-8.
     #[error("{}: line {line}: invalid UTF-8 at byte {column}", path.display())]
     Utf8 { path: PathBuf, line: usize, column: usize },
-    /// The file is not text.
     #[error("{}: {what}; expected text in UTF-8", path.display())]
     Binary { path: PathBuf, what: &'static str },
-    /// A line is not JSON.
     #[error("{}: {place}: {source}", path.display())]
     Json { path: PathBuf, place: PromptPlace, source: serde_json::Error },
-    /// A JSON value is not a prompt.
     #[error("{}: {place}: {}; expected {expected}", path.display(), escape(found))]
     Form { path: PathBuf, place: PromptPlace, found: String, expected: &'static str },
-    /// The file looks like JSON and cannot be parsed.
     #[error("{}: looks like JSON, but is not valid: {}", path.display(), escape(reason))]
     NotJson { path: PathBuf, reason: String },
-    /// The file is a table, which does not show which column is the text.
     #[error("{}: a table ({form}); expected text, or prompts as JSON", path.display())]
     Table { path: PathBuf, form: &'static str },
-    /// The file has no prompts.
     #[error("{}: no prompts", path.display())]
     Empty { path: PathBuf },
-    /// A prompt with a completion does not fit into the context.
     #[error("prompt {prompt}: {tokens} tokens with its completion, the context holds {n_ctx}")]
     TooLong { prompt: usize, tokens: usize, n_ctx: usize },
-    /// The text has no ids in the vocabulary.
     #[error("prompt {prompt}: {reason}")]
     Encode { prompt: usize, reason: String },
-    /// The file's template cannot render chat messages.
     #[error("prompt {prompt}: messages: {reason}")]
     Template { prompt: usize, reason: ChatError },
 }
@@ -56,28 +46,20 @@ pub enum VerifyError {
     /// I/O error, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// Prompts are text, and there is no tokenizer to encode them.
     #[error("text cannot be encoded: {reason}")]
     NoEncoder { reason: String },
-    /// Logits were requested of a model that predicts no text.
     #[error("the model is an encoder: it has no logits")]
     NoPredictions,
-    /// No position is scored.
     #[error("no token to score: every prompt has fewer than two tokens")]
     NothingToScore,
-    /// The stride leaves nothing to score.
     #[error("stride {stride}: expected 1 to {n_ctx}")]
     Stride { stride: usize, n_ctx: usize },
-    /// The context is too short for a prediction.
     #[error("context of {n_ctx} tokens: expected at least 4")]
     Context { n_ctx: usize },
-    /// Files of the source's tokenizer cannot be read.
     #[error("source: {0}")]
     OriginFiles(#[from] gguf_tokenizer::TokenizerError),
-    /// The reference implementation rejects a `tokenizer.json`.
     #[error("source: {}: {}", path.display(), gguf_core::text::escape(reason))]
     OriginTokenizer { path: PathBuf, reason: String },
-    /// The directory has no tokenizer files.
     #[error("source: {}: no tokenizer: neither tokenizer.json nor a SentencePiece model, nor one that can be converted", path.display())]
     NoOriginTokenizer { path: PathBuf },
     /// Error in a file of log-probabilities.
@@ -89,28 +71,22 @@ pub enum VerifyError {
     /// A run cannot continue from an importance matrix.
     #[error(transparent)]
     Imatrix(#[from] gguf_format::ImatrixError),
-    /// Activations overflow: nothing can be measured with them.
     #[error(
         "chunks {first} to {last}: what `{}` is multiplied with is not finite",
         gguf_core::text::escape(tensor)
     )]
     NonFiniteActivations { tensor: String, first: usize, last: usize },
-    /// There are fewer chunks than should be skipped.
     #[error("no chunk is left behind the first {first}: the prompts have {n_chunks}")]
     NoChunksLeft { first: usize, n_chunks: usize },
-    /// The head has no matrix of its own.
     #[error(
         "the model has no `output.weight`: its output is computed with `{}`",
         gguf_core::text::escape(head)
     )]
     NoOutputTensor { head: String },
-    /// A result that parts of a run cannot give.
     #[error("there are no parts of {what}")]
     NoParts { what: String },
-    /// There are more parts than windows.
     #[error("part {share}: the prompts have {n_windows} chunks, and no part may be empty")]
     FewWindows { share: gguf_format::Share, n_windows: usize },
-    /// The baseline cannot be run.
     #[error("baseline: {0}")]
     Baseline(#[source] EngineError),
 }

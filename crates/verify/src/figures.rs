@@ -355,7 +355,6 @@ figures! {
 
 impl Figure {
     /// Returns the figure's description.
-    #[must_use]
     pub fn row(self) -> &'static FigureRow {
         &ROWS[self as usize]
     }
@@ -366,13 +365,11 @@ impl Figure {
     }
 
     /// Returns the value that a report has, if it was measured.
-    #[must_use]
     pub fn measured(self, report: &Report) -> Option<f64> {
         (self.row().measured)(&Measured::of(report)).map(|(value, _)| value)
     }
 
     /// Formats a value for readers.
-    #[must_use]
     pub fn show(self, value: f64) -> String {
         (self.row().show)(value)
     }
@@ -432,26 +429,22 @@ pub struct LimitLine {
 
 impl LimitLine {
     /// Compares a value, whose standard error may be unknown, with its limit.
-    #[must_use]
     pub fn new(figure: Figure, value: f64, stderr: Option<f64>, limit: f64, is_own: bool) -> Self {
         let line = Self { figure, value, stderr, limit, is_own, is_missed: false };
         Self { is_missed: !line.is_kept_by(-CLOSE) && !line.is_kept(), ..line }
     }
 
     /// Returns true if the value keeps the limit, whatever its error.
-    #[must_use]
     pub fn is_kept(&self) -> bool {
         self.figure.keeps(self.value, self.limit)
     }
 
     /// Returns true if the limit is kept or missed by less than two standard errors: more text may change the result.
-    #[must_use]
     pub fn is_close(&self) -> bool {
         !self.is_missed && !self.is_kept_by(CLOSE)
     }
 
     /// Returns true if the limit is kept even if the figure is off by this many standard errors.
-    #[must_use]
     pub fn is_kept_by(&self, errors: f64) -> bool {
         let doubt = errors * self.stderr.unwrap_or(0.0);
         let worst = match self.figure.row().better {
@@ -462,7 +455,6 @@ impl LimitLine {
     }
 
     /// Formats the comparison: `KLD 0.133 > 0.0300`.
-    #[must_use]
     pub fn relation(&self) -> String {
         let sign = match (self.figure.row().better, !self.is_kept()) {
             (Better::Less, true) => ">",
@@ -485,20 +477,17 @@ pub struct Thresholds {
 
 impl Thresholds {
     /// Returns these thresholds with a limit of one figure.
-    #[must_use]
     pub fn with(mut self, figure: Figure, limit: Option<f64>) -> Self {
         self.figures[figure as usize] = limit;
         self
     }
 
     /// Returns the limit of a figure.
-    #[must_use]
     pub fn of(&self, figure: Figure) -> Option<f64> {
         self.figures[figure as usize]
     }
 
     /// Returns these limits, completed by those of `other`.
-    #[must_use]
     pub fn or(self, other: Self) -> Self {
         Self {
             figures: Figure::ALL.map(|figure| self.of(figure).or(other.of(figure))),
@@ -507,7 +496,6 @@ impl Thresholds {
     }
 
     /// Returns true if no limit is set.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

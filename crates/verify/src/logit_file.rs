@@ -28,28 +28,20 @@ const ROW_HEAD_BYTES: usize = 8;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum LogitFileError {
-    /// The file is of another kind.
     #[error("{}: offset 0: expected `_logits_`", path.display())]
     Magic { path: PathBuf },
-    /// A number of the header is out of range.
     #[error("{}: offset {offset}: {name} is {found}, expected {expected}", path.display())]
     Header { path: PathBuf, offset: u64, name: &'static str, found: i64, expected: &'static str },
-    /// The length differs from the one that the header gives.
     #[error("{}: {found} bytes, its header declares {expected}", path.display())]
     Length { path: PathBuf, expected: u128, found: u64 },
-    /// A token id is outside the vocabulary.
     #[error("{}: offset {offset}: token {token}, the vocabulary has {n_vocab}", path.display())]
     Token { path: PathBuf, offset: u64, token: i64, n_vocab: usize },
-    /// The numbers of a row are not log-probabilities.
     #[error("{}: offset {offset}: scale {scale} and least log-probability {least} of a row", path.display())]
     Row { path: PathBuf, offset: u64, scale: f32, least: f32 },
-    /// A prompt is not cut into full chunks.
     #[error("prompt {prompt}: a logit file holds full chunks of {n_ctx} tokens, this is one of {tokens}")]
     Chunk { prompt: usize, n_ctx: usize, tokens: usize },
-    /// The number of chunks or the context is too large for the header.
     #[error("{chunks} chunks of {n_ctx} tokens: a logit file has no number for that")]
     TooMany { chunks: usize, n_ctx: usize },
-    /// The logits have no probabilities.
     #[error("logits of row {row} are not finite: nothing that a logit file can hold")]
     NotFinite { row: usize },
     /// The file cannot be written.

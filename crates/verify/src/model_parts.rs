@@ -15,7 +15,6 @@ pub struct ModelParts {
 
 impl ModelParts {
     /// Builds the parts. Those that cannot be built are replaced by the reasons.
-    #[must_use]
     pub fn of(metadata: &Metadata) -> Self {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features = GraphFeatures::of(arch).ok_or_else(|| match arch {
@@ -28,7 +27,6 @@ impl ModelParts {
     }
 
     /// Tokenizer, if it could be built.
-    #[must_use]
     pub fn encoder(&self) -> Option<&Encoder> {
         self.encoder.as_ref().ok()
     }

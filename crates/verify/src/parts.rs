@@ -49,40 +49,34 @@ pub struct VerificationPart {
 
 impl VerificationPart {
     /// Returns the file that it was read from; empty if it was not.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Returns the number of the part, from 1, and the number of parts.
-    #[must_use]
     pub fn number(&self) -> (usize, usize) {
         (self.facts.number, self.facts.count)
     }
 
     /// Returns the number of the part's first window, the number of its windows, and the number of all windows. `None`
     /// if nothing was run, because the checks before a run found errors, or because there is no graph.
-    #[must_use]
     pub fn windows(&self) -> Option<(usize, usize, usize)> {
         let run = self.facts.run.as_ref()?;
         Some((run.first_window, run.end_window.saturating_sub(run.first_window), run.plan.n_windows))
     }
 
     /// Returns true if the model was compared with a baseline.
-    #[must_use]
     pub fn has_baseline(&self) -> bool {
         self.facts.plan.has_baseline()
     }
 
     /// Returns the number of tokens that were run, baseline included.
-    #[must_use]
     pub fn n_tokens(&self) -> u64 {
         self.facts.run.as_ref().map_or(0, |run| run.n_tokens)
     }
 
     /// Returns the prompts that the limit on chunks left without a window, and the chunks of each prompt file, for all
     /// parts.
-    #[must_use]
     pub fn unreached(&self) -> (&[usize], Vec<usize>) {
         let plan = self.facts.run.as_ref().map(|run| &run.plan);
         plan.map_or((&[], Vec::new()), |plan| {
@@ -91,7 +85,6 @@ impl VerificationPart {
     }
 
     /// Sets the names of the files on this machine, and the warnings for the report.
-    #[must_use]
     pub fn labelled(mut self, label: PartLabel, notes: &[Finding]) -> Self {
         self.facts.label = label;
         self.facts.notes = notes.iter().map(StoredFinding::of).collect();

@@ -15,7 +15,6 @@ pub struct Estimate {
 
 impl Estimate {
     /// Computes the mean of samples, with the standard error `sqrt((mean of squares - square of mean) / (n - 1))`.
-    #[must_use]
     pub fn of_mean(samples: impl Iterator<Item = f64> + Clone) -> Self {
         let n = samples.clone().count() as f64;
         let mean = samples.clone().sum::<f64>() / n;
@@ -55,13 +54,11 @@ pub struct Perplexity {
 
 impl Perplexity {
     /// Computes the perplexity of the positions that count; `None` if none does.
-    #[must_use]
     pub fn of<'a>(positions: impl Iterator<Item = &'a Position> + Clone) -> Option<Self> {
         Self::of_nll(positions.filter(|p| p.is_scored).map(|p| p.score.nll))
     }
 
     /// Computes the perplexity of negative log likelihoods; `None` if there are none.
-    #[must_use]
     pub fn of_nll(nll: impl Iterator<Item = f64> + Clone) -> Option<Self> {
         let tokens = nll.clone().count();
         if tokens == 0 {

@@ -48,7 +48,6 @@ pub struct Prompt {
 
 impl PromptSource {
     /// Returns true if the prompt can only be used with a tokenizer.
-    #[must_use]
     pub fn needs_encoder(&self) -> bool {
         !matches!(self, Self::Tokens(_))
     }

@@ -37,7 +37,6 @@ impl Quality {
     pub const ALL: [Self; 5] = [Self::NearLossless, Self::VeryGood, Self::Good, Self::Fair, Self::Poor];
 
     /// Returns the name in sentences.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::NearLossless => "near lossless",
@@ -49,7 +48,6 @@ impl Quality {
     }
 
     /// Returns the name in JSON and of `--min-quality`, without spaces.
-    #[must_use]
     pub fn word(self) -> &'static str {
         match self {
             Self::NearLossless => "near-lossless",
@@ -60,7 +58,6 @@ impl Quality {
 
     /// Returns the highest mean divergence, in nats per token, and the lowest share of tokens with the same first
     /// choice.
-    #[must_use]
     pub fn limits(self) -> (f64, f64) {
         match self {
             Self::NearLossless => (0.005, 0.95),
@@ -72,7 +69,6 @@ impl Quality {
     }
 
     /// Returns the quality of predictions with this mean divergence and this share of equal choices; NaN is poor.
-    #[must_use]
     pub fn of(mean_kld: f64, same_choice: f64) -> Self {
         let keeps = |quality: &Self| {
             let (most, least) = quality.limits();
@@ -82,7 +78,6 @@ impl Quality {
     }
 
     /// Returns the quality of a measured divergence.
-    #[must_use]
     pub fn of_divergence(divergence: &Divergence) -> Self {
         Self::of(divergence.mean.value, divergence.top1_agreement)
     }

@@ -24,7 +24,6 @@ pub enum Severity {
 
 impl Severity {
     /// Returns the name in reports.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Warning => "warning",
@@ -49,25 +48,21 @@ pub struct Finding {
 
 impl Finding {
     /// Creates an error about the whole file.
-    #[must_use]
     pub fn error(check: Check, message: impl Into<String>) -> Self {
         Self { check, severity: Severity::Error, tensor: None, message: message.into() }
     }
 
     /// Creates a warning about the whole file.
-    #[must_use]
     pub fn warning(check: Check, message: impl Into<String>) -> Self {
         Self { severity: Severity::Warning, ..Self::error(check, message) }
     }
 
     /// Creates a finding about something that could not be judged.
-    #[must_use]
     pub fn unchecked(check: Check, message: impl Into<String>) -> Self {
         Self { severity: Severity::Unchecked, ..Self::error(check, message) }
     }
 
     /// Makes the finding about one tensor.
-    #[must_use]
     pub fn of(self, tensor: impl Into<String>) -> Self {
         Self { tensor: Some(tensor.into()), ..self }
     }
@@ -87,7 +82,6 @@ pub enum Verdict {
 
 impl Verdict {
     /// Returns the name in reports.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Pass => "pass",
@@ -166,7 +160,6 @@ pub struct Report {
 
 impl Report {
     /// Creates a report without findings and figures.
-    #[must_use]
     pub fn new(arch: Option<String>, bits_per_weight: Option<f64>, thresholds: Thresholds) -> Self {
         Self {
             verdict: Verdict::Partial,
@@ -194,7 +187,6 @@ impl Report {
     }
 
     /// Creates the report for a file that cannot be read at all.
-    #[must_use]
     pub fn unreadable(reason: impl Into<String>) -> Self {
         let mut report = Self::new(None, None, Thresholds::default());
         report.add(Finding::error(Check::Header, reason));

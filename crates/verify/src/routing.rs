@@ -45,7 +45,6 @@ pub struct RoutingReport {
 
 impl LayerRouting {
     /// Computes the coverage of the experts from the number of tokens of each.
-    #[must_use]
     pub fn new(
         layer: Option<usize>,
         router: String,
@@ -88,19 +87,16 @@ fn evenness(tokens: &[u64]) -> Option<f64> {
 
 impl RoutingReport {
     /// Returns the number of experts of all layers.
-    #[must_use]
     pub fn n_experts(&self) -> usize {
         self.layers.iter().map(|layer| layer.n_experts).sum()
     }
 
     /// Returns the number of experts of all layers that got no token.
-    #[must_use]
     pub fn n_unseen(&self) -> usize {
         self.layers.iter().map(|layer| layer.unseen.len()).sum()
     }
 
     /// Returns the share of the choices of all layers that the baseline made too.
-    #[must_use]
     pub fn agreement(&self) -> Option<f64> {
         let compared: Vec<(f64, f64)> = self
             .layers
@@ -112,7 +108,6 @@ impl RoutingReport {
     }
 
     /// Returns the layer whose choices agree least with the baseline's.
-    #[must_use]
     pub fn least_agreeing(&self) -> Option<&LayerRouting> {
         let compared = self.layers.iter().filter(|layer| layer.agreement.is_some());
         compared.min_by(|a, b| a.agreement.unwrap_or(1.0).total_cmp(&b.agreement.unwrap_or(1.0)))

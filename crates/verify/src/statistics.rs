@@ -49,7 +49,6 @@ fn quantile(sorted: &[f64], fraction: f32) -> f64 {
 
 impl Distribution {
     /// Computes the quantiles of values in any order; NaN if there are none.
-    #[must_use]
     pub fn of(values: impl Iterator<Item = f64>) -> Self {
         let mut sorted: Vec<f64> = values.collect();
         sorted.sort_by(f64::total_cmp);
@@ -76,7 +75,6 @@ impl Distribution {
     }
 
     /// Returns the quantiles with their names, largest first.
-    #[must_use]
     pub fn named(&self) -> [(&'static str, f64); 13] {
         [
             ("max", self.max),
@@ -121,7 +119,6 @@ pub struct Statistics {
 
 impl Statistics {
     /// Computes the statistics of positions with the baseline's results.
-    #[must_use]
     pub(super) fn of(pairs: &[(&Position, Reference)]) -> Self {
         let n = pairs.len() as f64;
         let own = Estimate::of_mean(pairs.iter().map(|(p, _)| p.score.nll));

@@ -28,28 +28,20 @@ pub use unscorable::LeftOut;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum TaskError {
-    /// The text is not UTF-8.
     #[error("{}: offset {offset}: invalid UTF-8", path.display())]
     Utf8 { path: PathBuf, offset: usize },
-    /// A line is not what its position requires.
     #[error("{}: line {line}: expected {expected}, found `{}`", path.display(), escape(found))]
     Line { path: PathBuf, line: usize, expected: &'static str, found: String },
-    /// The number of lines is not a multiple of a task's lines.
     #[error("{}: {lines} lines, expected six for each task", path.display())]
     Lines { path: PathBuf, lines: usize },
-    /// A number of a binary file is out of range.
     #[error("{}: offset {offset}: {name} is {found}, expected {expected}", path.display())]
     Number { path: PathBuf, offset: usize, name: &'static str, found: u32, expected: String },
-    /// A binary file ends too early.
     #[error("{}: offset {offset}: the file ends within {name}", path.display())]
     End { path: PathBuf, offset: usize, name: &'static str },
-    /// The file has no task.
     #[error("{}: no tasks", path.display())]
     Empty { path: PathBuf },
-    /// The vocabulary has no ids for a text.
     #[error("task {task}: {reason}")]
     Encode { task: usize, reason: String },
-    /// No task can be scored.
     #[error(
         "{}: none of the tasks can be scored: task {} (`{}`): {}",
         path.display(),
@@ -93,7 +85,6 @@ pub enum TaskKind {
 
 impl TaskKind {
     /// Returns the name in reports, and of the option.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::HellaSwag => "hellaswag",
@@ -148,7 +139,6 @@ impl TaskSet {
     }
 
     /// Returns the path of the file.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -211,7 +201,6 @@ pub struct TaskReport {
 
 impl TaskReport {
     /// Computes the figures of the tasks of a file.
-    #[must_use]
     pub fn new(
         kind: TaskKind,
         path: PathBuf,

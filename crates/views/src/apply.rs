@@ -9,25 +9,12 @@ use gguf_core::WeightMeta;
 
 /// Reason why a planned tensor cannot be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum RecipeError {
-    /// Strided views cannot express this sequence of operations.
     #[error("tensor `{target}`: {source}")]
-    Shape {
-        /// Name of the tensor.
-        target: String,
-        /// Error of the operation that does not fit.
-        source: ShapeError,
-    },
-    /// The plan names another shape than its operations yield.
+    Shape { target: String, source: ShapeError },
     #[error("tensor `{target}`: planned as {planned:?}, comes out as {found:?}")]
-    Plan {
-        /// Name of the tensor.
-        target: String,
-        /// Shape in the plan.
-        planned: Vec<u64>,
-        /// Shape that the operations yield.
-        found: Vec<u64>,
-    },
+    Plan { target: String, planned: Vec<u64>, found: Vec<u64> },
 }
 
 /// Builds the recipe of a planned tensor. `weights` are those the plan was made for.

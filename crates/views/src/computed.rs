@@ -205,7 +205,6 @@ impl Computation for Computed {
 }
 
 impl Computed {
-    /// Reads elements `first ..`.
     fn read_run(
         &self,
         source: &dyn WeightSource,

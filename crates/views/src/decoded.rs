@@ -36,7 +36,6 @@ fn n_factors(shape: &Shape) -> u64 {
 }
 
 /// Returns the element type that a tensor type reads as.
-#[must_use]
 pub(crate) fn decoded_type(ty: GgmlType) -> ElementType {
     match ty {
         GgmlType::F64 => ElementType::F64,

@@ -59,9 +59,6 @@ impl View {
     }
 
     /// Inverts [`View::permute_rope`].
-    ///
-    /// # Errors
-    /// As for [`View::permute_rope`].
     pub fn unpermute_rope(&self, heads: u64) -> Result<Self, ShapeError> {
         let half = self.groups(0, heads)? / 2;
         self.permute_axis(0, &[heads, half, 2], &[0, 2, 1])
@@ -80,9 +77,6 @@ impl View {
     }
 
     /// Inverts [`View::ungroup`].
-    ///
-    /// # Errors
-    /// As for [`View::ungroup`].
     pub fn regroup(&self, groups: u64, sizes: &[u64]) -> Result<Self, ShapeError> {
         self.groups(0, groups)?;
         let totals: Vec<u64> = sizes.iter().map(|&size| size.saturating_mul(groups)).collect();
@@ -105,9 +99,6 @@ impl View {
     }
 
     /// Inverts [`View::deinterleave`].
-    ///
-    /// # Errors
-    /// As for [`View::deinterleave`].
     pub fn interleave(&self, group: u64, rot: u64) -> Result<Self, ShapeError> {
         self.by_group(group, rot, &[2, rot / 2])
     }

@@ -18,11 +18,10 @@ pub struct LowRank {
 
 /// Reason why an operation cannot be applied to the factors.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum FactorError {
-    /// The operation does not leave a product of two matrices of the same rank.
     #[error("`{0}` cannot be carried out on the two matrices of an adapter")]
     Op(&'static str),
-    /// The products cannot be joined to one.
     #[error("matrices of an adapter cannot be joined to one tensor this way")]
     Join,
     /// The shapes do not fit.
@@ -43,7 +42,6 @@ enum ProductAxis {
 
 impl LowRank {
     /// Returns the shape of the product.
-    #[must_use]
     pub fn shape(&self) -> Vec<u64> {
         let mut shape = self.b.shape().to_vec();
         if let (Some(last), Some(n_cols)) = (shape.last_mut(), self.a.shape().last()) {
@@ -66,7 +64,6 @@ impl LowRank {
     }
 
     /// Returns the product times a number.
-    #[must_use]
     pub fn scaled(&self, by: f64) -> Self {
         Self { b: self.b.math(MathOp::Scale(by)), a: self.a.clone() }
     }

@@ -32,7 +32,6 @@ pub struct Recipe {
 
 impl Recipe {
     /// Prepares a view; `None` if its size overflows.
-    #[must_use]
     pub fn new(view: &View) -> Option<Self> {
         let shape = Shape::new(view.shape().to_vec())?;
         let root = compile(view);
@@ -49,19 +48,16 @@ impl Recipe {
     }
 
     /// Returns the shape of the result, outermost first.
-    #[must_use]
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
 
     /// Returns the element type of the source, if the result only moves elements of one type.
-    #[must_use]
     pub fn native_type(&self) -> Option<ElementType> {
         self.native
     }
 
     /// Returns the indices of the weights that are read, each once, in order of first use.
-    #[must_use]
     pub fn weights(&self) -> Vec<usize> {
         let mut found = Vec::new();
         let mut seen = std::collections::HashSet::new();
@@ -76,7 +72,6 @@ impl Recipe {
     /// Returns for each index of the first axis the weights of its elements, each once, with the index of the matrix
     /// inside the weight. `matrix_elems` returns the number of elements of a weight's matrices; the index is 0 if it
     /// returns `None`, and `None` for computed elements.
-    #[must_use]
     pub fn slabs(&self, matrix_elems: &dyn Fn(usize) -> Option<u64>) -> Vec<Vec<(usize, Option<u64>)>> {
         let n = self.shape.dims().first().copied().unwrap_or(0);
         let n_elems = self.shape.n_elems().checked_div(n).unwrap_or(0);
@@ -166,7 +161,6 @@ impl Recipe {
 
     /// Returns true if the result moves whole blocks of `ty` and changes no value: rows are selected, reordered,
     /// joined.
-    #[must_use]
     pub fn keeps_blocks(&self, ty: GgmlType) -> bool {
         let block_elems = ty.block_elems() as u64;
         self.shape.n_cols().is_multiple_of(block_elems) && self.root.keeps_blocks(block_elems)

@@ -9,7 +9,6 @@ use gguf_arch::RopeFreqsLlama3;
 /// Equals `LlamaModel.generate_extra_tensors` of llama.cpp 0.5.0 as torch computes it on the CPU: F32 throughout,
 /// division by a tensor as multiplication with its reciprocal. Torch's vector power is off by one unit in the last
 /// place for a few arguments where this one is exact; for the bases and sizes of released models the bits are equal.
-#[must_use]
 pub fn rope_freqs_llama3(params: &RopeFreqsLlama3) -> Vec<f32> {
     let base = f64::from(params.theta as f32);
     let dim = params.dim as f32;
@@ -40,7 +39,6 @@ pub fn rope_freqs_llama3(params: &RopeFreqsLlama3) -> Vec<f32> {
 ///
 /// # Exactness
 /// Equals `Step35Model.generate_extra_tensors` of llama.cpp 0.5.0, under the same conditions.
-#[must_use]
 pub(super) fn rope_freqs_padded(params: &RopeFreqsLlama3, n: usize) -> Vec<f32> {
     let base = f64::from(params.theta as f32);
     let low_wavelength = params.context / params.low_freq_factor;
@@ -67,7 +65,6 @@ pub(super) fn rope_freqs_padded(params: &RopeFreqsLlama3, n: usize) -> Vec<f32> 
 
 /// Finds the parameters that give these factors, bit for bit, among those that models use: wavelength limits of 1 and 4
 /// (or 2, 8, 16, 32) and an original context length that is a power of two.
-#[must_use]
 pub fn match_rope_freqs(factors: &[f32], theta: f64) -> Option<RopeFreqsLlama3> {
     // Long wavelengths come last: ones after them are dimensions that are not rotated.
     let turning = factors.iter().rposition(|&factor| factor != 1.0).map_or(factors.len(), |last| last + 1);

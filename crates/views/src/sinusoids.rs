@@ -11,7 +11,6 @@ const MAX_TIMESCALE: f64 = 10_000.0;
 /// Equals `Qwen25AudioModel.generate_extra_tensors` of llama.cpp 0.5.0 in its steps: F32 throughout, except for the
 /// step of the frequencies. Torch's vector sine and cosine are off by one unit in the last place for some arguments
 /// where these are exact.
-#[must_use]
 pub(super) fn sinusoids(length: u64, width: u64) -> Vec<f32> {
     let n_frequencies = width / 2;
     let step = -(MAX_TIMESCALE.ln() / (n_frequencies - 1) as f64) as f32;

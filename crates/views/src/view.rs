@@ -59,7 +59,6 @@ pub(super) enum Body {
 
 impl View {
     /// Creates a view of an unchanged weight of the source.
-    #[must_use]
     pub fn weight(index: usize, meta: &WeightMeta) -> Self {
         Self::contiguous(LeafOrigin::Weight { index, ty: meta.ty }, meta.shape.dims().to_vec())
     }
@@ -81,7 +80,6 @@ impl View {
     }
 
     /// Creates a view with one value everywhere.
-    #[must_use]
     pub fn fill(value: f32, shape: Vec<u64>) -> Self {
         Self::contiguous(LeafOrigin::Fill(value), shape)
     }
@@ -102,7 +100,6 @@ impl View {
     }
 
     /// Returns the dimensions, outermost first.
-    #[must_use]
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
@@ -163,17 +160,11 @@ impl View {
     }
 
     /// Stacks views of one shape on a new outermost axis.
-    ///
-    /// # Errors
-    /// As [`View::concat`].
     pub fn stack(parts: Vec<Self>) -> Result<Self, ShapeError> {
         Self::concat(parts.into_iter().map(|part| part.unsqueeze(0)).collect::<Result<_, _>>()?, 0)
     }
 
     /// Resolves an axis that may be counted from the end.
-    ///
-    /// # Errors
-    /// [`ShapeError::Axis`].
     pub fn axis(&self, axis: i64) -> Result<usize, ShapeError> {
         let rank = self.shape.len();
         let at = if axis < 0 { axis + rank as i64 } else { axis };
@@ -262,9 +253,6 @@ impl View {
     }
 
     /// Swaps two axes.
-    ///
-    /// # Errors
-    /// [`ShapeError::Axis`].
     pub fn transpose(&self, a: usize, b: usize) -> Result<Self, ShapeError> {
         self.known_axis(a)?;
         self.known_axis(b)?;
@@ -333,9 +321,6 @@ impl View {
     }
 
     /// Flattens all elements to one axis.
-    ///
-    /// # Errors
-    /// As [`View::reshape`].
     pub fn flatten(&self) -> Result<Self, ShapeError> {
         self.reshape(&[self.shape.iter().product()])
     }
@@ -406,9 +391,6 @@ impl View {
     }
 
     /// Adds an axis of size 1 before `axis`.
-    ///
-    /// # Errors
-    /// [`ShapeError::Axis`].
     pub fn unsqueeze(&self, axis: usize) -> Result<Self, ShapeError> {
         if axis > self.shape.len() {
             return Err(ShapeError::Axis { axis: axis as i64, rank: self.shape.len() });
@@ -427,7 +409,6 @@ impl View {
     }
 
     /// Applies arithmetic to every element, after the arithmetic that is already there.
-    #[must_use]
     pub fn math(&self, math: MathOp) -> Self {
         let mut view = self.clone();
         view.push_math(math);

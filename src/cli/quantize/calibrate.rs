@@ -63,9 +63,6 @@ impl CalibrateArgs {
     }
 
     /// Returns the calibration, if one is given.
-    ///
-    /// # Errors
-    /// As [`own_text`].
     pub(crate) fn calibration(&self, common: &Common) -> Result<Option<Calibration>, UsageError> {
         if !self.is_given() {
             return Ok(None);

@@ -120,7 +120,6 @@ impl QuantizeArgs {
     }
 
     /// Returns true if an option was given that requires a quantization.
-    #[must_use]
     pub(crate) fn is_any_given(&self) -> bool {
         self.pure
             || self.leave_output_tensor

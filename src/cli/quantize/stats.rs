@@ -69,7 +69,6 @@ pub(super) struct StatsArgs {
     dry_run: bool,
 }
 
-/// Opened model.
 enum StatsInput {
     File(Box<GgufFile>),
     /// Checkpoint, as the F32 file that a quantization of it would run.

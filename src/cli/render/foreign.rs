@@ -36,9 +36,6 @@ fn cut(text: &str, most: usize) -> String {
 /// Prints a report as a JSON document. Characters that a terminal would obey are written as JSON escapes: `\u202e`.
 ///
 /// 32-bit floats are printed with the digits of their 64-bit values.
-///
-/// # Errors
-/// I/O errors.
 pub(crate) fn write_json(out: &mut dyn Write, report: &impl Serialize) -> io::Result<()> {
     let document = serde_json::to_value(report)?;
     let out = Replacing { out, replace: push_json };

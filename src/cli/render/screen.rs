@@ -43,7 +43,6 @@ impl Screen {
 
     /// Returns the properties of standard output. The width is the one in `COLUMNS`, else that of the terminal. Colours
     /// are for terminals only, and not if `NO_COLOR` is set.
-    #[must_use]
     pub(crate) fn stdout() -> Self {
         let is_terminal = io::stdout().is_terminal();
         let of_terminal = || terminal_size::terminal_size().filter(|_| is_terminal);
@@ -55,20 +54,17 @@ impl Screen {
     }
 
     /// Returns the properties of standard error, where nothing is set in columns.
-    #[must_use]
     pub(crate) fn stderr() -> Self {
         Self { width: None, has_colour: has_colour(io::stderr().is_terminal()) }
     }
 
     /// Returns the text in its colour, or unchanged.
-    #[must_use]
     pub(crate) fn paint(self, style: Style, text: &str) -> String {
         if self.has_colour { format!("\u{1b}[1;{}m{text}\u{1b}[0m", style.code()) } else { text.to_owned() }
     }
 }
 
 /// Returns text for standard output, coloured if standard output shows colours.
-#[must_use]
 pub(crate) fn styled(style: Style, text: &str) -> String {
     Screen::stdout().paint(style, text)
 }

@@ -34,7 +34,6 @@ pub(crate) struct Cell {
 
 impl Cell {
     /// Creates a cell with coloured text.
-    #[must_use]
     pub(crate) fn styled(style: Style, text: impl Into<String>) -> Self {
         Self { text: text.into(), style: Some(style) }
     }
@@ -55,7 +54,6 @@ pub(crate) struct Table {
 
 impl Table {
     /// Creates a table with these column heads.
-    #[must_use]
     pub(crate) fn new(heads: &[(&str, Align)]) -> Self {
         let heads = heads.iter().map(|(head, align)| ((*head).to_owned(), *align)).collect();
         Self { heads, rows: Vec::new() }
@@ -67,24 +65,17 @@ impl Table {
     }
 
     /// Returns true if there are no rows.
-    #[must_use]
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }
 
     /// Prints heads and rows, fitted to standard output.
-    ///
-    /// # Errors
-    /// I/O errors of the writer.
     pub(crate) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         let screen = Screen::stdout();
         self.print_on(screen, screen.width.unwrap_or(PAGE), out)
     }
 
     /// Prints heads and rows with nothing shortened.
-    ///
-    /// # Errors
-    /// I/O errors of the writer.
     pub(crate) fn print_whole(&self, out: &mut dyn Write) -> io::Result<()> {
         self.print_on(Screen { width: None, ..Screen::stdout() }, usize::MAX, out)
     }

@@ -43,7 +43,6 @@ pub(super) struct CombineArgs {
     limits: LimitArgs,
 }
 
-/// Kind of a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PartKind {
     Verification,

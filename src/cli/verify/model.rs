@@ -15,7 +15,6 @@ use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions};
 use crate::tokenizer::{Encoder, TokenizerError};
 use crate::verify::{Model, ModelParts, OriginTokenizer, Recall};
 
-/// Origin of a model.
 enum ModelOrigin {
     Gguf(Box<GgufFile>),
     /// Checkpoint that is converted while it is read.

@@ -10,7 +10,6 @@ use crate::verify::{Figure, Subject};
 /// Screen width in columns from which all columns are shown.
 const WIDE: usize = 120;
 
-/// Column of the table.
 struct Column<'a> {
     head: &'static str,
     /// True if it is left out on narrow screens.

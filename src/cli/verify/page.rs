@@ -31,7 +31,6 @@ pub(in crate::cli) use render::environment;
 use run_info::RunInfo;
 pub(in crate::cli) use run_info::{command_line, digest};
 
-/// Format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReportFormat {
     Html,

@@ -70,9 +70,6 @@ impl Calibration {
 
     /// Returns the text, with placeholder sequences for those that the model would write, and the memory needed to
     /// write them.
-    ///
-    /// # Errors
-    /// As [`Calibration::text`].
     pub(crate) fn text_to_come(
         &self,
         progress: &dyn Progress,

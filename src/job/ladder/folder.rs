@@ -56,45 +56,22 @@ impl LoggedFile {
 
 /// Faults of the files that are in a ladder's folder.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum FolderError {
-    /// A file of the same type, made otherwise.
     #[error(
         "{}: it is there, made {how} than this run's: by {}, and now {} is asked for",
         path.display(), command(made), command(asked)
     )]
-    Other {
-        /// Path of the file.
-        path: PathBuf,
-        /// What distinguishes it from what this run would write.
-        how: &'static str,
-        /// Command that made it.
-        made: String,
-        /// Command of this run.
-        asked: String,
-    },
-    /// A file that no record tells of, with another header than this run would write.
+    Other { path: PathBuf, how: &'static str, made: String, asked: String },
     #[error("{}: it is there with other types or keys, and no record tells how it was made", path.display())]
-    Unrecorded {
-        /// Path of the file.
-        path: PathBuf,
-    },
-    /// A file that was changed since it was written.
+    Unrecorded { path: PathBuf },
     #[error("{}: it was changed since `gguf-quantize ladder` wrote it", path.display())]
-    Changed {
-        /// Path of the file.
-        path: PathBuf,
-    },
+    Changed { path: PathBuf },
     /// A file of another model with the name that this run gives.
     #[error(transparent)]
     Taken(NameTaken),
-    /// A file of another model, which this run does not make.
     #[error("{}: it was made of another source than this run reads, by {}", path.display(), command(made))]
-    OtherSource {
-        /// Path of the file.
-        path: PathBuf,
-        /// Command that made it.
-        made: String,
-    },
+    OtherSource { path: PathBuf, made: String },
 }
 
 /// Quotes a command of a record.
@@ -298,9 +275,6 @@ fn write(directory: &Path, record: &FolderRecord, sync: bool) -> Result<(), Outp
 }
 
 /// Records the figures of a file that this run has written or found.
-///
-/// # Errors
-/// I/O errors.
 pub(super) fn keep_figures(
     directory: &Path,
     file: &LadderFile,
@@ -317,9 +291,6 @@ pub(super) fn keep_figures(
 }
 
 /// Removes the record of an unfinished run: the folder is finished.
-///
-/// # Errors
-/// I/O errors.
 pub(super) fn forget(directory: &Path) -> io::Result<()> {
     match fs_err::remove_file(directory.join(LOG)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),

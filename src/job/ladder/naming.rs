@@ -30,7 +30,6 @@ pub fn check_pattern(pattern: &str) -> Result<(), String> {
 
 impl Ladder {
     /// Name of the model that the user has given: by itself, or as the value of `general.name`.
-    #[must_use]
     pub fn given_name(&self) -> Option<&str> {
         let set = self.quantize.overrides.iter().rev().find(|set| set.key == "general.name");
         match (&self.name, set.map(|set| &set.value)) {

@@ -27,7 +27,6 @@ pub struct LadderPartRecord {
 }
 
 /// Path of the record of a part.
-#[must_use]
 pub fn record_path(directory: &Path, share: Share) -> PathBuf {
     directory.join(format!("{}{}-of-{}{}", NAME.0, share.number(), share.count(), NAME.1))
 }
@@ -129,9 +128,6 @@ impl PartRecords {
 }
 
 /// Removes the records of all parts: the folder is complete.
-///
-/// # Errors
-/// I/O errors.
 pub(super) fn forget(directory: &Path) -> io::Result<()> {
     for path in paths(directory)? {
         if read(&path).is_ok() {

@@ -260,7 +260,6 @@ impl<'a> PreparedLadder<'a> {
         Ok(file)
     }
 
-    /// Describes what was written.
     fn report(self, files: Vec<LadderFile>) -> LadderReport {
         let keys = self.plans.plans().first().map(|plan| plan.metadata().clone());
         LadderReport {

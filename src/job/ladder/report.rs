@@ -114,7 +114,6 @@ impl LadderReport {
 
     /// Returns all quantizations of the folder: in the order of the types that were asked for or, with those of earlier
     /// runs, from large to small.
-    #[must_use]
     pub fn quantizations(&self) -> Vec<&LadderFile> {
         let mut files: Vec<&LadderFile> = self.files.iter().chain(&self.others).collect();
         if !self.others.is_empty() {

@@ -40,13 +40,11 @@ impl Hint for UnknownRung {
 
 impl Rung {
     /// Returns true if its types need an importance matrix.
-    #[must_use]
     pub fn needs_importance(&self) -> bool {
         nominal(self.types.file_type).is_some_and(|nominal| nominal.needs_imatrix)
     }
 
     /// Returns true if image and video models have these types. They have no embeddings and no output matrix.
-    #[must_use]
     pub fn is_of_images(&self) -> bool {
         let types = &self.types;
         let is_plain = || types.file_type.base().is_none_or(|base| !base.is_quantized());
@@ -57,7 +55,6 @@ impl Rung {
     }
 
     /// Returns the bits per weight on a well-known model, by which files are ordered; infinite for types without.
-    #[must_use]
     pub fn nominal_bits(&self) -> f64 {
         nominal(self.types.file_type).map_or(f64::INFINITY, |nominal| nominal.bits_per_weight)
     }
@@ -117,13 +114,11 @@ impl Preset {
         [("small", Self::Small), ("standard", Self::Standard), ("full", Self::Full)];
 
     /// Finds a preset by its name.
-    #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.iter().find(|(known, _)| *known == name).map(|(_, preset)| *preset)
     }
 
     /// Names of its types between commas, the largest first.
-    #[must_use]
     pub fn types(self) -> &'static str {
         match self {
             Self::Small => "Q8_0,Q6_K,Q5_K_M,Q4_K_M,IQ4_XS,Q3_K_M",
@@ -138,7 +133,6 @@ impl Preset {
     }
 
     /// Returns its types.
-    #[must_use]
     pub fn rungs(self) -> Vec<Rung> {
         // Every name is a type: a test parses them all.
         Rung::parse_list(self.types()).unwrap_or_default()

@@ -9,40 +9,28 @@ use crate::core::text::escape;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum RecipeError {
-    /// The file is no recipe.
     #[error("{}: not a recipe: `general.type` is `{}`, `recipe` expected", path.display(), escape(found))]
     NotARecipe { path: PathBuf, found: String },
-    /// The recipe has a version that this program does not know.
     #[error("{}: `gguf_foundry.recipe.version`: 1 expected, found {found}", path.display())]
     Version { path: PathBuf, found: String },
-    /// The recipe contradicts itself.
     #[error("{}: damaged recipe: {what}", path.display())]
     Damaged { path: PathBuf, what: String },
-    /// The source is another one.
     #[error("{}: made of another source: {expected} expected, found {found}", path.display())]
     OtherSource { path: PathBuf, expected: String, found: String },
-    /// The source has the same tensors and another header.
     #[error("{}: the keys of the source are not those of the recipe: header {expected} expected, found {found}", path.display())]
     OtherHeader { path: PathBuf, expected: String, found: String },
-    /// An importance matrix was used, and none is given.
     #[error("{}: made with an importance matrix: {expected} expected, found none", path.display())]
     NoMatrix { path: PathBuf, expected: String },
-    /// The importance matrix is another one.
     #[error("{}: made with another importance matrix: {expected} expected, found {found}", path.display())]
     OtherMatrix { path: PathBuf, expected: String, found: String },
-    /// The file that was made is another one.
     #[error("{}: the file has another digest than the original: {expected} expected, found {found}", path.display())]
     Mismatch { path: PathBuf, expected: String, found: String },
-    /// The source of a pack is no GGUF file.
     #[error("{}: the source of a pack must be a GGUF file", path.display())]
     NotGguf { path: PathBuf },
-    /// A folder has no files, or more levels than are followed.
     #[error("{}: {what}", path.display())]
     Folder { path: PathBuf, what: &'static str },
-    /// Two files of a pack would have the same name.
     #[error("{}: `{}` is the name of two files of the pack", path.display(), escape(name))]
     NameTwice { path: PathBuf, name: String },
-    /// The list of a pack is missing or damaged.
     #[error("{}: {what}", path.display())]
     PackList { path: PathBuf, what: String },
 }

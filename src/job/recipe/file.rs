@@ -28,7 +28,6 @@ use crate::job::recipe::examine::Origin;
 use crate::job::recipe::trial::Way;
 use crate::job::recipe::{RecipeError, open, text_key};
 
-/// Value of `general.type`.
 const TYPE: &str = "recipe";
 const VERSION: u32 = 1;
 pub(super) const HEADER: &str = "header";

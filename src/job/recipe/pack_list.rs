@@ -10,7 +10,6 @@ use crate::job::recipe::RecipeError;
 
 /// Name of the list in the folder of a pack.
 pub(super) const LIST: &str = "gguf-pack.json";
-/// Largest list in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 const VERSION: u32 = 1;
 

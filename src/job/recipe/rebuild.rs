@@ -32,7 +32,6 @@ pub(super) struct Rebuild<'a> {
     made: Vec<Option<MadeTensor<'a>>>,
 }
 
-/// Piece of the file.
 enum Piece {
     /// Bytes that belong to no tensor.
     Gap(u64),

@@ -82,7 +82,6 @@ impl RecipeSource {
     }
 
     /// Tensors of the model, as they are in a converted file.
-    #[must_use]
     pub fn tensors(&self) -> &[TensorMeta] {
         self.opened.source().tensors()
     }

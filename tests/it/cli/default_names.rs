@@ -8,7 +8,6 @@ use gguf_foundry::gguf::GgufFile;
 use crate::support::programs::run_unsynced as run;
 use crate::support::{files, fixture};
 
-/// Copies the bundled checkpoint.
 fn checkpoint(dir: &Path) {
     fs_err::create_dir_all(dir).unwrap();
     files::copy(fixture("tiny-llama"), dir);

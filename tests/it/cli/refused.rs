@@ -180,7 +180,6 @@ fn a_verification_runs_with_the_threads_there_is_room_for() {
 
 two_tiers!(two_thousand_parts_are_read_with_256_descriptors);
 
-/// Every day 300 parts.
 fn two_thousand_parts_are_read_with_256_descriptors(tier: Tier) {
     let n_parts: usize = tier.of(300, 2000);
     let name = |part: usize| format!("m-{part:05}-of-{n_parts:05}.gguf");

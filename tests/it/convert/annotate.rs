@@ -73,7 +73,6 @@ fn write(conversion: &Conversion, path: &Path) -> GgufFile {
     GgufFile::open(path).unwrap()
 }
 
-/// Annotations, without their prefix.
 fn own_keys(metadata: &Metadata) -> Vec<(&str, Value)> {
     let own = metadata.iter().filter_map(|(key, value)| Some((key.strip_prefix("gguf_foundry.")?, value)));
     own.map(|(key, value)| (key, value.clone())).collect()

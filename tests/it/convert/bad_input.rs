@@ -27,7 +27,6 @@ impl Broken {
         self.dir.path().join("model").join(name)
     }
 
-    /// Changes `config.json`.
     fn config(&self, edit: impl FnOnce(&mut serde_json::Map<String, serde_json::Value>)) {
         files::edit_json(self.file("config.json"), |config| edit(config.as_object_mut().unwrap()));
     }

@@ -191,7 +191,6 @@ fn a_directory_with_something_in_it_is_left_alone() {
     assert_eq!(fs_err::read_dir(out.path()).unwrap().count(), 1);
 }
 
-/// Runs `gguf-convert gguf2hf`.
 fn run(dir: &Path, args: &[&str]) -> Outcome {
     programs::run("gguf-convert", dir, &[&["gguf2hf", "--no-sync"], args].concat())
 }

@@ -14,7 +14,6 @@ use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{files, fixture, in_json, programs, report_cases, sha256};
 use crate::testkit::memory::{tensor_bytes, write_source};
 
-/// Types of the cases.
 const OUTTYPES: [&str; 5] = ["f32", "f16", "bf16", "q8_0", "auto"];
 
 /// Tensors that the reference's runtime does not read as the reference writes them (docs/differences.md): case, name
@@ -115,7 +114,6 @@ fn uncorrected(case: &str, conversion: &Conversion) -> (Vec<Json>, Vec<Json>) {
     (keys.collect(), tensors.collect())
 }
 
-/// Errors of a case.
 fn complaint(dir: &Path, n_cases: &AtomicUsize) -> Option<String> {
     let case = dir.file_name().unwrap().to_str().unwrap();
     for outtype in OUTTYPES {

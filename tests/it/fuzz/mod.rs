@@ -25,7 +25,6 @@ use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, root, seed};
 use crate::testkit::noise::Noise;
 
-/// Seeds of all targets.
 static SEEDS: LazyLock<BTreeMap<&str, Vec<Vec<u8>>>> =
     LazyLock::new(|| targets().into_iter().map(|target| (target, seeds::of(target))).collect());
 

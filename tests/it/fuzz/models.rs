@@ -69,7 +69,6 @@ pub fn letters(keys: &mut Metadata) -> usize {
     n_tokens
 }
 
-/// Sizes of the models.
 const N_EMBD: u64 = 32;
 const N_FF: u64 = 64;
 

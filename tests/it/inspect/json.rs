@@ -139,13 +139,11 @@ impl Check<'_> {
         assert!(missing.is_empty(), "{}: never printed: {missing:?}", self.heading);
     }
 
-    /// Fails for undocumented keys.
     fn has_no_faults(&self) {
         assert!(self.faults.is_empty(), "{}: {:#?}", self.heading, self.faults);
     }
 }
 
-/// Exit code and arguments.
 type Run<'a> = (i32, &'a [&'a str]);
 
 /// Runs a program with `--json` in the directory.

@@ -16,7 +16,6 @@ use serde::Deserialize;
 
 use crate::support::{files, root};
 
-/// Case of a table.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Case {
@@ -49,7 +48,6 @@ impl Case {
     }
 }
 
-/// Folder of the tables.
 fn folder() -> PathBuf {
     root().join("tests/it/outputs")
 }

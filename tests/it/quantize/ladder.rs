@@ -19,7 +19,6 @@ fn is_model(name: &str) -> bool {
     Path::new(name).extension().is_some_and(|suffix| suffix == "gguf")
 }
 
-/// Runs `gguf-quantize ladder`.
 fn make(dir: &Path, args: &[&str]) -> Outcome {
     programs::run("gguf-quantize", dir, &[&["ladder"], args, &["--no-sync"]].concat())
 }

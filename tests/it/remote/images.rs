@@ -38,7 +38,6 @@ fn expected(dir: &Path, model: &Safetensors) -> Vec<u8> {
     fs_err::read(dir.join("own.gguf")).unwrap()
 }
 
-/// Repository on a server.
 struct Repository {
     dir: tempfile::TempDir,
     files: PathBuf,

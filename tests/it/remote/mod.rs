@@ -57,7 +57,6 @@ fn converted(path: &Path, name: &str) -> Result<Vec<u8>, String> {
     Ok(fs_err::read(file).unwrap())
 }
 
-/// Error with its causes.
 fn told(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();

@@ -297,7 +297,6 @@ fn files_of_llama_cpp_equal_their_checkpoints(tier: Tier) {
     assert!(n_cases > tier.of(4, 20), "{n_cases}");
 }
 
-/// Change of a key.
 #[derive(Clone)]
 enum Damage {
     Set(Value),

@@ -60,7 +60,6 @@ fn parts(dir: &Path, args: &[&str], n: usize) -> Vec<String> {
         .collect()
 }
 
-/// Report without its speed.
 fn report(ended: &Outcome) -> Value {
     let mut report = ended.model();
     assert!(report.as_object_mut().unwrap().insert("tokens_per_second".to_owned(), Value::Null).is_some());
@@ -291,7 +290,6 @@ fn a_part_that_was_changed_is_refused_wherever_it_was() {
     }
 }
 
-/// Makes the checksum right.
 fn reseal(bytes: &mut [u8]) {
     use sha2::{Digest, Sha256};
     let sum = Sha256::digest(&bytes[48..]);

@@ -6,7 +6,6 @@ use crate::support::programs::{command, finish};
 use crate::support::tiers::Tier;
 use crate::support::{files, report_cases};
 
-/// Classes with a card.
 const CLASSES: &[&str] = &["GptOssForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"];
 /// Cases from the other part of the corpus: experts in floats, and in blocks that stay blocks.
 const ARCH_CASES: &[&str] = &["gpt_oss", "gpt_oss_mxfp4", "qwen3_moe"];

@@ -11,9 +11,6 @@ use crate::towers::{self, TowerFile, WEIGHT};
 
 impl Assigner<'_> {
     /// Checks that the checkpoint has the complete tower.
-    ///
-    /// # Errors
-    /// [`MissingInput::NoTower`], [`MissingInput::TowerIncomplete`].
     pub(super) fn check_tower(&self, outputs: &[OutputSpec]) -> Result<(), ArchError> {
         if outputs.is_empty() || !self.has_parts() {
             let nearest = self.card.parts.first().and_then(|part| self.nearest_other(part));

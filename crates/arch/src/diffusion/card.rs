@@ -84,7 +84,6 @@ impl ImageTask {
     pub const ALL: [Self; 4] = [Self::TextToImage, Self::ImageToImage, Self::TextToVideo, Self::ImageToVideo];
 
     /// Tag of the hub.
-    #[must_use]
     pub const fn tag(self) -> &'static str {
         match self {
             Self::TextToImage => "text-to-image",
@@ -148,20 +147,17 @@ impl DiffusionCard {
     }
 
     /// Returns true if the text of a card is of this kind.
-    #[must_use]
     pub fn is_one(text: &str) -> bool {
         let table = text.parse::<toml::Table>().ok();
         table.is_some_and(|table| table.get("kind").and_then(toml::Value::as_str) == Some(KIND))
     }
 
     /// Returns true if a tensor is left out.
-    #[must_use]
     pub fn leaves_out(&self, name: &str) -> bool {
         self.left_out.iter().any(|part| name.contains(part.as_str()))
     }
 
     /// Returns true if a weight is not quantized.
-    #[must_use]
     pub fn keeps(&self, name: &str) -> bool {
         self.keep_names.iter().any(|kept| kept == name)
             || self.keep.iter().any(|part| name.contains(part.as_str()))

@@ -69,7 +69,6 @@ pub struct ClassTypes {
 
 impl ClassTypes {
     /// Type of a weight; `n_before` is the number of value projections before it.
-    #[must_use]
     pub fn of(&self, class: Class, n_before: usize) -> GgmlType {
         let first = self.first_values.filter(|_| n_before < self.n_first);
         let own = match class {
@@ -146,13 +145,11 @@ pub struct NamePrefix<'a> {
 
 impl<'a> NamePrefix<'a> {
     /// Text of the prefix, if there is one.
-    #[must_use]
     pub fn text(&self) -> Option<&'a str> {
         self.text
     }
 
     /// Returns the name without the prefix; `None` if the tensor belongs to another model of the checkpoint.
-    #[must_use]
     pub fn strip(&self, name: &str) -> Option<String> {
         match self.text {
             // ref: removed wherever it occurs
@@ -171,7 +168,6 @@ impl<'a> NamePrefix<'a> {
 
 impl CommonRules {
     /// Returns the first part of a name that has no prefix (any longer); `None` for names of one part.
-    #[must_use]
     pub fn module_of<'n>(&self, name: &'n str) -> Option<&'n str> {
         let mut prefixes = self.prefixes.iter().chain(&self.prefixes_of_all);
         let bare = prefixes.find_map(|prefix| name.strip_prefix(prefix.as_str())).unwrap_or(name);
@@ -179,9 +175,6 @@ impl CommonRules {
     }
 
     /// Parses the rules.
-    ///
-    /// # Errors
-    /// [`ArchError::Card`].
     pub(super) fn parse(text: &str) -> Result<Self, ArchError> {
         let wrong = |problem| ArchError::Card { card: "base".to_owned(), problem: Box::new(problem) };
         let rules: Self =
@@ -201,7 +194,6 @@ impl CommonRules {
     ///
     /// # Exactness
     /// ref: a prefix counts if any name begins with it, except for `net.`, with which all names must begin.
-    #[must_use]
     pub fn prefix(&self, names: &[&str]) -> NamePrefix<'_> {
         let any =
             self.prefixes.iter().find(|prefix| names.iter().any(|name| name.starts_with(prefix.as_str())));
@@ -220,7 +212,6 @@ impl CommonRules {
     }
 
     /// Class of a weight.
-    #[must_use]
     pub fn class_of(&self, name: &str) -> Class {
         let rows = [
             (&self.classes.values, Class::Values),
@@ -234,7 +225,6 @@ impl CommonRules {
     }
 
     /// Types of the classes under a file type; `None` if the type is not written for these models.
-    #[must_use]
     pub fn types(&self, file_type: FileType) -> Option<&ClassTypes> {
         self.types.get(&file_type.name().to_ascii_lowercase())
     }
@@ -245,7 +235,6 @@ impl CommonRules {
     }
 
     /// Returns true if a weight of a model that no card knows is not quantized.
-    #[must_use]
     pub fn keeps_of_unknown(&self, name: &str) -> bool {
         let has = |part: &String| name.contains(part.as_str());
         !self.is_in_block(name) || self.unknown.keep.iter().any(has)

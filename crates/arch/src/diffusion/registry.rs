@@ -62,9 +62,6 @@ impl DiffusionCards {
     }
 
     /// Adds a card before all others; it replaces one of the same architecture.
-    ///
-    /// # Errors
-    /// [`ArchError::Card`].
     pub fn with(&self, stem: &str, text: &str) -> Result<Self, ArchError> {
         let card = Arc::new(DiffusionCard::parse(stem, text)?);
         let others = self.cards.iter().filter(|other| other.gguf != card.gguf).cloned();
@@ -76,7 +73,6 @@ impl DiffusionCards {
     }
 
     /// Rules that all cards share.
-    #[must_use]
     pub fn common(&self) -> &Arc<CommonRules> {
         &self.common
     }
@@ -87,14 +83,12 @@ impl DiffusionCards {
     }
 
     /// Returns the card of an architecture.
-    #[must_use]
     pub fn by_gguf(&self, gguf: &str) -> Option<&Arc<DiffusionCard>> {
         self.cards.iter().find(|card| card.gguf == gguf)
     }
 
     /// Returns the prefix of the diffusion model's tensors: one that the rules list, or else one of all names without which
     /// they are those of a model.
-    #[must_use]
     pub fn prefix<'a>(&'a self, names: &[&'a str]) -> NamePrefix<'a> {
         let listed = self.common.prefix(names);
         if listed.text().is_some() || !matches!(self.recognize(names), Recognition::Unknown) {
@@ -114,7 +108,6 @@ impl DiffusionCards {
     ///
     /// # Exactness
     /// ref: cards are tried in a fixed order; a layout that runtimes do not read is refused where its card is tried.
-    #[must_use]
     pub fn recognize(&self, names: &[&str]) -> Recognition<'_> {
         let known: std::collections::HashSet<&str> = names.iter().copied().collect();
         let has = |name: &String| known.contains(name.as_str());

@@ -42,7 +42,6 @@ impl Eq for DiffusionRules {}
 
 impl DiffusionRules {
     /// Rules of a card.
-    #[must_use]
     pub fn new(cards: &DiffusionCards, card: &Arc<DiffusionCard>) -> Self {
         Self { common: Arc::clone(cards.common()), card: Some(Arc::clone(card)), prefix: None }
     }
@@ -83,13 +82,11 @@ impl DiffusionRules {
     }
 
     /// Card of the architecture; `None` for a model that no card knows.
-    #[must_use]
     pub fn card(&self) -> Option<&DiffusionCard> {
         self.card.as_deref()
     }
 
     /// Rules that all architectures share.
-    #[must_use]
     pub fn common(&self) -> &CommonRules {
         &self.common
     }
@@ -100,7 +97,6 @@ impl DiffusionRules {
     /// # Exactness
     /// Without `wide`, equals ComfyUI-GGUF's `convert.py`: vectors, small tensors and those on the card's list are F32
     /// only if the source is F32 or BF16; other sources become F16 throughout.
-    #[must_use]
     pub fn plain_type(
         &self,
         tensor: &str,
@@ -131,7 +127,6 @@ impl DiffusionRules {
 
     /// Returns true for a tensor that ComfyUI-GGUF does not load in its type. It loads parameters of two and more
     /// dimensions that belong to no layer from F32 and F16.
-    #[must_use]
     pub fn is_unloadable(&self, tensor: &TensorMeta) -> bool {
         let (name, shape) = (tensor.name.as_str(), &tensor.shape);
         let is_bare = shape.rank() > 1 && !OF_LAYERS.iter().any(|end| name.ends_with(end));
@@ -140,7 +135,6 @@ impl DiffusionRules {
     }
 
     /// Describes the tensors of a file that ComfyUI does not load.
-    #[must_use]
     pub fn unloadable(&self, tensors: &[TensorMeta]) -> Vec<String> {
         const AGAIN: &str = "`gguf-convert hf2gguf` of the checkpoint writes what it does";
         let of = |what: &str, is_one: &dyn Fn(&TensorMeta) -> bool| {
@@ -164,7 +158,6 @@ impl DiffusionRules {
     }
 
     /// Returns the first and last layers that a file lacks, by the names that they would have in it.
-    #[must_use]
     pub fn missing_in(&self, tensors: &[TensorMeta]) -> Vec<String> {
         let names: HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let whole = |name: &str| format!("{}{name}", self.prefix.as_deref().unwrap_or_default());
@@ -175,7 +168,6 @@ impl DiffusionRules {
     ///
     /// # Exactness
     /// ref: tensors of two or more dimensions whose rows are no whole blocks of 256, although all values together are.
-    #[must_use]
     pub fn reshaped(&self, shape: &Shape) -> Option<Shape> {
         let n = shape.n_elems();
         let is_due = self.card.as_ref().is_some_and(|card| card.reshape)
@@ -191,7 +183,6 @@ impl DiffusionRules {
     /// # Exactness
     /// Equals the patched llama-quantize of ComfyUI-GGUF: matrices, after outer dimensions of 1 are dropped, whose name
     /// ends in `weight` and is on no list.
-    #[must_use]
     pub fn is_quantized(&self, tensor: &TensorMeta) -> bool {
         let dims = tensor.shape.dims();
         let n_dims = dims.len() - dims.iter().take_while(|&&dim| dim == 1).count();
@@ -211,7 +202,6 @@ impl DiffusionRules {
     }
 
     /// Returns the mixture of a file type; `None` if the type is not written for these models.
-    #[must_use]
     pub fn mixture(&self, file_type: FileType) -> Option<DiffusionMixture<'_>> {
         let base = file_type.base()?;
         let row = if base.is_quantized() { Some(self.common.types(file_type)?) } else { None };
@@ -220,7 +210,6 @@ impl DiffusionRules {
 }
 
 /// Returns the first of several names in backticks; `None` if there are none.
-#[must_use]
 pub fn first_names<'n>(names: impl Iterator<Item = &'n str>) -> Option<String> {
     const SHOWN: usize = 4;
     let names: Vec<&str> = names.collect();

@@ -15,7 +15,6 @@ const BLOCK: &str = "blk.{bid}.";
 const VAGUE: &[&str] =
     &["#", "conv", "dense", "gate", "linear", "layer_norm", "ln", "mlp", "norm", "proj", "scale"];
 
-/// Entry of a card.
 #[derive(Clone, Debug)]
 struct KnownEntry {
     /// Source name, after the block prefix if it is in a block, with `#` for each number.

@@ -34,7 +34,6 @@ impl WindowPattern {
     }
 
     /// Returns the rule with another period.
-    #[must_use]
     pub fn with_period(self, n: u32) -> Self {
         match self {
             Self::DenseLast(_) => Self::DenseLast(n),

@@ -201,48 +201,20 @@ pub enum WholeOp {
 
 /// Error when an operation does not fit a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum OpError {
-    /// Axis that does not exist.
     #[error("`{op}`: axis {axis} of a tensor with {rank} dimensions")]
-    Axis {
-        /// The operation.
-        op: &'static str,
-        /// The axis asked for.
-        axis: i128,
-        /// Number of dimensions of the tensor.
-        rank: usize,
-    },
-    /// Parts whose sum or product differs from the whole.
+    Axis { op: &'static str, axis: i128, rank: usize },
     #[error("`{op}`: {parts} do not make {whole}")]
-    Parts {
-        /// The operation.
-        op: &'static str,
-        /// The parts.
-        parts: String,
-        /// Length or shape to be divided.
-        whole: String,
-    },
-    /// Order that is not a permutation, or index out of range.
+    Parts { op: &'static str, parts: String, whole: String },
     #[error("`{op}`: `{parameter}` is out of range")]
-    Range {
-        /// The operation.
-        op: &'static str,
-        /// The parameter.
-        parameter: &'static str,
-    },
-    /// Parameter expression that cannot be evaluated.
+    Range { op: &'static str, parameter: &'static str },
     #[error("`{op}`: {source}")]
-    Eval {
-        /// The operation.
-        op: &'static str,
-        /// Cause.
-        source: EvalError,
-    },
+    Eval { op: &'static str, source: EvalError },
 }
 
 impl OpError {
     /// Returns true if an argument is a key that the configuration lacks.
-    #[must_use]
     pub fn is_absent(&self) -> bool {
         matches!(self, Self::Eval { source, .. } if source.is_absent())
     }

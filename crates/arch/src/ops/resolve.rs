@@ -183,9 +183,6 @@ impl OpSpec {
 
     /// Returns the operation that undoes this one on a result of these dimensions; `None` if none does. Results of
     /// padding, repeating, or subtracting a mean stay as they are: repeating the operation changes nothing.
-    ///
-    /// # Errors
-    /// As [`OpSpec::resolve`].
     pub fn undo(&self, scope: &Scope<'_>, captures: Captures, dims: &[u64]) -> Result<Option<Undo>, OpError> {
         let params = OpParams { spec: self, scope, captures, dims };
         let (op, is_exact) = match self.kind {

@@ -12,7 +12,6 @@ const MAX_SUMMANDS: u64 = 64;
 
 impl Op {
     /// Returns the operation's name in cards.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::PermuteAxis { .. } => "permute_axis",
@@ -234,7 +233,6 @@ impl Op {
 
     /// Returns the operation that undoes this one on its result, if one tensor is enough. Splits are undone by joining;
     /// operations that drop elements cannot be undone. Inverses of arithmetic have rounding errors.
-    #[must_use]
     pub fn inverse(&self) -> Option<Self> {
         Some(match self {
             Self::PermuteAxis { axis, factors, order } => {

@@ -12,7 +12,6 @@ use crate::schema::{ConfigDefault, DefaultValue};
 
 pub(super) const DEFAULT_KEYS: &[&str] = &["value", "expr", "null", "auto"];
 
-/// Defaults by key.
 type Defaults = IndexMap<String, ConfigDefault>;
 
 /// Defaults of transformers' classes, by model type.

@@ -4,14 +4,12 @@
 #[derive(Clone, Debug)]
 pub(super) struct Chance(u64);
 
-/// Output function of SplitMix64.
 fn mixed(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)
 }
 
-/// Increment of the counter.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Chance {

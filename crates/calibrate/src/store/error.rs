@@ -18,58 +18,40 @@ pub enum StatisticsError {
     /// I/O, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// A tensor that is larger than a file can hold.
     #[error("{}: {}", file.display(), escape(reason))]
     Plan { file: PathBuf, reason: String },
-    /// A directory without statistics.
     #[error("{}: no `statistics.json` in it; expected a directory that `gguf-quantize stats` or `--save-stats` wrote", path.display())]
     NotStatistics { path: PathBuf },
-    /// A part where whole statistics are needed.
     #[error("{}: part {number} of {count} of statistics, whole ones expected", path.display())]
     IsPart { path: PathBuf, number: usize, count: usize },
-    /// Whole statistics where a part is needed.
     #[error("{}: statistics of a whole text, a part of some expected", path.display())]
     NoPart { path: PathBuf },
-    /// An empty list of parts.
     #[error("no part of statistics is given")]
     NoParts,
-    /// A part of another run.
     #[error("{}: a part of other statistics than {}: {what}", path.display(), other.display())]
     OtherPart { path: PathBuf, other: PathBuf, what: &'static str },
-    /// A part that is given more than once.
     #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
     TwicePart { path: PathBuf, other: PathBuf, number: usize },
-    /// Parts that are missing.
     #[error("of {count} parts {} missing: {}", if numbers.len() == 1 { "one is" } else { "some are" }, listed(numbers, *count))]
     MissingParts { numbers: Vec<usize>, count: usize },
-    /// A part with bytes that were changed or are missing.
     #[error("{}: damaged: {reason}", file.display())]
     DamagedPart { file: PathBuf, reason: &'static str },
-    /// A manifest that cannot be parsed, or contradicts itself.
     #[error("{}: {}", file.display(), escape(reason))]
     Manifest { file: PathBuf, reason: String },
-    /// A later or unknown format.
     #[error("{}: format version {found}; expected {expected}", file.display())]
     Version { file: PathBuf, found: u64, expected: u64 },
-    /// Statistics of another model.
     #[error("{}: statistics of another {what}: digest {}; expected {expected}", path.display(), escape(found))]
     OtherModel { path: PathBuf, what: &'static str, found: String, expected: String },
-    /// A matrix that the model does not have in this form.
     #[error("{}: tensor `{}`: inputs of {found}; expected {expected}", file.display(), escape(tensor))]
     Matrix { file: PathBuf, tensor: String, found: String, expected: String },
-    /// A broken safetensors file.
     #[error("{}: {source}", file.display())]
     Header { file: PathBuf, source: HeaderError },
-    /// A tensor that the manifest names is absent.
     #[error("{}: tensor `{}` is missing", file.display(), escape(tensor))]
     Missing { file: PathBuf, tensor: String },
-    /// A tensor that the manifest does not name.
     #[error("{}: tensor `{}` is not in `statistics.json`", file.display(), escape(tensor))]
     Unlisted { file: PathBuf, tensor: String },
-    /// A tensor of another type or size.
     #[error("{}: tensor `{}`: found {found}; expected {expected}", file.display(), escape(tensor))]
     Shape { file: PathBuf, tensor: String, found: String, expected: String },
-    /// A value that a sum of squares or products cannot have.
     #[error("{}: tensor `{}`: found {value} at {place}; expected {expected}", file.display(), escape(tensor))]
     Value { file: PathBuf, tensor: String, place: String, value: f64, expected: &'static str },
 }

@@ -56,9 +56,6 @@ impl PartWriter {
     }
 
     /// Adds a layer: a consumer of [`crate::CalibrationRun::run_share`].
-    ///
-    /// # Errors
-    /// File system errors.
     pub fn add(&mut self, layer: &LayerSums) -> Result<(), StatisticsError> {
         let name = moments_file(self.folder.manifest.layers.len());
         let path = self.folder.path(&name);
@@ -171,7 +168,6 @@ pub struct StatisticsPart {
 
 impl StatisticsPart {
     /// Returns true if a path is a directory of statistics, whole or a part.
-    #[must_use]
     pub fn is_one(path: &Path) -> bool {
         path.join(MANIFEST).is_file()
     }
@@ -233,13 +229,11 @@ impl StatisticsPart {
     }
 
     /// Numbers of layers and matrices with moments.
-    #[must_use]
     pub fn counts(&self) -> StatisticsCounts {
         self.manifest.counts()
     }
 
     /// Path of the directory.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -104,7 +104,6 @@ impl Statistics {
     }
 
     /// Numbers of layers and matrices with moments.
-    #[must_use]
     pub fn counts(&self) -> StatisticsCounts {
         self.manifest.counts()
     }
@@ -135,7 +134,6 @@ impl Statistics {
     }
 
     /// Digest of `statistics.json`, which identifies the model and every sum.
-    #[must_use]
     pub fn digest(&self) -> String {
         let json = serde_json::to_vec(&self.manifest).unwrap_or_default();
         let mut digest = gguf_verification::Fingerprint::default();
@@ -149,7 +147,6 @@ impl Statistics {
     }
 
     /// Maximum bytes that the moments of one layer and their factors take.
-    #[must_use]
     pub fn layer_bytes(&self) -> u64 {
         let square = |columns: usize| (columns as u64).saturating_mul(columns as u64);
         let bytes = |layer: &LayerEntry| {
@@ -166,7 +163,6 @@ impl Statistics {
     }
 
     /// Kinds of text.
-    #[must_use]
     pub fn kinds(&self) -> Vec<StatisticsKind> {
         let kinds = self.manifest.kinds.iter().map(|kind| StatisticsKind {
             name: kind.name.clone(),
@@ -180,25 +176,21 @@ impl Statistics {
     }
 
     /// Tokens of a sequence.
-    #[must_use]
     pub fn n_ctx(&self) -> usize {
         self.manifest.n_ctx
     }
 
     /// Seed of sampled text.
-    #[must_use]
     pub fn seed(&self) -> Option<u64> {
         self.manifest.seed
     }
 
     /// Number of layer entries, see [`Statistics::layer`].
-    #[must_use]
     pub fn n_layers(&self) -> usize {
         self.manifest.layers.len()
     }
 
     /// Index of the layer entry with the moments of a matrix, for [`Statistics::layer`].
-    #[must_use]
     pub fn layer_of(&self, tensor: &str, expert: Option<usize>) -> Option<usize> {
         let is_own = |matrix: &MatrixEntry| matrix.tensor == tensor && matrix.expert == expert;
         let has = |layer: &LayerEntry| layer.inputs.iter().any(|input| input.matrices.iter().any(is_own));
@@ -249,9 +241,6 @@ impl Statistics {
     }
 
     /// Importance sums of each kind.
-    ///
-    /// # Errors
-    /// As [`Statistics::layer`].
     pub fn importance(&self) -> Result<Vec<ImatrixSums>, StatisticsError> {
         let mut file = TensorFile::open(self.path.join(IMPORTANCE), &self.limits)?;
         let mut kinds = Vec::with_capacity(self.manifest.kinds.len());
@@ -329,9 +318,6 @@ pub(super) fn read_manifest(path: &Path, limits: &Limits) -> Result<StatisticsMa
 }
 
 /// Reads a file that [`super::write_importance`] wrote.
-///
-/// # Errors
-/// As [`Statistics::layer`].
 pub(crate) fn read_importance(path: &Path) -> Result<BTreeMap<String, ColumnSums>, StatisticsError> {
     let mut file = TensorFile::open(path.to_owned(), &Limits::default())?;
     let mut tensors = BTreeMap::new();

@@ -47,9 +47,6 @@ impl StatisticsWriter {
     }
 
     /// Adds a layer: a consumer of [`crate::CalibrationRun::run`].
-    ///
-    /// # Errors
-    /// File system errors.
     pub fn add(&mut self, layer: &LayerMoments) -> Result<(), StatisticsError> {
         let name = moments_file(self.folder.manifest.layers.len());
         let path = self.folder.path(&name);
@@ -111,9 +108,6 @@ pub(super) fn push_columns<'a>(
 }
 
 /// Writes importance sums into a file of their own: `NAME.sums` and `NAME.counts`.
-///
-/// # Errors
-/// File system errors.
 pub(crate) fn write_importance(
     path: &Path,
     sums: &BTreeMap<String, ColumnSums>,

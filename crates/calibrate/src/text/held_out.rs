@@ -15,7 +15,6 @@ pub struct HeldOutText {
 
 impl HeldOutText {
     /// Number of tokens that are scored, or read as context of those.
-    #[must_use]
     pub fn n_tokens(&self) -> usize {
         count(&self.windows)
     }
@@ -51,14 +50,12 @@ impl CalibrationText {
     }
 
     /// Sequences on which the result is measured.
-    #[must_use]
     pub fn held_out_windows(&self) -> Vec<Window> {
         let of_kinds = self.kinds.iter().flat_map(|kind| &kind.held_out);
         of_kinds.chain(self.held_out.iter().flat_map(|text| &text.windows)).cloned().collect()
     }
 
     /// Number of tokens of [`CalibrationText::held_out_windows`].
-    #[must_use]
     pub fn n_held_out_tokens(&self) -> usize {
         let of_kinds: usize = self.kinds.iter().map(TextKind::n_held_out_tokens).sum();
         of_kinds + self.held_out.iter().map(HeldOutText::n_tokens).sum::<usize>()
@@ -67,7 +64,6 @@ impl CalibrationText {
     /// Description for the file's metadata: the kinds with their tokens, the seed of text that a model wrote, and the
     /// separate held-out text, as in `book.txt: 16384 tokens, self: 16384 tokens (seed 1); checked by other.txt: 4096
     /// tokens`.
-    #[must_use]
     pub fn description(&self) -> String {
         let kind = |kind: &TextKind| {
             let seed = kind.seed.map_or_else(String::new, |seed| format!(" (seed {seed})"));

@@ -8,9 +8,6 @@ impl CalibrationText {
     ///
     /// `chosen` names the kinds to use; all are used if it is empty. Text that the model wrote weighs as much as the
     /// other used kinds together, as in [`CalibrationText::with_self`].
-    ///
-    /// # Errors
-    /// [`CalibrateError::NoKind`].
     pub fn of_statistics(statistics: &Statistics, chosen: &[String]) -> Result<Self, CalibrateError> {
         let mut kinds = statistics.kinds();
         if let Some(name) = chosen.iter().find(|name| kinds.iter().all(|kind| kind.name != **name)) {

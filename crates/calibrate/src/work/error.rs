@@ -16,25 +16,18 @@ pub enum WorkError {
     /// I/O, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// A path that is a file or a device.
     #[error("{}: no folder; expected one for the work of a run", path.display())]
     NoFolder { path: PathBuf },
-    /// A folder with other files.
     #[error("{}: `{}` in it is no work of a run; expected a new or empty folder", path.display(), escape(name))]
     Foreign { path: PathBuf, name: String },
-    /// A folder with files of a run but without its manifest.
     #[error("{}: the work of a run without its `work.json`", path.display())]
     NoManifest { path: PathBuf },
-    /// A manifest that cannot be parsed.
     #[error("{}: {}", file.display(), escape(reason))]
     Manifest { file: PathBuf, reason: String },
-    /// A later or unknown format.
     #[error("{}: format version {found}; expected {expected}", file.display())]
     Version { file: PathBuf, found: u64, expected: u64 },
-    /// A folder that another run is using.
     #[error("{}: another run is working in this folder", path.display())]
     Busy { path: PathBuf },
-    /// The work of a run that would have given another result.
     #[error(
         "{}: the work of another run: {what} was {}, is {} now",
         path.display(), escape(found), escape(expected)

@@ -135,7 +135,6 @@ fn more_shares_than_batches_are_refused() {
     assert!(CalibrationRun::of_share(&model, &text, options(1), Some("18/18".parse().unwrap())).is_ok());
 }
 
-/// Change of a manifest.
 type Edit = fn(&mut Value);
 /// Change of a tensor file: header and data.
 type Damage = fn(&mut Value, &mut Vec<u8>);

@@ -117,7 +117,6 @@ fn statistics_of_another_model_are_refused_with_both_digests() {
 
 /// Change of a file's bytes.
 type Damage<'a> = Box<dyn FnOnce(Vec<u8>) -> Vec<u8> + 'a>;
-/// Change of a manifest.
 type Edit = fn(&mut Value);
 
 /// Copy of the directory with one file changed.

@@ -32,7 +32,6 @@ const CONTAINER_KEYS: [&str; 7] = [
 
 impl FlmHeader {
     /// The dictionary with the types and the nesting of `config.json`.
-    #[must_use]
     pub fn configuration(&self) -> Map<String, Json> {
         let mut config = Map::new();
         for (key, text) in &self.dictionary {
@@ -73,7 +72,6 @@ impl FlmHeader {
     }
 
     /// Returns a boolean of the dictionary: `true`/`false` in any case, or `1`/`0`.
-    #[must_use]
     pub fn flag(&self, key: &str) -> Option<bool> {
         let text = self.get(key)?;
         let is = |words: &[&str]| words.iter().any(|word| text.eq_ignore_ascii_case(word));

@@ -44,76 +44,53 @@ impl fmt::Display for FlmSection {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts that the messages name")]
 pub enum FlmError {
-    /// The file ends early.
     #[error("{section}: unexpected end of file: {source}")]
     Truncated { section: FlmSection, source: Truncated },
-    /// The file is a GGUF file.
     #[error("this is a GGUF file, not an `.flm` file")]
     Gguf,
-    /// An unknown version.
     #[error("version {found}, expected 0, 1 or 2")]
     Version { found: i32 },
-    /// A negative count.
     #[error("{section}: offset {offset}: {what} {found} is negative")]
     Negative { section: FlmSection, offset: u64, what: &'static str, found: i32 },
-    /// A count that the rest of the file cannot hold.
     #[error("{section}: offset {offset}: {what} {found} cannot fit, {left} bytes are left")]
     CannotFit { section: FlmSection, offset: u64, what: &'static str, found: i32, left: u64 },
-    /// A text that is not UTF-8.
     #[error("{section}: offset {offset}: text is not UTF-8")]
     NotUtf8 { section: FlmSection, offset: u64 },
-    /// A key that appears twice.
     #[error("{section}: key `{}` appears twice", escape(key))]
     DuplicateKey { section: FlmSection, key: String },
-    /// A `peft_size` that is not a count.
     #[error("`peft_size` is `{}`, expected a number of adapters", escape(found))]
     PeftSize { found: String },
-    /// A token byte outside -128..=255.
     #[error("vocabulary: offset {offset}: token byte {found} outside -128..255")]
     TokenByte { offset: u64, found: i32 },
-    /// A token id that is negative or implausibly large.
     #[error("vocabulary: offset {offset}: token id {found}, expected 0 to {limit}")]
     TokenId { offset: u64, found: i32, limit: u64 },
-    /// A score that is not finite.
     #[error("vocabulary: offset {offset}: score {found} of token id {id}")]
     Score { offset: u64, id: i32, found: f32 },
-    /// Too many tensors.
     #[error("tensors: {found} tensors, at most {limit} allowed")]
     TooManyTensors { found: u64, limit: u64 },
-    /// A tensor name that is empty or contains a NUL, where C would cut it.
     #[error("tensors: offset {offset}: name `{}` is empty or holds a NUL", escape(name))]
     Name { offset: u64, name: String },
-    /// Two tensors of one name.
     #[error("tensor `{}` appears twice", escape(name))]
     DuplicateTensor { name: String },
-    /// Too many dimensions.
     #[error("tensor `{}`: {found} dimensions, at most {limit} allowed", escape(name))]
     Rank { name: String, found: i32, limit: usize },
-    /// A negative dimension.
     #[error("tensor `{}`: dimension {found} is negative", escape(name))]
     Dimension { name: String, found: i32 },
-    /// Dimensions whose product overflows.
     #[error("tensor `{}`: the number of elements of {dims:?} overflows", escape(name))]
     Overflow { name: String, dims: Vec<u64> },
-    /// More data than the file has.
     #[error(
         "tensor `{}`: unexpected end of file inside tensor data: {wanted} bytes expected, {left} left",
         escape(name)
     )]
     DataTruncated { name: String, wanted: u64, left: u64 },
-    /// A data type that is unknown or that no writer uses.
     #[error("tensor `{}`: data type {found}{} is not read from `.flm` files", escape(name), type_name(*found))]
     DataType { name: String, found: i32 },
-    /// Value ranges along an axis that no writer uses.
     #[error("tensor `{}`: channel axis {found}, expected 0 or -1", escape(name))]
     Axis { name: String, found: i32 },
-    /// Groups that do not cover the columns.
     #[error("tensor `{}`: {n_groups} groups of {group_cols} for {cols} columns", escape(name))]
     Groups { name: String, n_groups: i32, group_cols: i32, cols: u64 },
-    /// Bytes that belong to nothing.
     #[error("offset {offset}: {n_bytes} bytes are left after the last tensor")]
     Trailing { offset: u64, n_bytes: u64 },
-    /// No architecture.
     #[error("the dictionary has no `model_type`")]
     NoModelType,
 }
@@ -135,7 +112,6 @@ fn type_name(number: i32) -> &'static str {
 
 impl FlmError {
     /// Suggestions for the user.
-    #[must_use]
     pub fn hints(&self) -> Vec<String> {
         let hint = match self {
             Self::NotUtf8 { section: FlmSection::Dictionary, .. }

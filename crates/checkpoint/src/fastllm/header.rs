@@ -6,7 +6,6 @@ use crate::fastllm::tensors::{self, FlmTensor};
 use gguf_core::bytes::{Cursor, Endian};
 use gguf_core::limits::Limits;
 
-/// `GGUF` as an integer.
 const GGUF_MAGIC: i32 = 0x4655_4747;
 /// Upper bound (exclusive) of plausible token ids; the largest vocabularies have a tenth of it.
 const MAX_ID: u64 = 1 << 22;
@@ -22,7 +21,6 @@ pub struct Adapter {
 
 impl Adapter {
     /// Returns the value of a key.
-    #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.dictionary.iter().find(|entry| entry.0 == key).map(|entry| entry.1.as_str())
     }
@@ -98,7 +96,6 @@ impl FlmHeader {
     }
 
     /// Returns the value of a dictionary key.
-    #[must_use]
     pub fn get(&self, key: &str) -> Option<&str> {
         self.dictionary.iter().find(|entry| entry.0 == key).map(|entry| entry.1.as_str())
     }

@@ -37,13 +37,11 @@ pub enum Coding {
 
 impl Coding {
     /// Returns the number of bits per code.
-    #[must_use]
     pub fn bits(self) -> u32 {
         if self == Self::Int8 { 8 } else { 4 }
     }
 
     /// Returns FastLLM's name of the coding.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Int8 => "INT8",

@@ -47,46 +47,28 @@ pub enum PickleError {
     /// The bytes end inside an opcode's argument.
     #[error(transparent)]
     Truncated(#[from] Truncated),
-    /// The bytes end without STOP.
     #[error("offset {offset}: pickle ends without STOP")]
     NoStop { offset: u64 },
-    /// A line that does not end.
     #[error("offset {offset}: line without end")]
     NoNewline { offset: u64 },
-    /// A protocol that does not exist.
     #[error("offset {offset}: pickle protocol {found}, at most 5 expected")]
     Protocol { offset: u64, found: u8 },
-    /// An opcode that is not supported.
     #[error("offset {offset}: pickle opcode 0x{opcode:02x}{} is not allowed", name(*.opcode))]
     Opcode { offset: u64, opcode: u8 },
-    /// A pop from an empty stack, or past a mark.
     #[error("offset {offset}: nothing on the stack")]
     StackEmpty { offset: u64 },
-    /// No mark on the stack.
     #[error("offset {offset}: no mark on the stack")]
     NoMark { offset: u64 },
-    /// A memo slot that was never set.
     #[error("offset {offset}: memo slot {slot} is not set")]
     MemoMissing { offset: u64, slot: u64 },
-    /// A value of another kind than the opcode takes.
     #[error("offset {offset}: {expected} expected, found {found}")]
     Kind { offset: u64, expected: &'static str, found: &'static str },
-    /// A number or string that cannot be read.
     #[error("offset {offset}: not {expected}")]
     Literal { offset: u64, expected: &'static str },
-    /// A name that is not allowed.
     #[error("offset {offset}: pickle wants `{}.{}`: {why}", escape(module), escape(name))]
-    Name {
-        offset: u64,
-        module: String,
-        name: String,
-        /// Kind of the name.
-        why: Forbidden,
-    },
-    /// A call of a value that is not callable here, or with arguments that do not fit.
+    Name { offset: u64, module: String, name: String, why: Forbidden },
     #[error("offset {offset}: call of {what} that does not fit")]
     Call { offset: u64, what: &'static str },
-    /// More copied values than the length of the pickle justifies.
     #[error("offset {offset}: more values than {limit} bytes of pickle justify")]
     TooManyValues { offset: u64, limit: u64 },
 }

@@ -8,7 +8,6 @@ use crate::pickle::literal;
 use crate::pickle::value::{Id, Pickle, Value, ValueArena};
 use gguf_core::bytes::{Cursor, Endian, Truncated};
 
-/// Highest supported protocol.
 const PROTOCOL: u8 = 5;
 
 /// Reads the pickle at the start of `bytes`, up to its STOP; later bytes are ignored.

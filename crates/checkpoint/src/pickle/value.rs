@@ -46,7 +46,6 @@ pub enum Value {
 
 impl Value {
     /// Returns the kind of the value, for messages.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::None => "none",
@@ -78,13 +77,11 @@ impl Pickle {
     }
 
     /// Handle of the final value of the pickle.
-    #[must_use]
     pub fn root(&self) -> Id {
         self.root
     }
 
     /// Number of bytes read, including STOP.
-    #[must_use]
     pub fn end(&self) -> usize {
         self.end
     }
@@ -93,7 +90,6 @@ impl Pickle {
     ///
     /// # Panics
     /// If the handle belongs to another pickle.
-    #[must_use]
     pub fn get(&self, id: Id) -> &Value {
         &self.values[id.0 as usize]
     }
@@ -104,7 +100,6 @@ impl Pickle {
     }
 
     /// Returns the text of a value, or `None` if it is not text.
-    #[must_use]
     pub fn text(&self, id: Id) -> Option<&str> {
         match self.get(id) {
             Value::Text(text) => Some(text),
@@ -113,7 +108,6 @@ impl Pickle {
     }
 
     /// Returns the integer of a value, or `None` if it is not an integer of up to 64 bits.
-    #[must_use]
     pub fn int(&self, id: Id) -> Option<i64> {
         match self.get(id) {
             Value::Int(n) => Some(*n),
@@ -122,7 +116,6 @@ impl Pickle {
     }
 
     /// Returns the items of a tuple or list.
-    #[must_use]
     pub fn items(&self, id: Id) -> Option<&[Id]> {
         match self.get(id) {
             Value::Tuple(items) => Some(items),

@@ -15,7 +15,6 @@ use crate::torch::zip_archive::FileRange;
 use gguf_core::limits::Limits;
 use gguf_core::ranged::Bytes;
 
-/// 0x1950a86a20f9469cfc6c, little-endian.
 const MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
 const VERSION: i64 = 1001;
 

@@ -32,9 +32,6 @@ impl StorageId {
     }
 
     /// Reads the id from its tuple.
-    ///
-    /// # Errors
-    /// As [`StorageId::read`].
     pub(super) fn of_tuple(pickle: &Pickle, id: Id) -> Result<Self, TensorProblem> {
         let Value::Tuple(fields) = pickle.get(id) else { return Err(TensorProblem::PersistentId) };
         let (&[tag, class, key, _, n_elems], view) =

@@ -128,7 +128,6 @@ impl StoredTensor {
     }
 
     /// Borrows the elements, little-endian and in order; `None` if they must be gathered or swapped.
-    #[must_use]
     pub fn borrow<'a>(&self, file: &'a [u8]) -> Option<&'a [u8]> {
         let plain = self.is_contiguous() && !self.swap;
         plain.then(|| &file[self.offset as usize..][..self.n_bytes() as usize])
@@ -194,7 +193,6 @@ impl StoredTensor {
     ///
     /// These bytes can be fetched before and dropped after the elements. `None` for a view that is not in storage
     /// order, unless the range is the whole tensor.
-    #[must_use]
     pub fn window(&self, first: u64, n: u64) -> Option<(u64, u64)> {
         let n_elems = self.meta.shape.n_elems();
         let end = first.checked_add(n).filter(|&end| end <= n_elems && n > 0)?;

@@ -9,26 +9,20 @@ use gguf_core::{ElementType, Hint, Shape};
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum DiffusionError {
-    /// No model of this kind, or one in a layout that runtimes do not read.
     #[error("{}: this is {what}", shown(path))]
     Refused { path: PathBuf, what: String, way_out: String },
-    /// Names that no card recognizes.
     #[error(
         "{}: no image or video model that is known: {n_tensors} tensors, the first is `{}`",
         shown(path),
         escape(first)
     )]
     Unknown { path: PathBuf, n_tensors: usize, first: String },
-    /// Several models in one folder.
     #[error("{}: `{}` and `{}` are both image or video models", shown(path), shown(first), shown(second))]
     Several { path: PathBuf, first: PathBuf, second: PathBuf },
-    /// Models of two architectures in one file.
     #[error("{}: models of two architectures, `{first}` and `{second}`", shown(path))]
     TwoArchitectures { path: PathBuf, first: String, second: String },
-    /// Model without first or last layers.
     #[error("{}: the model of `{arch}` lacks {names}, which every such model has", shown(path))]
     Missing { path: PathBuf, arch: String, names: String },
-    /// Names of one module with and without the prefix.
     #[error(
         "{}: tensor `{}`: it lacks the prefix `{}`, which other tensors of its module have",
         shown(path),
@@ -36,20 +30,16 @@ pub enum DiffusionError {
         escape(prefix)
     )]
     MixedPrefix { path: PathBuf, name: String, prefix: String },
-    /// A weight of bytes, without a description of what they are.
     #[error(
         "{}: tensor `{}`: a weight of {ty}, which is the code of an unknown quantization",
         shown(path),
         escape(tensor)
     )]
     Codes { path: PathBuf, tensor: String, ty: ElementType },
-    /// A name that readers do not take.
     #[error("{}: tensor `{}`: name of {found} bytes, 1 to {most} allowed", shown(path), escape(tensor))]
     NameLength { path: PathBuf, tensor: String, found: usize, most: u64 },
-    /// Two names that are the same without their prefix.
     #[error("{}: two tensors are named `{}` without their prefix", shown(path), escape(name))]
     Twice { path: PathBuf, name: String },
-    /// More dimensions than readers have.
     #[error(
         "{}: tensor `{}`: shape {shape}, at most {most} dimensions can be written",
         shown(path),
@@ -64,13 +54,11 @@ fn shown(path: &std::path::Path) -> String {
 
 impl DiffusionError {
     /// Returns true if the names tell what the file is.
-    #[must_use]
     pub fn is_recognized(&self) -> bool {
         !self.is_unsupported()
     }
 
     /// Returns true if the file may be sound but is not converted.
-    #[must_use]
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::Unknown { .. })
     }

@@ -135,9 +135,6 @@ impl AdapterConfig {
     }
 
     /// Returns the rank of each expert of a stack, which only the configuration tells.
-    ///
-    /// # Errors
-    /// [`AdapterError::NoRank`].
     pub(super) fn stack_rank(&self, name: &str) -> Result<u64, AdapterError> {
         self.rank_of(name).ok_or_else(|| AdapterError::NoRank { tensor: name.to_owned() })
     }

@@ -71,110 +71,83 @@ const BASE: &str = "check that the base is the model that the adapter was made f
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum AdapterError {
-    /// A missing number that determines the adapter's strength.
     #[error("{}: `{key}` is missing", path.display())]
     NoKey { path: PathBuf, key: &'static str },
-    /// A value that does not suit its key.
     #[error("{}: `{}` is not {expected}", path.display(), escape(key))]
     Value { path: PathBuf, key: String, expected: &'static str },
-    /// Another kind of adapter.
     #[error("{}: an adapter of type `{}`, only LORA can be read", path.display(), escape(found))]
     Kind { path: PathBuf, found: String },
-    /// An adapter whose base is not the model in the base's files.
     #[error("{}: `{key}` is `{}`: PEFT changes the base model as it loads this adapter", path.display(), escape(found))]
     ChangesBase { path: PathBuf, key: String, found: String },
-    /// A setting by which the adapter is more than a sum of matrices.
     #[error("{}: `{key}` is on: {why}", path.display())]
     NoSum { path: PathBuf, key: String, why: &'static str },
-    /// A setting whose effect is unknown.
     #[error("{}: `{}` is `{}`, a setting that is not known and may change what the adapter does", path.display(), escape(key), escape(found))]
     UnknownKey { path: PathBuf, key: String, found: String },
-    /// An adapter that acts on some tokens only.
     #[error("{}: `alora_invocation_tokens`: the adapter acts on the tokens that follow these only", path.display())]
     Activated { path: PathBuf },
-    /// Pairs that cannot be assigned to the parameters that were trained.
     #[error(
         "`target_parameters` ({}) and the {n_pairs} pairs of matrices of `{}` do not fit together",
         escape(targets),
         escape(module)
     )]
     Parameters { module: String, n_pairs: usize, targets: String },
-    /// Stacked experts that the base's architecture does not store so.
     #[error(
         "tensor `{}`: matrices of stacked experts (`target_parameters`), which the base model's architecture does not have",
         escape(tensor)
     )]
     Stacked { tensor: String },
-    /// A stack of experts without the rank of each.
     #[error("adapter_config.json: `r` is missing, the rank of each expert of `{}`", escape(tensor))]
     NoRank { tensor: String },
-    /// A bias of matrix B for a layer without a bias.
     #[error(
         "tensor `{}`: a bias of matrix B (`lora_bias`), but the base model has no `{}` to add it to",
         escape(tensor),
         escape(bias)
     )]
     NoBias { tensor: String, bias: String },
-    /// An MLX adapter.
     #[error("{}: an adapter of MLX (`{key}`)", path.display())]
     Mlx { path: PathBuf, key: &'static str },
-    /// Rows without the ids of their tokens.
     #[error("tensor `{}`: {} has no `trainable_token_indices` for it", escape(tensor), path.display())]
     NoTokens { path: PathBuf, tensor: String },
-    /// Tensors of the vocabulary with different numbers of tokens.
     #[error(
         "tensor `{}`: {rows} rows in the adapter in place of {base_rows}, but `{}` of the base model keeps {base_rows}",
         escape(resized),
         escape(kept)
     )]
     Resized { resized: String, kept: String, rows: u64, base_rows: u64 },
-    /// An invocation string without token ids.
     #[error("{}: `invocation_string` without `alora_invocation_tokens`", path.display())]
     Invocation { path: PathBuf },
-    /// A tensor that belongs to no pair of matrices.
     #[error("tensor `{}`: {}", escape(tensor), stray.what())]
     Stray { tensor: String, stray: Stray },
-    /// A matrix without its counterpart.
     #[error("tensor `{}` has no counterpart `{}`", escape(tensor), escape(missing))]
     Half { tensor: String, missing: String },
-    /// Two matrices of one kind for one tensor.
     #[error("tensors `{}` and `{}` change the same tensor", escape(first), escape(second))]
     Twice { first: String, second: String },
-    /// Matrices of a convolution, or of experts as Tinker stacks them.
     #[error("tensor `{}` {a}: {}", escape(a_name), if *is_of_experts {
         "matrices of several experts in one tensor, as Tinker saves them"
     } else {
         "a convolution of low rank"
     })]
     Dimensions { a_name: String, a: Shape, is_of_experts: bool },
-    /// Matrices that cannot be multiplied.
     #[error("tensors `{}` {a} and `{}` {b}: no matrices of one rank", escape(a_name), escape(b_name))]
     Shapes { a_name: String, a: Shape, b_name: String, b: Shape },
-    /// A file without matrices.
     #[error("{}: no matrices of an adapter", path.display())]
     Empty { path: PathBuf },
-    /// An adapter whose base is unknown.
     #[error("{}: the base model {}", path.display(), match named {
         Some(name) => format!("`{}` is no directory here", escape(name)),
         None => "is not named".to_owned(),
     })]
     NoBase { path: PathBuf, named: Option<String> },
-    /// A tensor whose shape in the base differs.
     #[error("tensor `{}`: {found} in the base model, the adapter's matrices make {product}", escape(tensor))]
     OtherShape { tensor: String, found: Shape, product: String },
-    /// A tensor that the base does not have.
     #[error("the base model has no tensor `{}`, which the adapter changes", escape(tensor))]
     NotInBase { tensor: String },
-    /// An output that no file holds apart from the embeddings.
     #[error(
         "the adapter changes the output `{}`, which is always the embeddings in this architecture",
         escape(tensor)
     )]
     SharedOutput { tensor: String },
-    /// An adapter of which nothing is written.
     #[error("{}: nothing of the adapter can be written to a GGUF adapter: {why}", path.display())]
     Nothing { path: PathBuf, why: String },
-    /// A tensor that may be either of two tensors of the base.
     #[error(
         "tensors `{}` and `{}` of the base model may both be what the adapter calls `{}`",
         escape(first),
@@ -182,10 +155,8 @@ pub enum AdapterError {
         escape(tensor)
     )]
     Ambiguous { tensor: String, first: String, second: String },
-    /// A whole tensor that is not a norm; the runtime accepts only norms from adapters.
     #[error("tensor `{}` becomes `{}`, which is no norm", escape(tensor), escape(target))]
     NotNorm { tensor: String, target: String },
-    /// A tensor to which the card applies an operation that factors do not allow.
     #[error("tensor `{}`: {source}", escape(tensor))]
     Factors { tensor: String, source: FactorError },
     /// A card that does not fit the adapter.

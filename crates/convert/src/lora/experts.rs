@@ -15,7 +15,6 @@ const ORDER: [&str; 8] =
     ["gate_up_proj", "gate_up_proj_bias", "gate_proj", "up_proj", "w1", "v1", "down_proj", "down_proj_bias"];
 /// Suffix that PEFT adds for each wrapper inside another one.
 const INNER: &str = ".base_layer";
-/// Module of stacked experts.
 const EXPERTS: &str = "experts";
 /// Matrices of single experts in a stack, one after the other, each under its possible names.
 const MEMBERS: [(&str, &[&[&str]]); 4] = [

@@ -67,9 +67,6 @@ impl<'a> WeightNames<'a> {
     }
 
     /// Returns the weight that an adapter's name means.
-    ///
-    /// # Errors
-    /// [`AdapterError::NotInBase`], [`AdapterError::Ambiguous`].
     pub(super) fn find(&self, name: &str) -> Result<usize, AdapterError> {
         let core = core_of(name);
         let changed = || self.by_core.get(&self.change.apply(&core)?);

@@ -43,7 +43,6 @@ pub(super) fn dropped<'m>(parts: &AdapterParts, mapping: &'m Mapping) -> HashMap
 
 impl AdapterConversion {
     /// Returns the account of the adapter: files, keys, tensors, each in their own order.
-    #[must_use]
     pub fn account(&self) -> Vec<Piece> {
         let own: Vec<_> = self.adapter.paths();
         let file = |name: &String| {

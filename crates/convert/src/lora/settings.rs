@@ -13,9 +13,6 @@ const TABLE: &str = include_str!("peft.tsv");
 
 /// Returns what becomes of each key. Refuses keys by which the adapter is no sum W + scale · B · A over the base's own
 /// weights, and unknown keys that are on.
-///
-/// # Errors
-/// [`AdapterError::ChangesBase`], [`AdapterError::NoSum`], [`AdapterError::UnknownKey`].
 pub(super) fn check(path: &Path, config: &Map<String, Json>) -> Result<Vec<Piece>, AdapterError> {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     let mut pieces = Vec::with_capacity(config.len());

@@ -21,7 +21,6 @@ const VOCABULARIES: [&str; 7] = [
 ];
 /// Files with chat templates, in addition to `tokenizer_config.json`.
 const TEMPLATES: [&str; 2] = ["chat_template.jinja", "chat_template.json"];
-/// Other tokenizer files.
 const OTHERS: [&str; 4] = [CONFIG, "special_tokens_map.json", "added_tokens.json", "merges.txt"];
 /// Special tokens that are compared.
 const ROLES: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];

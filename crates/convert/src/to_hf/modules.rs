@@ -27,7 +27,6 @@ const MAX_LAYER_BYTES: u64 = 1 << 30;
 
 const DENSE: &str = "sentence_transformers.models.Dense";
 
-/// Layers after the pooling.
 const DENSE_MODULES: [DenseModule; 2] = [
     DenseModule {
         weight: "dense_2.weight",

@@ -183,7 +183,6 @@ fn write_beside(dir: &Path) -> BTreeMap<(String, String), String> {
     want
 }
 
-/// Copies the tiny model.
 fn tiny(dir: &Path) {
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {
         fs_err::copy(fixture("tiny-llama").join(name), dir.join(name)).unwrap();

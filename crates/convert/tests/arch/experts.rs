@@ -133,7 +133,6 @@ fn fused(weights: &mut Weights, module: &str, layer: Layer) {
     weights.insert(name("down_proj"), stacked(down));
 }
 
-/// The same, `[in, out]`.
 fn fused_and_turned(weights: &mut Weights, module: &str, layer: Layer) {
     let mut own = Weights::new();
     fused(&mut own, module, layer);
@@ -147,7 +146,6 @@ pub fn switched(weights: &mut Weights, module: &str, layer: Layer) {
     }
 }
 
-/// As lists of modules.
 fn listed(weights: &mut Weights, module: &str, layer: Layer) {
     let [gate, up, down] = layer;
     for (n, down) in down.into_iter().enumerate() {

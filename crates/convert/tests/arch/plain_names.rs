@@ -52,7 +52,6 @@ fn all_cases(tier: Tier) -> Vec<CardFixture> {
     fixture::some(tier, 13).into_iter().filter(|case| !case.is_mistral()).collect()
 }
 
-/// Cases of text models.
 fn cases(tier: Tier) -> Vec<CardFixture> {
     all_cases(tier).into_iter().filter(|case| !case.is_mmproj()).collect()
 }

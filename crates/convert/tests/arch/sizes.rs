@@ -76,7 +76,6 @@ const NO_CONTRADICTION: &[(&str, &str, &str)] = &[
 /// Cases of the corpus that are not converted.
 const LEFT_OUT: &[&str] = &["pocket_tts", "qwen3_tts", "ultravox"];
 
-/// Counts of the outcomes.
 #[derive(Debug, Default)]
 struct Counts {
     refused: usize,

@@ -28,7 +28,6 @@ use gguf_testkit::memory::{decoded, f32_bytes, f32_values, tensor_bytes, write_s
 use gguf_testkit::tiers::Tier;
 use gguf_testkit::{files, report_cases, sha256};
 
-/// Classes with a card.
 const CLASSES: &[&str] = &["GptOssForCausalLM", "LlamaForCausalLM", "Qwen3MoeForCausalLM"];
 /// Models whose only layer has no window, but would get one from the runtime's own rule. Here a key prevents it; the
 /// reference does not write one.

@@ -226,7 +226,6 @@ struct Sound {
     plan: GraphPlan,
 }
 
-/// Findings of all cases.
 #[derive(Default)]
 struct Found {
     faults: Vec<String>,

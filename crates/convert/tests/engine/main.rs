@@ -88,7 +88,6 @@ struct Case {
     last_logits: Vec<f64>,
 }
 
-/// Sequences of a case.
 fn cases(dir: &Path) -> Vec<Case> {
     let json = files::json(dir.join("logits.json"));
     let floats = |v: &Value| v.as_array().unwrap().iter().map(|x| x.as_f64().unwrap()).collect();

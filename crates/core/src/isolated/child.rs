@@ -8,7 +8,6 @@ use std::time::Duration;
 use super::{Bounds, MAGIC};
 
 /// Parses the bounds from the arguments after a job's name: bytes of memory, seconds, bytes of a reply.
-#[must_use]
 pub fn child_bounds(args: &[OsString]) -> Option<Bounds> {
     let [memory, cpu, reply] = args else { return None };
     let number = |text: &OsString| text.to_str()?.parse::<u64>().ok();

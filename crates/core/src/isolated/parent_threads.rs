@@ -11,7 +11,6 @@ use super::reply::{framed, parse};
 use super::{Bounds, GRACE, IsolatedError, Isolation, STDERR_BYTES, TICK, check_wait, end_of, pipes};
 use crate::sync::Unpoisoned;
 
-/// Bytes of one read.
 const PIECE_BYTES: usize = 1 << 16;
 /// Number of pieces that wait to be processed; a child that sends more is blocked.
 const MOST_PIECES: usize = 4;

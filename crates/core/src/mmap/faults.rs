@@ -17,7 +17,6 @@ mod watched;
 
 /// Registration of a mapping or a temporary file, valid as long as the value lives.
 #[derive(Debug, Default)]
-#[must_use]
 pub struct Watch(Option<&'static AtomicBool>);
 
 impl Drop for Watch {

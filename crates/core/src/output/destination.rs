@@ -79,7 +79,6 @@ impl Destination {
     }
 
     /// Marks the output as an edit: it replaces the file that is there now, of whatever kind, and no other.
-    #[must_use]
     pub fn for_edit(self) -> Self {
         Self { is_edit: true, ..self }
     }
@@ -98,7 +97,6 @@ impl Destination {
     }
 
     /// Returns the free bytes where the file goes; `None` for a device, and if the system does not report them.
-    #[must_use]
     pub fn free_bytes(&self) -> Option<u64> {
         match &self.resolved {
             ResolvedTarget::File(path) => platform::free_bytes(path),
@@ -173,9 +171,6 @@ impl Destination {
 
 /// Refuses names that are not file names, whatever exists there: `-`, and names that end in a separator. For outputs
 /// whose files are named after `target`.
-///
-/// # Errors
-/// [`OutputError::Refused`].
 pub fn check_name(target: &Path) -> Result<(), OutputError> {
     let obstacle = match target.as_os_str().as_encoded_bytes() {
         b"-" => Obstacle::StandardOutput,

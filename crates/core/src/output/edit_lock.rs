@@ -8,7 +8,6 @@ use std::time::{Duration, Instant, SystemTime};
 use super::named;
 use crate::platform::FileId;
 
-/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(15);
 
 /// An advisory lock on a file (`flock`), with the state of the file when the lock was taken. Other programs that do not
@@ -25,16 +24,10 @@ pub struct EditLock {
 
 /// Reason why a file was not locked.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum EditLockError {
-    /// Another process held the lock all the time.
     #[error("{}: another program is changing this file, after {} seconds of waiting", path.display(), waited.as_secs())]
-    Busy {
-        /// Path of the file.
-        path: PathBuf,
-        /// Time spent waiting.
-        waited: Duration,
-    },
-    /// The caller stopped waiting.
+    Busy { path: PathBuf, waited: Duration },
     #[error("interrupted")]
     Cancelled,
     /// The system refused; the message names the file.
@@ -67,9 +60,6 @@ impl EditLock {
     ///
     /// A holder may replace the file before it releases the lock. The lock then belongs to a file that has no name any
     /// more, and the new one is tried. So whoever holds a lock holds that of the file which the path leads to.
-    ///
-    /// # Errors
-    /// [`EditLockError`].
     pub fn of(
         path: &Path,
         wait: Duration,
@@ -103,19 +93,16 @@ impl EditLock {
     }
 
     /// Returns the path of the file, links resolved.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Returns false if the file system has no locks.
-    #[must_use]
     pub fn is_locked(&self) -> bool {
         self.is_locked
     }
 
     /// Returns true if the file was replaced or written to since.
-    #[must_use]
     pub fn has_changed(&self) -> bool {
         FileState::at(&self.path).is_none_or(|found| found != self.state)
     }

@@ -9,34 +9,17 @@ use crate::text::escape;
 
 /// Reason why an output cannot be written to its destination.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum OutputError {
-    /// The target is something that is neither replaced nor written to.
     #[error("{}: {obstacle}", target.display())]
-    Refused {
-        /// Path of the output.
-        target: PathBuf,
-        /// Kind of the obstacle.
-        obstacle: Obstacle,
-    },
-    /// The directory does not exist.
+    Refused { target: PathBuf, obstacle: Obstacle },
     #[error("{}: there is no directory {}", target.display(), dir.display())]
-    NoDirectory {
-        /// Path of the output.
-        target: PathBuf,
-        /// Path of the missing directory.
-        dir: PathBuf,
-    },
+    NoDirectory { target: PathBuf, dir: PathBuf },
     /// The target is a file that the run reads, or a file of another kind.
     #[error(transparent)]
     Guard(#[from] GuardError),
-    /// A set that includes this file was interrupted while its files got their names.
     #[error("{}: one of several files whose writing was interrupted half way", target.display())]
-    Interrupted {
-        /// Path of the output.
-        target: PathBuf,
-        /// Path of the journal, which tells how to continue.
-        journal: PathBuf,
-    },
+    Interrupted { target: PathBuf, journal: PathBuf },
     /// The file system refused; the message names the output.
     #[error(transparent)]
     Io(#[from] io::Error),

@@ -22,53 +22,18 @@ const MAX_ENTRIES: usize = 20_000;
 
 /// Reason why an output may not replace an existing file.
 #[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say it")]
 pub enum GuardError {
-    /// The output is a file that the run reads.
     #[error("{}: output is the same file as input {}{}", output.display(), input.display(), in_brackets(role))]
-    SameFile {
-        /// Path of the output.
-        output: PathBuf,
-        /// Path of the input.
-        input: PathBuf,
-        /// Purpose of the input; may be empty.
-        role: &'static str,
-    },
-    /// Two outputs of one run are one file.
+    SameFile { output: PathBuf, input: PathBuf, role: &'static str },
     #[error("{}: {first} and {second} are the same file", output.display())]
-    Twice {
-        /// Path of the output.
-        output: PathBuf,
-        /// Option of the first output.
-        first: &'static str,
-        /// Option of the second output.
-        second: &'static str,
-    },
-    /// The existing file is of another kind than the output.
+    Twice { output: PathBuf, first: &'static str, second: &'static str },
     #[error("{}: this is {found}, which {kind} does not replace", output.display())]
-    OtherKind {
-        /// Path of the output.
-        output: PathBuf,
-        /// Kind of the existing file.
-        found: FoundKind,
-        /// Kind of the output.
-        kind: OutputKind,
-    },
-    /// Something else took the output's name while it was written.
+    OtherKind { output: PathBuf, found: FoundKind, kind: OutputKind },
     #[error("{}: {found} took this name while the output was written, and is not replaced", output.display())]
-    Taken {
-        /// Path of the output.
-        output: PathBuf,
-        /// What is there now.
-        found: &'static str,
-    },
-    /// The existing file cannot be read.
+    Taken { output: PathBuf, found: &'static str },
     #[error("{}: what it would replace cannot be read: {error}", output.display())]
-    Unreadable {
-        /// Path of the output.
-        output: PathBuf,
-        /// Error from the system.
-        error: io::Error,
-    },
+    Unreadable { output: PathBuf, error: io::Error },
 }
 
 fn in_brackets(role: &str) -> String {
@@ -77,7 +42,6 @@ fn in_brackets(role: &str) -> String {
 
 impl GuardError {
     /// Returns true if the arguments contradict each other, whatever the files contain.
-    #[must_use]
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::SameFile { .. } | Self::Twice { .. })
     }
@@ -191,9 +155,6 @@ fn apart(output: &GuardedOutput, input: &GuardedInput) -> Result<(), GuardError>
 }
 
 /// Refuses an output that would replace a file of another kind. Empty files pass, and so do paths that are not files.
-///
-/// # Errors
-/// [`GuardError::OtherKind`], [`GuardError::Unreadable`].
 pub fn check_kind(target: &Path, kind: OutputKind) -> Result<(), GuardError> {
     replaceable(target, kind_of(target), kind)
 }

@@ -68,7 +68,6 @@ impl ScratchDirectory {
     }
 
     /// Returns its path.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

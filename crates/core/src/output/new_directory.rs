@@ -95,7 +95,6 @@ impl NewDirectory {
     }
 
     /// Path of the directory, as it was given.
-    #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }

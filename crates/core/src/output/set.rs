@@ -19,16 +19,12 @@ pub struct OutputSet(Option<Arc<StagedSet>>);
 impl OutputSet {
     /// Creates a set of `n_files` files. With `sync`, files that are closed before the end are synced first, as the
     /// commit will do with the others.
-    #[must_use]
     pub fn of(n_files: usize, sync: bool) -> Self {
         let most = share_of_descriptors();
         Self((n_files > most).then(|| StagedSet::new(most, sync)))
     }
 
     /// Begins a file of the set.
-    ///
-    /// # Errors
-    /// As [`Destination::create`].
     pub fn create(&self, destination: Destination) -> Result<OutputFile, OutputError> {
         destination.create_among(self.0.as_ref())
     }

@@ -103,21 +103,16 @@ impl SharedOutput {
     }
 
     /// Hides the file until it has its name.
-    #[must_use]
     pub fn hidden(self) -> Self {
         Self { is_hidden: true, ..self }
     }
 
     /// Keeps the note that the file is complete also if no other run writes it, until [`SharedOutput::forget_notes`].
-    #[must_use]
     pub fn with_note(self) -> Self {
         Self { keeps_note: true, ..self }
     }
 
     /// Removes the notes that a file is complete.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn forget_notes(target: &Path) -> io::Result<()> {
         remove_notes(target, |_| false)
     }
@@ -362,9 +357,6 @@ impl SharedOutput {
 
 /// Removes what dead runs left in a folder under hidden names: unfinished files with their notes, and temporary files.
 /// Unfinished files of the targets `kept` stay.
-///
-/// # Errors
-/// I/O errors.
 pub fn sweep(folder: &Path, kept: &[PathBuf]) -> io::Result<()> {
     let is_kept = |target: &OsStr| kept.iter().any(|kept| kept.file_name() == Some(target));
     // Notes of a file that a living run writes stay, too.
@@ -390,9 +382,6 @@ pub fn sweep(folder: &Path, kept: &[PathBuf]) -> io::Result<()> {
 }
 
 /// Returns the hidden files of unfinished targets in a folder, and the name of each target.
-///
-/// # Errors
-/// I/O errors.
 pub fn unfinished(folder: &Path) -> io::Result<Vec<(PathBuf, OsString)>> {
     let mut found = Vec::new();
     for entry in fs_err::read_dir(folder)? {

@@ -33,7 +33,6 @@ pub(super) struct Ranged {
     n_cols: u64,
 }
 
-/// Codes of consecutive elements.
 struct CodeRun<'a> {
     bytes: &'a [u8],
     coding: Coding,

@@ -33,7 +33,6 @@ impl WeightPosition {
     }
 }
 
-/// Origin of a weight.
 enum WeightKind {
     /// An unchanged tensor.
     Plain(usize),

@@ -6,61 +6,43 @@ use gguf_core::{ElementType, Hint, Shape, SourceError};
 /// Reasons why the tensors and their description do not form a model.
 #[derive(Debug, thiserror::Error)]
 pub enum MsModelSlimError {
-    /// A label that no known version of the tool writes.
     #[error("tensor `{}`: unknown quantization type `{}`", escape(tensor), escape(label))]
     UnknownLabel { tensor: String, label: String },
-    /// A type whose weights cannot be computed from the file.
     #[error("tensor `{}`: `{}` cannot be converted: {why}", escape(tensor), escape(label))]
     Refused { tensor: String, label: String, why: &'static str },
-    /// A tensor of a computation at run time.
     #[error("tensor `{}` cannot be converted: {why}", escape(tensor))]
     RunTime { tensor: String, why: &'static str },
-    /// Codes that the description does not list.
     #[error("tensor `{}`: {ty} codes without a quantization type in the description", escape(tensor))]
     NoLabel { tensor: String, ty: ElementType },
-    /// A label that the tensor contradicts.
     #[error("tensor `{}`: described as `{}`, but its elements are {ty}", escape(tensor), escape(label))]
     Contradiction { tensor: String, label: String, ty: ElementType },
-    /// A missing parameter that the label requires.
     #[error("tensor `{}`: `{}` needs `{parameter}`, which is missing", escape(tensor), escape(label))]
     ParameterMissing { tensor: String, label: String, parameter: &'static str },
-    /// A parameter whose weight is missing or is not quantized.
     #[error("tensor `{}`: no quantized weight belongs to it", escape(tensor))]
     Orphan { tensor: String },
-    /// A parameter of the wrong element type.
     #[error("tensor `{}`: {found} elements, expected {expected}", escape(tensor))]
     ParameterType { tensor: String, found: ElementType, expected: &'static str },
-    /// A parameter that does not fit its weight.
     #[error("tensor `{}`: shape {found} does not fit {expected}", escape(tensor))]
     ParameterShape { tensor: String, found: Shape, expected: String },
-    /// Codes that are not a matrix.
     #[error("tensor `{}`: shape {found} is no matrix of codes", escape(tensor))]
     WeightShape { tensor: String, found: Shape },
-    /// Two tensors of the same name in the float model.
     #[error("tensor `{}` is there twice, once behind a wrapper", escape(tensor))]
     Duplicate { tensor: String },
-    /// A scale, offset or factor that is not a finite number.
     #[error("tensor `{}`: element {index} is {value}", escape(tensor))]
     NonFinite { tensor: String, index: u64, value: f64 },
-    /// A scale of the activations that cannot be divided by.
     #[error("tensor `{}`: value {value}, expected a positive number", escape(tensor))]
     InputScale { tensor: String, value: f64 },
-    /// A 64-bit value that should hold the bits of an F32 but has higher bits set.
     #[error("tensor `{}`: element {index} is {value:#x}, expected the bits of an F32", escape(tensor))]
     HighBits { tensor: String, index: u64, value: u64 },
-    /// A nonzero offset of a symmetric type.
     #[error("tensor `{}`: element {index} is {value}, but `{}` is symmetric", escape(tensor), escape(label))]
     OffsetOfSymmetric { tensor: String, label: String, index: u64, value: f64 },
-    /// A code that does not fit four bits.
     #[error("tensor `{}`: element {index} is {value}, expected -8 to 7", escape(tensor))]
     Code { tensor: String, index: u64, value: i8 },
-    /// A norm whose quantized and float layers need different weights.
     #[error(
         "`{}` feeds quantized and float layers, and `weight` differs from `module.weight`: no single norm serves both",
         escape(norm)
     )]
     MixedNorm { norm: String },
-    /// A norm's bias that no following layer can absorb.
     #[error("`{}`: {why}", escape(norm))]
     NormBias { norm: String, why: &'static str },
     /// An error of the inner source.
@@ -70,7 +52,6 @@ pub enum MsModelSlimError {
 
 impl MsModelSlimError {
     /// Returns true if the checkpoint may be valid but is quantized in an unsupported way.
-    #[must_use]
     pub fn is_unsupported(&self) -> bool {
         matches!(
             self,

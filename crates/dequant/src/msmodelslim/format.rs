@@ -38,7 +38,6 @@ impl CodeFormat {
     }
 }
 
-/// Values of signed bytes.
 static INTEGERS: FloatTable = {
     let mut table = [0.0; 256];
     let mut code = 0;

@@ -188,9 +188,6 @@ impl Linear {
     }
 
     /// Reads the codes of a part of a row, in the form of [`ScaledRun::codes`].
-    ///
-    /// # Errors
-    /// As [`Linear::stretches`].
     pub(super) fn read_codes(
         &self,
         inner: InnerSource<'_>,
@@ -241,9 +238,6 @@ impl Linear {
     }
 
     /// Computes columns `first ..` of a row.
-    ///
-    /// # Errors
-    /// As [`Linear::stretches`].
     pub(super) fn read_values(
         &self,
         inner: InnerSource<'_>,
@@ -293,7 +287,6 @@ fn sign_extended(byte: u8) -> u8 {
     (byte.cast_signed() >> 4).cast_unsigned()
 }
 
-/// A range of columns.
 #[derive(Clone, Copy)]
 struct ColumnRange {
     first: u64,

@@ -16,9 +16,6 @@ use gguf_quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_q4_0, pack_q4_1, pack_q5_0,
 const MAX_SCALE_ERROR: f32 = 1.0 / 16.0;
 
 /// Returns the types that can hold the weight, best first.
-///
-/// # Errors
-/// As [`Linear::stretches`].
 pub(super) fn packings(inner: InnerSource<'_>, linear: &Linear) -> Result<Vec<Packing>, MsModelSlimError> {
     if linear.columns.is_some() {
         return Ok(Vec::new());
@@ -114,9 +111,6 @@ pub(super) fn n_bytes(ty: GgmlType, n_elems: u64) -> usize {
 }
 
 /// Writes columns of a row, in whole blocks, as blocks of `ty`, a type listed by [`packings`].
-///
-/// # Errors
-/// As [`Linear::stretches`].
 ///
 /// # Panics
 /// If the type is not listed.

@@ -123,9 +123,6 @@ fn first_non_zero(inner: InnerSource<'_>, grid: &ScaleGrid) -> Result<Option<(u6
 }
 
 /// Returns true if the codes of sampled rows are much better centred around zero with the other sign of the offsets.
-///
-/// # Errors
-/// As [`Linear::stretches`].
 pub(super) fn other_sign_fits(inner: InnerSource<'_>, linear: &Linear) -> Result<bool, MsModelSlimError> {
     const ROWS: u64 = 64;
     let n_cols = linear.n_cols() as usize;

@@ -13,7 +13,6 @@ use crate::made::{layer, read};
 /// Optional parts of a module.
 const OPTIONAL: &[&str] = &[".g_idx", ".weight_g_idx", ".weight_format"];
 
-/// Expected result after damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {
     /// The module cannot be read any more.
@@ -30,7 +29,6 @@ fn n_bytes(part: &Part) -> Option<u64> {
     Some(n_elems).filter(|&n| n < 1 << 16).map(|n| n * part.ty.bytes().unwrap_or(1) as u64)
 }
 
-/// Extreme numbers.
 fn number(noise: &mut Noise) -> i64 {
     let list = [0, 1, -1, 2, 3, 5, 7, 16, 33, 1 << 20, 1 << 40, -(1 << 40), i64::MAX, i64::MIN];
     list[noise.below(list.len() as u64) as usize]

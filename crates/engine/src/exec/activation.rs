@@ -59,7 +59,6 @@ pub enum Activation {
 
 impl Activation {
     /// Returns the gate projection, if there is one.
-    #[must_use]
     pub fn gate(&self) -> Option<&Matrix> {
         match self {
             Self::Plain(_) => None,

@@ -48,7 +48,6 @@ fn n_floats(n_cols: usize) -> Option<usize> {
 
 impl Gram {
     /// Returns the bytes that the sums of `n_cols` columns take; saturates.
-    #[must_use]
     pub fn bytes(n_cols: usize) -> u64 {
         n_floats(n_cols).map_or(u64::MAX, |n| (n as u64).saturating_mul(4))
     }
@@ -57,14 +56,12 @@ impl Gram {
     ///
     /// # Panics
     /// If the sums of `n_cols` columns do not fit in memory: see [`Gram::bytes`].
-    #[must_use]
     pub fn zero(n_cols: usize) -> Self {
         let n = n_floats(n_cols).expect("sums that fit into memory");
         Self { n_cols, sums: vec![0.0; n] }
     }
 
     /// Returns the number of columns of X.
-    #[must_use]
     pub fn n_cols(&self) -> usize {
         self.n_cols
     }
@@ -124,7 +121,6 @@ impl Gram {
     ///
     /// # Panics
     /// If there is no such row.
-    #[must_use]
     pub fn row(&self, row: usize) -> &[f32] {
         let range = self.row_range(row);
         &self.sums[range]
@@ -148,7 +144,6 @@ impl Gram {
     }
 
     /// Returns the sums of squares of every column.
-    #[must_use]
     pub fn diagonal(&self) -> Vec<f32> {
         (0..self.n_cols).map(|row| self.row(row)[0]).collect()
     }

@@ -99,7 +99,6 @@ impl SumTile {
 
 impl GramSum {
     /// Returns the bytes that the sums of `n_cols` columns take; saturates.
-    #[must_use]
     pub fn bytes(n_cols: usize) -> u64 {
         let sums = Gram::bytes(n_cols).saturating_mul(2);
         sums.saturating_add(sums / 8 / SUMS_PER_REST * REST_BYTES)
@@ -109,7 +108,6 @@ impl GramSum {
     ///
     /// # Panics
     /// If the sums of `n_cols` columns do not fit in memory: see [`GramSum::bytes`].
-    #[must_use]
     pub fn zero(n_cols: usize) -> Self {
         assert!(
             usize::try_from(Self::bytes(n_cols)).is_ok_and(|n| isize::try_from(n).is_ok()),
@@ -127,7 +125,6 @@ impl GramSum {
     }
 
     /// Returns the number of columns of X.
-    #[must_use]
     pub fn n_cols(&self) -> usize {
         self.n_cols
     }
@@ -234,7 +231,6 @@ impl GramSum {
     }
 
     /// Returns the sums in f32, each rounded once.
-    #[must_use]
     pub fn round(&self) -> Gram {
         let mut gram = Gram::zero(self.n_cols);
         for row in 0..self.n_cols {
@@ -247,7 +243,6 @@ impl GramSum {
     }
 
     /// Returns false if a sum is NaN, or infinite in f32.
-    #[must_use]
     pub fn is_finite(&self) -> bool {
         let is_finite = |sum: f64| (sum as f32).is_finite();
         (0..self.n_cols).into_par_iter().all(|row| self.row(row).all(is_finite))

@@ -13,19 +13,16 @@ pub struct Hidden {
 
 impl Hidden {
     /// Returns these states, `[n_rows, n_embd]`.
-    #[must_use]
     pub fn new(states: Vec<f32>, n_embd: usize) -> Self {
         Self { n_rows: states.len() / n_embd.max(1), states: states.into() }
     }
 
     /// Number of rows.
-    #[must_use]
     pub fn n_rows(&self) -> usize {
         self.n_rows
     }
 
     /// Returns a copy of some rows.
-    #[must_use]
     pub fn rows(&self, rows: Range<usize>) -> Self {
         let n_embd = self.states.len().checked_div(self.n_rows).unwrap_or(0);
         let states = self.states.get(rows.start * n_embd..rows.end * n_embd).unwrap_or_default();
@@ -39,7 +36,6 @@ impl Hidden {
     }
 
     /// Returns the states, row by row.
-    #[must_use]
     pub fn states(&self) -> &[f32] {
         &self.states
     }

@@ -17,7 +17,6 @@ pub enum Mask {
 
 impl Mask {
     /// Returns the first key that the query at `position` sees.
-    #[must_use]
     pub fn first_key(self, position: usize) -> usize {
         match self {
             Self::Causal | Self::Full => 0,
@@ -28,7 +27,6 @@ impl Mask {
     }
 
     /// Returns the position after the last key, of `n_keys`, that the query at `position` sees.
-    #[must_use]
     pub fn end_key(self, position: usize, n_keys: usize) -> usize {
         match self {
             Self::Causal | Self::Window(_) | Self::Chunked(_) => position + 1,
@@ -38,7 +36,6 @@ impl Mask {
     }
 
     /// Returns true if the mask has no window and no blocks.
-    #[must_use]
     pub fn is_global(self) -> bool {
         matches!(self, Self::Causal | Self::Full)
     }

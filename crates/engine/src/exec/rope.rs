@@ -130,7 +130,6 @@ impl Rope {
     }
 }
 
-/// Table of long chunks.
 #[derive(Debug)]
 struct LongTable {
     /// Longest chunk that uses the short table.

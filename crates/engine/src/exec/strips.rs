@@ -24,7 +24,6 @@ pub struct Strips {
 
 impl Strips {
     /// Returns the strips of rows `[n_rows, n_cols]`.
-    #[must_use]
     pub fn of(x: &[f32], n_cols: usize) -> Self {
         let mut strips = Self::default();
         strips.copy(x, n_cols);
@@ -63,19 +62,16 @@ impl Strips {
     }
 
     /// Returns the number of rows.
-    #[must_use]
     pub fn n_rows(&self) -> usize {
         self.n_rows
     }
 
     /// Returns the number of columns of all strips.
-    #[must_use]
     pub fn n_cols(&self) -> usize {
         self.n_cols
     }
 
     /// Returns the number of strips.
-    #[must_use]
     pub fn n_strips(&self) -> usize {
         self.n_cols.div_ceil(STRIP)
     }

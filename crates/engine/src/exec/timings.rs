@@ -47,7 +47,6 @@ impl WorkKind {
     ];
 
     /// Returns the name for a table.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Embed => "embedding",

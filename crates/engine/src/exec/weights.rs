@@ -84,7 +84,6 @@ pub(crate) struct LoadedNorm {
 
 impl<'a> WeightReader<'a> {
     /// Returns a reader of a source's tensors.
-    #[must_use]
     pub fn new(source: &'a dyn TensorSource, level: SimdLevel) -> Self {
         Self { source, level }
     }

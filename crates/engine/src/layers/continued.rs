@@ -59,18 +59,12 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the bytes that a sequence of `n_ctx` tokens keeps.
-    ///
-    /// # Errors
-    /// See [`Engine::continuation`].
     pub fn remembered_bytes(&self, n_ctx: usize) -> Result<u64, EngineError> {
         Ok((self.plan().remembered(n_ctx)? as u64).saturating_mul(4))
     }
 
     /// Returns the largest number of bytes of [`Engine::continuation`] in addition to the weights: the kept values, a
     /// step of at most `step_tokens` over all sequences, and the logits from which each sequence's next token is drawn.
-    ///
-    /// # Errors
-    /// See [`Engine::continuation`].
     pub fn continuation_bytes(
         &self,
         n_sequences: usize,
@@ -89,13 +83,11 @@ impl Continuation<'_, '_> {
     ///
     /// # Panics
     /// If there is no such sequence.
-    #[must_use]
     pub fn tokens(&self, sequence: usize) -> &[u32] {
         &self.past.tokens[sequence]
     }
 
     /// Returns the bytes that all sequences keep, from the first step on; the system maps them as sequences grow.
-    #[must_use]
     pub fn remembered_bytes(&self) -> u64 {
         4 * self.past.n_floats() as u64
     }

@@ -61,7 +61,6 @@ impl Default for EngineOptions {
 
 impl EngineOptions {
     /// Returns the bytes of the budget that are left for uses of flexible size.
-    #[must_use]
     pub fn elastic_bytes(&self) -> u64 {
         self.memory_bytes.saturating_sub(self.held_bytes)
     }
@@ -97,7 +96,6 @@ impl<'a> Engine<'a> {
 
     /// Returns the engine with its hidden states kept in unnamed files in `dir`, for runs over whole chunks. The system
     /// writes them to disk when it needs memory. [`Engine::unspilled_bytes`] is what a run then takes of memory.
-    #[must_use]
     pub fn spilling(self, dir: &Path) -> Self {
         Self { spill_dir: Some(dir.to_owned()), ..self }
     }
@@ -108,7 +106,6 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the plan.
-    #[must_use]
     pub fn plan(&self) -> &GraphPlan {
         &self.plan
     }
@@ -119,13 +116,11 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the options of runs.
-    #[must_use]
     pub fn options(&self) -> &EngineOptions {
         &self.options
     }
 
     /// Returns the thread time spent so far, by kind of work; the rest of wall time times threads is waiting.
-    #[must_use]
     pub fn timings(&self) -> [(WorkKind, Duration); WorkKind::ALL.len()] {
         self.clock.read()
     }
@@ -171,7 +166,6 @@ impl<'a> Engine<'a> {
 
     /// Returns the largest number of tokens of a batch. A group of this size, or of a multiple, decodes no weight of a
     /// layer more often than a larger one.
-    #[must_use]
     pub fn batch_tokens_at_most(&self) -> usize {
         if self.is_moe() { BATCH_TOKENS_MOE } else { BATCH_TOKENS }
     }
@@ -194,9 +188,6 @@ impl<'a> Engine<'a> {
 
     /// Returns [`Engine::group_tokens`] if `taken_bytes` of the budget are taken already. A single chunk may take all
     /// of it.
-    ///
-    /// # Errors
-    /// See [`Engine::group_tokens`].
     pub fn group_tokens_with_taken(&self, taken_bytes: u64, chunk_len: usize) -> Result<usize, EngineError> {
         let (kept, inner) = self.token_bytes();
         let budget_bytes = self.options.memory_bytes;
@@ -214,16 +205,12 @@ impl<'a> Engine<'a> {
 
     /// Returns the numbers of consecutive chunks that run together within the memory budget: each group decodes every
     /// weight of a layer once.
-    ///
-    /// # Errors
-    /// See [`Engine::group_tokens`].
     pub fn groups(&self, chunks: &[TokenChunk]) -> Result<Vec<usize>, EngineError> {
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
         Ok(counts(chunks, self.group_tokens(longest)?.min(self.batch_tokens_at_most())))
     }
 
     /// Returns the bytes of weights that a run over these chunks decodes, including the head.
-    #[must_use]
     pub fn work_bytes(&self, chunks: &[TokenChunk]) -> u64 {
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
         self.work_bytes_in(self.counts(chunks, longest).len())
@@ -236,7 +223,6 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the bytes of weights that a run in `n_batches` batches decodes, including the head.
-    #[must_use]
     pub fn work_bytes_in(&self, n_batches: usize) -> u64 {
         let size = |&tensor: &usize| self.source.tensors()[tensor].n_bytes().unwrap_or(0);
         let layers: u64 = self.plan.all_layers().flat_map(|layer| &layer.tensors).map(size).sum();
@@ -244,7 +230,6 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the bytes of the head's weights, all that is decoded if hidden states are known already.
-    #[must_use]
     pub fn head_bytes(&self) -> u64 {
         self.source.tensors()[self.plan.head.tensor].n_bytes().unwrap_or(0)
     }
@@ -284,7 +269,6 @@ impl<'a> Engine<'a> {
 
     /// Returns the largest number of bytes of [`Engine::forward_in`] in addition to the weights, for `n_tokens` in all,
     /// `batch_tokens` in the largest batch and `chunk_len` in the longest chunk.
-    #[must_use]
     pub fn run_bytes(&self, n_tokens: usize, batch_tokens: usize, chunk_len: usize) -> u64 {
         let (kept, inner) = self.token_bytes();
         let batch = inner.saturating_mul(batch_tokens as u64);
@@ -293,7 +277,6 @@ impl<'a> Engine<'a> {
 
     /// Returns the part of [`Engine::run_bytes`] that stays in memory if hidden states are kept in files: values kept
     /// for later layers, the experts of each token, and the buffers of threads.
-    #[must_use]
     pub fn unspilled_bytes(&self, n_tokens: usize, chunk_len: usize) -> u64 {
         let per_token = (4 * self.memory.carried + self.route_bytes()) as u64;
         per_token.saturating_mul(n_tokens as u64).saturating_add(self.fixed_bytes(chunk_len))
@@ -402,9 +385,6 @@ impl<'a> Engine<'a> {
     }
 
     /// Runs chunks as [`Engine::forward`], without progress or observer.
-    ///
-    /// # Errors
-    /// See [`Engine::forward`].
     pub fn hidden(&self, chunks: &[TokenChunk]) -> Result<Hidden, EngineError> {
         self.forward(chunks, &Silent, None)
     }

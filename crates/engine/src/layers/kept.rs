@@ -17,7 +17,6 @@ impl LayerPlan {
 impl GraphPlan {
     /// Returns what a runtime that keeps keys, values and states keeps of a sequence. Of an encoder-decoder model it is
     /// what the decoder keeps of its own tokens.
-    #[must_use]
     pub fn kept(&self) -> KeptBySequence {
         let mut found = KeptBySequence::default();
         let mut rows: BTreeMap<KeptRows, usize> = BTreeMap::new();
@@ -34,7 +33,6 @@ impl GraphPlan {
 
     /// Returns the number of values that a runtime computes with at once for each token of a step: the widest part of a
     /// layer, or the logits. An estimate, since it depends on the order in which a runtime computes.
-    #[must_use]
     pub fn work_width(&self) -> u64 {
         let width = self.stream_width() as u64;
         let widest = self.layers.iter().map(|layer| layer.ffn.width() as u64).max().unwrap_or(0);

@@ -18,7 +18,6 @@ pub enum Stage {
 
 /// Returns the support for an architecture, by `general.architecture`. A model may still have keys or tensors that the
 /// engine refuses.
-#[must_use]
 pub fn stage(arch: &str) -> Stage {
     let Some(features) = GraphFeatures::of(arch) else { return Stage::Undescribed };
     let built = BuiltFeatures::of(arch, &features).and_then(|_| Mixer::check_words(arch, &features.mixer));

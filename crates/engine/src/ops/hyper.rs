@@ -105,7 +105,6 @@ pub struct LayerConnections {
 
 impl Connection {
     /// Returns true if the branch's input is normed by the connection.
-    #[must_use]
     pub fn norms(&self) -> bool {
         matches!(self, Self::Gated(_))
     }

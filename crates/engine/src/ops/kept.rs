@@ -22,7 +22,6 @@ pub enum Reach {
 
 impl Reach {
     /// Returns the tokens that a query with this mask may see.
-    #[must_use]
     pub fn of(mask: Mask) -> Self {
         match mask {
             Mask::Causal | Mask::Full | Mask::Symmetric(_) => Self::All,
@@ -32,7 +31,6 @@ impl Reach {
 
     /// Returns the number of rows that llama.cpp's cache has for a context of `n_ctx` tokens: a multiple of 256, and
     /// for a window also the tokens of a step.
-    #[must_use]
     pub fn n_rows(self, n_ctx: u64) -> u64 {
         let padded = |n: u64| n.checked_next_multiple_of(CELLS).unwrap_or(n);
         let all = padded(n_ctx);
@@ -59,14 +57,12 @@ pub struct KeptRows {
 
 impl KeptRows {
     /// Returns true if the key and the value of a head are whole blocks of a type, as llama.cpp demands.
-    #[must_use]
     pub fn fits(&self, ty: GgmlType) -> bool {
         [self.key, self.value].iter().all(|width| width.is_multiple_of(ty.block_elems()))
     }
 
     /// Returns the bytes for a context of `n_ctx` tokens. `None` if a row is not a whole number of the type's blocks, or
     /// larger than any memory.
-    #[must_use]
     pub fn n_bytes(&self, n_ctx: u64, ty: GgmlType) -> Option<u64> {
         let of = |width: usize| ty.row_bytes((self.heads as u64).checked_mul(width as u64)?);
         of(self.key)?.checked_add(of(self.value)?)?.checked_mul(self.reach.n_rows(n_ctx))
@@ -84,19 +80,16 @@ pub struct Kept {
 
 impl Kept {
     /// Keys and values only.
-    #[must_use]
     pub fn rows(heads: usize, key: usize, value: usize, reach: Reach) -> Self {
         Self { rows: vec![KeptRows { heads, key, value, reach }], state: 0 }
     }
 
     /// A state only.
-    #[must_use]
     pub fn state(state: usize) -> Self {
         Self { rows: Vec::new(), state }
     }
 
     /// What two operations of one layer keep together.
-    #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.rows.extend(other.rows);
         self.state = self.state.saturating_add(other.state);
@@ -119,7 +112,6 @@ pub struct KeptBySequence {
 
 impl KeptBySequence {
     /// Returns the bytes of keys and values for a context of `n_ctx` tokens; `None` as [`KeptRows::n_bytes`].
-    #[must_use]
     pub fn kv_bytes(&self, n_ctx: u64, ty: GgmlType) -> Option<u64> {
         self.rows.iter().try_fold(0_u64, |sum, (rows, n_layers)| {
             sum.checked_add(rows.n_bytes(n_ctx, ty)?.checked_mul(*n_layers as u64)?)
@@ -127,7 +119,6 @@ impl KeptBySequence {
     }
 
     /// Returns the bytes of the states.
-    #[must_use]
     pub fn state_bytes(&self) -> u64 {
         self.state.saturating_mul(4)
     }

@@ -91,13 +91,10 @@ mod tests {
 
     const EPS: f64 = 1e-5;
     const GRAPH: &str = "residual = 'single'\nffn = 'relu2'\nmoe.norm_topk = true";
-    /// Width of the stream.
     const D: usize = 10;
     /// Width of the latent space.
     const W: usize = 4;
-    /// Width of an expert.
     const F: usize = 6;
-    /// Number of experts.
     const E: usize = 5;
 
     /// Returns a layer of experts in a latent space; `family` is the prefix of its tensors' names.

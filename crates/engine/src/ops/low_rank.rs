@@ -19,7 +19,6 @@ pub struct LowRank {
 
 impl LowRank {
     /// Returns the columns of the result.
-    #[must_use]
     pub fn n_rows(&self) -> usize {
         self.second.as_ref().unwrap_or(&self.first).n_rows
     }

@@ -121,7 +121,6 @@ pub struct Mla {
 
 impl Mla {
     /// Returns the width of a key without the shared key.
-    #[must_use]
     pub fn n_own(&self) -> usize {
         self.dk - self.n_shared
     }

@@ -219,9 +219,7 @@ mod tests {
 
     const EPS: f64 = 1e-5;
     const GRAPH: &str = "mixer = 'plamo2'";
-    /// Width of the stream.
     const D: usize = 10;
-    /// Number of heads.
     const H: usize = 3;
     /// Number of values of a head.
     const P: usize = 4;
@@ -229,7 +227,6 @@ mod tests {
     const N: usize = 5;
     /// Low rank of the step sizes.
     const R: usize = 6;
-    /// Number of taps.
     const K: usize = 3;
     const INNER: usize = H * P;
 

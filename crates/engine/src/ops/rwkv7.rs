@@ -60,7 +60,6 @@ const DECAY: f32 = -0.606_531;
 /// Number of values that one task mixes.
 const PART: usize = 1 << 14;
 
-/// Vectors over all heads.
 struct Vectors {
     k_k: Vec<f32>,
     k_a: Vec<f32>,

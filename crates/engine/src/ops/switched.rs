@@ -256,11 +256,9 @@ mod tests {
 
     const EPS: f64 = 1e-5;
     const GRAPH: &str = "residual = 'single'";
-    /// Width of the stream.
     const D: usize = 10;
     /// Width of the feed-forward network.
     const F: usize = 7;
-    /// Rank of the adapters.
     const R: usize = 3;
     const TOKENS: [u32; 9] = [1, 5, 12, 3, 7, 14, 2, 12, 9];
 

@@ -45,9 +45,6 @@ impl Engine<'_> {
 
     /// Runs chunks of models that predict masked tokens, and returns the states of the wanted rows for
     /// [`Engine::scores`] and [`Engine::divergences`].
-    ///
-    /// # Errors
-    /// See [`Engine::forward`].
     pub fn masked_states(
         &self,
         chunks: &[TokenChunk],

@@ -60,7 +60,6 @@ impl KnownFold {
 
 impl Hidden {
     /// Returns some of the rows, one range after another.
-    #[must_use]
     pub fn select(&self, ranges: impl IntoIterator<Item = Range<usize>>) -> Self {
         let n_embd = self.states.len() / self.n_rows.max(1);
         let (mut n_rows, mut states) = (0, Vec::new());

@@ -19,57 +19,46 @@ pub enum ImatrixError {
     /// Tensor data could not be read.
     #[error(transparent)]
     Read(Box<gguf_core::SourceError>),
-    /// The GGUF file is not an importance matrix.
     #[error("{}: not an importance matrix: no key `{key}`", path.display())]
     NotAnImatrix { path: PathBuf, key: &'static str },
-    /// The matrix has no entries.
     #[error("{}: importance matrix without entries", path.display())]
     Empty { path: PathBuf },
-    /// A tensor has sums without counts, or counts without sums.
     #[error("{}: tensor `{}`: sums and counts expected, one of them is missing", path.display(), escape(tensor))]
     Unpaired { path: PathBuf, tensor: String },
-    /// Sums or counts are not F32.
     #[error("{}: tensor `{}`: importance data of type F32 expected, found {found}", path.display(), escape(tensor))]
     Type { path: PathBuf, tensor: String, found: GgmlType },
-    /// The number of values is not a multiple of the number of matrices.
     #[error(
         "{}: tensor `{}`: {n_values} importance values for {n_counts} matrices",
         path.display(),
         escape(tensor)
     )]
     Counts { path: PathBuf, tensor: String, n_values: usize, n_counts: usize },
-    /// A legacy file is truncated or invalid.
     #[error("{}: importance matrix: offset {offset}: {what} expected", path.display())]
     Legacy { path: PathBuf, offset: u64, what: &'static str },
-    /// An entry of a legacy file has a negative number of calls.
     #[error(
         "{}: tensor `{}`: offset {offset}: number of calls is {n_calls}: a number that is not negative expected",
         path.display(),
         escape(tensor)
     )]
     Calls { path: PathBuf, tensor: String, offset: u64, n_calls: i32 },
-    /// A value is not finite.
     #[error(
         "{}: tensor `{}`: importance value {index} is {value}",
         path.display(),
         escape(tensor)
     )]
     NonFinite { path: PathBuf, tensor: String, index: usize, value: f32 },
-    /// A sum of squares, a mean of squares or a count is negative.
     #[error(
         "{}: tensor `{}`: importance value {index} is {value}: a number that is not negative expected",
         path.display(),
         escape(tensor)
     )]
     Negative { path: PathBuf, tensor: String, index: usize, value: f32 },
-    /// The number of values does not match the tensor's columns.
     #[error(
         "{}: tensor `{}`: {found} importance values, {expected} expected",
         path.display(),
         escape(tensor)
     )]
     Size { path: PathBuf, tensor: String, expected: u64, found: usize },
-    /// Two files cannot be added.
     #[error(
         "{}: tensor `{}`: {found} {what}, but {before} {what} in {}",
         path.display(),
@@ -84,49 +73,35 @@ pub enum ImatrixError {
         before: usize,
         other: PathBuf,
     },
-    /// A finished matrix is to be resumed.
     #[error("{}: not the file of an unfinished run: there is nothing to resume", path.display())]
     Finished { path: PathBuf },
-    /// The digests in the file are of another version, so it cannot be compared with a run.
     #[error("{}: an unfinished run or a part that another version of this program has written", path.display())]
     OtherVersion { path: PathBuf },
-    /// The exact sums of the run to resume are missing or damaged.
     #[error("{}: tensor `{}`: the sums of the unfinished run are missing or damaged", path.display(), escape(tensor))]
     NotExact { path: PathBuf, tensor: String },
-    /// The file to resume belongs to another run.
     #[error(
         "{}: the file of another run: its {n_done} chunks were made from another model, text or options",
         path.display()
     )]
     OtherRun { path: PathBuf, n_done: usize },
-    /// The file to resume has more chunks than this run.
     #[error("{}: {n_done} chunks are done, this run has {n_total}", path.display())]
     BeyondRun { path: PathBuf, n_done: usize, n_total: usize },
-    /// A whole matrix was given among parts.
     #[error("{}: no part of an importance matrix", path.display())]
     NoPart { path: PathBuf },
-    /// A part was given where a whole matrix is needed.
     #[error("{}: part {number} of {count} of an importance matrix, a whole one expected", path.display())]
     IsPart { path: PathBuf, number: usize, count: usize },
-    /// No file was given.
     #[error("no part of an importance matrix is given")]
     NoParts,
-    /// A part is unfinished.
     #[error("{}: {n_done} of the {n_total} chunks of this part are done", path.display())]
     UnfinishedPart { path: PathBuf, n_done: usize, n_total: usize },
-    /// A part belongs to another run.
     #[error("{}: a part of another importance matrix than {}: of {what}", path.display(), other.display())]
     OtherPart { path: PathBuf, other: PathBuf, what: &'static str },
-    /// A part was given twice.
     #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
     TwicePart { path: PathBuf, other: PathBuf, number: usize },
-    /// Parts are missing.
     #[error("of {count} parts {} missing: {}", if numbers.len() == 1 { "one is" } else { "some are" }, listed(numbers, *count))]
     MissingParts { numbers: Vec<usize>, count: usize },
-    /// The contents of a part do not match its checksum.
     #[error("{}: damaged: it does not hold what its checksum is of", path.display())]
     DamagedPart { path: PathBuf },
-    /// No entry refers to a tensor of the model.
     #[error(
         "{}: importance matrix of another model: none of its {n_entries} entries names a tensor of this one",
         path.display()
@@ -136,7 +111,6 @@ pub enum ImatrixError {
 
 impl ImatrixError {
     /// Returns true if the file could not be read; false if it was read and its content is refused.
-    #[must_use]
     pub fn is_unread(&self) -> bool {
         match self {
             Self::Io(_) | Self::Read(_) => true,

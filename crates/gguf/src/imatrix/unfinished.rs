@@ -14,7 +14,6 @@ use gguf_core::{GgmlType, TensorSource};
 
 /// Metadata key of the version of the digests in the file; those of another version cannot be compared.
 const DIGESTS: &str = "gguf_foundry.imatrix.digests";
-/// Version of the digests.
 const DIGESTS_VERSION: u32 = 3;
 /// Metadata keys of an unfinished run.
 const FINGERPRINT: &str = "gguf_foundry.imatrix.run";
@@ -60,7 +59,6 @@ impl UnfinishedRun {
     }
 
     /// Reads the state from the file of an unfinished run, without the sums; `None` for any other file.
-    #[must_use]
     pub fn find(path: &Path) -> Option<Self> {
         Self::of(&GgufFile::open(path).ok()?)
     }

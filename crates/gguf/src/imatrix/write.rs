@@ -14,7 +14,6 @@ use gguf_core::{GgmlType, Shape, SourceError, TensorMeta, TensorSource};
 const IDENTITY: &str = "gguf_foundry.imatrix.identity";
 
 /// Returns the identity of the run that measured a finished matrix; `None` for a file without one.
-#[must_use]
 pub fn imatrix_identity(path: &Path) -> Option<String> {
     let file = GgufFile::open(path).ok()?;
     file.metadata().get(IDENTITY).and_then(Value::as_str).map(str::to_owned)
@@ -70,9 +69,6 @@ impl TensorSource for SumTensors<'_> {
 
 impl ImatrixSums {
     /// Writes the GGUF format.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn write(
         &self,
         path: &Path,
@@ -83,9 +79,6 @@ impl ImatrixSums {
     }
 
     /// Writes the GGUF format with a key that identifies the run that measured the matrix, for [`imatrix_identity`].
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn write_identified(
         &self,
         path: &Path,
@@ -98,9 +91,6 @@ impl ImatrixSums {
 
     /// Writes the GGUF format for an unfinished run: a matrix of the finished chunks, with the data that
     /// [`UnfinishedRun::open`] needs to resume.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn write_unfinished(
         &self,
         path: &Path,
@@ -161,9 +151,6 @@ impl ImatrixSums {
     }
 
     /// Writes the legacy format, which stores the name of only one text: the last.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn write_legacy(&self, path: &Path, options: &WriteOptions) -> Result<(), WriteError> {
         let mut guard = OutputGuard::default();
         let told = options.inputs.iter().try_for_each(|input| guard.read("", input));

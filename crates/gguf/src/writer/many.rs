@@ -126,9 +126,6 @@ pub fn write_variants(
 }
 
 /// Removes the notes that [`write_variants`] left next to complete files.
-///
-/// # Errors
-/// I/O errors.
 pub fn forget_notes(target: &Path) -> io::Result<()> {
     SharedOutput::forget_notes(target)
 }

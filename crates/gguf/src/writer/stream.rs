@@ -140,7 +140,6 @@ fn title(files: &[&PlannedFile]) -> String {
     }
 }
 
-/// Rows of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RowChunk {
     tensor: usize,

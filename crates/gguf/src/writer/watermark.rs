@@ -97,9 +97,6 @@ impl<'a> Watermark<'a> {
     }
 
     /// Marks a chunk as written that ends at a place and has `n_bytes` bytes in all files.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub(super) fn wrote(&self, chunk: usize, end: StreamPosition, n_bytes: u64) -> io::Result<()> {
         let mut state = self.state.lock().unpoisoned();
         state.ahead.insert(chunk, (end, n_bytes));
@@ -122,9 +119,6 @@ impl<'a> Watermark<'a> {
     }
 
     /// Records the progress.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub(super) fn note(&self) -> io::Result<()> {
         let end = self.state.lock().unpoisoned().end;
         self.note_at(end)

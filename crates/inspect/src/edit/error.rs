@@ -22,73 +22,51 @@ pub enum EditError {
     /// A malformed assignment.
     #[error(transparent)]
     Assign(#[from] AssignError),
-    /// The file of a value cannot be read.
     #[error("key `{}`: {error}", escape(key))]
     ValueFile { key: String, error: std::io::Error },
-    /// A special token that is not of the form `ROLE=TOKEN`.
     #[error("`{}`: `ROLE=TOKEN` expected, for example `eos=<|im_end|>`", escape(text))]
     SpecialForm { text: String },
-    /// An unknown role of a special token.
     #[error("unknown role `{}` of a special token; there are {known}", escape(found))]
     Role { found: String, known: String },
-    /// A special token in a file without tokens.
     #[error("{}: no vocabulary", path.display())]
     NoVocabulary { path: PathBuf },
-    /// A special token that the vocabulary does not have.
     #[error("{}: no token `{}` in the vocabulary", path.display(), escape(token))]
     NoToken { path: PathBuf, token: String, nearest: Option<String> },
-    /// The file of a chat template cannot be read.
     #[error("chat template: {error}")]
     TemplateFile { path: PathBuf, error: std::io::Error },
-    /// The file of chat templates is not valid JSON.
     #[error("{}: {error}", path.display())]
     TemplateJson { path: PathBuf, error: JsonError },
-    /// A chat template that is not UTF-8.
     #[error("{}: offset {offset}: not UTF-8", path.display())]
     TemplateUtf8 { path: PathBuf, offset: usize },
-    /// A file without a chat template.
     #[error("{}: no chat template in it", path.display())]
     NoTemplate { path: PathBuf },
-    /// A missing key.
     #[error("{}: no key `{}`", path.display(), escape(key))]
     NoKey { path: PathBuf, key: String, nearest: Option<String> },
-    /// A part of a split model that does not have the key; another part does.
     #[error("{}: key `{}` belongs to {}", path.display(), escape(key), home.display())]
     OtherPart { path: PathBuf, key: String, home: PathBuf },
-    /// A change with objections: the file would have another meaning, or no reader could load it.
     #[error("{}: {}", path.display(), all(objections))]
     Refused { path: PathBuf, objections: Vec<Objection> },
     /// The file cannot be locked.
     #[error(transparent)]
     Lock(#[from] EditLockError),
-    /// Another program wrote to the file, or put another one in its place, after it was read.
     #[error("{}: changed by another program since it was read; nothing was written", path.display())]
     Changed { path: PathBuf },
-    /// A new name for a tensor that is not of the form `OLD=NEW`.
     #[error("`{}`: `OLD=NEW` expected, two names of a tensor", escape(text))]
     RenameForm { text: String },
-    /// An invalid regular expression.
     #[error("bad expression `{}`: {error}", escape(pattern))]
     Pattern { pattern: String, error: Box<regex::Error> },
-    /// A missing tensor.
     #[error("{}: no tensor `{}`", path.display(), escape(tensor))]
     NoTensor { path: PathBuf, tensor: String, nearest: Option<String> },
-    /// A new name that another tensor has already.
     #[error("{}: there is a tensor `{}` already", path.display(), escape(tensor))]
     TensorTwice { path: PathBuf, tensor: String },
-    /// A tensor name too long for readers.
     #[error("{}: tensor name `{}` has {} bytes, at most {most} are allowed", path.display(), escape(tensor), tensor.len())]
     NameLength { path: PathBuf, tensor: String, most: u64 },
-    /// An expression that matches no tensor.
     #[error("{}: no tensor has a name in which `{}` is found", path.display(), escape(pattern))]
     NoMatch { path: PathBuf, pattern: String },
-    /// A change of the tensors of a single part.
     #[error("{}: one part of a split model: tensors are renamed and dropped in the joined file only", path.display())]
     OfParts { path: PathBuf },
-    /// A part of another model among the parts to join.
     #[error("{}: not a part of the same model as {}", path.display(), first.display())]
     OtherModel { path: PathBuf, first: PathBuf },
-    /// A file to merge that is not a part of a split model.
     #[error("{}: not a part of a split file", path.display())]
     NotAPart { path: PathBuf },
 }
@@ -99,7 +77,6 @@ fn all(objections: &[Objection]) -> String {
 
 impl EditError {
     /// Returns true if the arguments are wrong, not a file.
-    #[must_use]
     pub fn is_usage(&self) -> bool {
         match self {
             Self::Assign(_)

@@ -30,33 +30,24 @@ pub enum Objection {
     /// A well-known key would have a type or length that readers do not accept.
     #[error(transparent)]
     Key(KeyFault),
-    /// A token id beyond the vocabulary.
     #[error("key `{}`: token {id} is beyond the vocabulary of {n_tokens}", escape(key))]
     Token { key: String, id: i128, n_tokens: usize },
-    /// A key that every reader requires would be removed.
     #[error("key `{}` is needed by every reader", escape(key))]
     Needed { key: String },
-    /// A key would be removed without which the model changes or cannot be run.
     #[error("key `{}` is needed by architecture `{}`: {why}", escape(key), escape(arch))]
     NeededByArch { key: String, arch: String, why: String },
-    /// A key that links the parts of a split model would change.
     #[error("key `{key}` holds the parts of the model together")]
     Split { key: String },
-    /// An invalid alignment, or one with which the file would be mostly padding.
     #[error(
         "key `general.alignment`: {found} is no alignment of weights: a power of two from 8 to {most} expected"
     )]
     Alignment { found: i128, most: i128 },
-    /// The model could be run before but not afterwards.
     #[error("the model could not be run any more: {why}")]
     Model { why: String },
-    /// The tokenizer could be loaded before but not afterwards.
     #[error("the tokenizer could not be read any more: {why}")]
     Tokenizer { why: String },
-    /// No tensor would be left.
     #[error("no tensor would be left")]
     NoTensors,
-    /// An invalid chat template.
     #[error("chat template `{}`: {why}", escape(name))]
     Template { name: String, why: String },
 }

@@ -17,7 +17,6 @@ pub struct TensorCost {
 
 impl TensorCost {
     /// Relative error of a type, if it is known.
-    #[must_use]
     pub fn error(&self, ty: GgmlType) -> Option<f64> {
         self.errors.iter().find(|row| row.0 == ty).map(|row| row.1)
     }
@@ -35,7 +34,6 @@ impl TensorCost {
     /// KLD is proportional to the relative error of a tensor's output: from 2 to 6 bits, on every tensor of the bundled
     /// model, the factor changes by a tenth. So one measured type gives the cost of all others. If several are
     /// measured, the one with the nearest error is used. Without any, the cost is the sensitivity times the error.
-    #[must_use]
     pub fn of(&self, ty: GgmlType) -> Option<f64> {
         let error = self.error(ty)?;
         let distance = |other: f64| if other > error { other / error } else { error / other };

@@ -21,26 +21,20 @@ pub enum AllocateError {
     /// A tensor name that no rule can be made of.
     #[error(transparent)]
     Rule(#[from] OptionError),
-    /// A type that nothing can be quantized to.
     #[error("type {ty}: nothing can be quantized to it")]
     NotATarget { ty: GgmlType },
-    /// A type that is useless without importance data.
     #[error("type {ty} needs an importance matrix, none given")]
     NeedsImatrix { ty: GgmlType },
-    /// A tensor that none of the types fits.
     #[error("tensor `{}`: none of the types fits its {n_cols} columns", escape(tensor))]
     NoType { tensor: String, n_cols: u64 },
-    /// No tensor to choose for: all keep their types or have them from an option.
     #[error("no tensor is left whose type could be chosen")]
     NothingToChoose,
-    /// A target below the size with the smallest types.
     #[error(
         "a file of at most {target_bytes} bytes ({}) is asked for; with the smallest types it has {least_bytes} ({})",
         bytes(*target_bytes),
         bytes(*least_bytes)
     )]
     TooSmall { target_bytes: u64, least_bytes: u64, bits_per_weight: f64 },
-    /// A plan that is larger than the chosen size: a bug.
     #[error(
         "a file of at most {target_bytes} bytes is asked for, the plan has {file_bytes}: that is a fault of this program"
     )]

@@ -39,7 +39,6 @@ fn line(name: &str, ty: GgmlType) -> String {
 
 /// Formats the types of a plan for `--tensor-type-file`, with one rule per line for each quantized tensor. With these
 /// rules, any quantized file type gives the same types.
-#[must_use]
 pub fn type_rules(plan: &QuantizePlan<'_>) -> String {
     let steps = plan.steps().iter().zip(plan.tensors());
     let chosen = steps.filter(|(step, _)| step.choice.reason != Reason::Kept);

@@ -166,7 +166,6 @@ impl<'a> Survey<'a> {
     }
 
     /// Tensors to choose for, in the order of the output.
-    #[must_use]
     pub fn tensors(&self) -> &[OpenTensor] {
         &self.tensors
     }
@@ -237,9 +236,6 @@ impl<'a> Survey<'a> {
     }
 
     /// Plans with one type for each tensor to choose for.
-    ///
-    /// # Errors
-    /// As [`QuantizePlan::new`].
     pub fn plan(&self, file_type: FileType, types: &[GgmlType]) -> Result<QuantizePlan<'a>, AllocateError> {
         let options = self.options_with(file_type, types)?;
         Ok(QuantizePlan::new(&self.input, &options, self.imatrix)?)

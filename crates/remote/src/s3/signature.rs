@@ -74,7 +74,6 @@ pub(super) fn encoded(text: &str, kept: &str) -> String {
     out
 }
 
-/// Computes HMAC-SHA256 (RFC 2104).
 fn hmac(key: &[u8], text: &[u8]) -> Vec<u8> {
     let mut block = [0u8; 64];
     if key.len() > block.len() {

@@ -25,9 +25,6 @@ const OTHERS: [&str; 2] = ["unk_id", "max_input_chars_per_word"];
 const SPECIAL: &str = "special_tokens_map.json";
 
 /// Returns what becomes of each key of the tokenizer's files. Keys that no rule knows are added to the warnings.
-///
-/// # Errors
-/// I/O errors.
 pub(crate) fn pieces(
     directory: &Directory<'_>,
     hf: Option<&HfJson>,

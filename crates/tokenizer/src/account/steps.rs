@@ -17,7 +17,6 @@ const SHOWN: usize = 100;
 /// White space that a map of SentencePiece's usual rules replaces by blanks.
 const WHITE_SPACE: [char; 5] = ['\t', '\n', '\r', '\u{a0}', '\u{3000}'];
 
-/// Effect of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Effect {
     Nothing,

@@ -8,40 +8,29 @@ use gguf_core::text::escape;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts that the messages name")]
 pub enum EncodeError {
-    /// A key that the kind of vocabulary needs is missing.
     #[error("`{key}` is missing, expected {expected}")]
     MissingKey { key: &'static str, expected: &'static str },
-    /// A key has the wrong type.
     #[error("`{key}` is of type {found}, expected {expected}")]
     KeyType { key: &'static str, expected: &'static str, found: String },
-    /// An array is shorter than the token list.
     #[error("`{key}` has {found} elements, the vocabulary has {expected} tokens")]
     Length { key: &'static str, found: usize, expected: usize },
-    /// There are more tokens than ids.
     #[error("`tokenizer.ggml.tokens` has {found} elements, at most {limit} are read")]
     TooManyTokens { found: usize, limit: u64 },
-    /// No encoder exists for the kind of vocabulary.
     #[error("`tokenizer.ggml.model` is `{}`, text is encoded for {expected}", escape(found))]
     Model { found: String, expected: &'static str },
-    /// The pre-tokenizer is not in the table.
     #[error("`tokenizer.ggml.pre` is `{}`, which is not known{}", escape(found), offer(*nearest))]
     Pre { found: String, nearest: Option<&'static str> },
-    /// A merge does not consist of two texts.
     #[error("`tokenizer.ggml.merges[{rank}]`: no blank between two tokens in `{}`", escape(merge))]
     Merge { rank: usize, merge: String },
-    /// The normalization map is invalid.
     #[error("`tokenizer.ggml.precompiled_charsmap`: byte {offset}: {reason}")]
     Charsmap { offset: usize, reason: &'static str },
-    /// The normalization map lengthens texts too much.
     #[error(
         "`tokenizer.ggml.precompiled_charsmap`: a text of {n_bytes} bytes becomes longer than {limit}, expected at most \
          16 times as long"
     )]
     Growth { n_bytes: usize, limit: usize },
-    /// A token is so long that it would make searching slow.
     #[error("`tokenizer.ggml.tokens[{id}]` has {n_bytes} bytes, at most {limit} can be searched for")]
     TokenTooLong { id: u32, n_bytes: usize, limit: usize },
-    /// The vocabulary cannot represent unknown characters.
     #[error("the vocabulary has neither a token for the unknown nor one for each byte")]
     NoUnknownToken,
 }

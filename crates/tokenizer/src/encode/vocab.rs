@@ -25,7 +25,6 @@ const SCORES: &str = "tokenizer.ggml.scores";
 const TYPES: &str = "tokenizer.ggml.token_type";
 const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
 
-/// Keys of special ids.
 const SPECIAL: [&str; 4] = [
     "tokenizer.ggml.bos_token_id",
     "tokenizer.ggml.eos_token_id",

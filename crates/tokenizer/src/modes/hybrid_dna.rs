@@ -17,7 +17,6 @@ const LETTERS: [char; 4] = ['A', 'T', 'C', 'G'];
 const WORD: u32 = 6;
 /// Suffix that distinguishes a word of DNA from a text token with the same letters.
 const MARK: char = '\u{e000}';
-/// Special tokens of DNA.
 const SPECIAL: [&str; 3] = ["<dna>", "</dna>", "<oov>"];
 /// Multiple to which the vocabulary is padded.
 const MULTIPLE: u64 = 128;

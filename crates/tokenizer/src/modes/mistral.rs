@@ -34,7 +34,6 @@ const MODELS: [&str; 15] = [
     "tokenizer.model.v1",
     "tokenizer.model",
 ];
-/// Versions of tokenizers.
 const VERSIONS: [&str; 7] = ["v1", "v2", "v3", "v7", "v11", "v13", "v15"];
 /// Special tokens of files up to version 7, which do not list them.
 const OLD_SPECIAL: [&str; 20] = [
@@ -258,7 +257,6 @@ fn special_tokens(
     Ok(special)
 }
 
-/// Text tokens by rank.
 struct TekkenRanks {
     tokens: Vec<Vec<u8>>,
     by_bytes: HashMap<Vec<u8>, usize>,

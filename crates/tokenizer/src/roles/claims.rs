@@ -49,9 +49,6 @@ pub(super) enum Rejection {
 
 impl RoleFiles {
     /// Reads the files. A malformed one counts as absent: its actual users report the error.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub(super) fn read(directory: &Directory<'_>) -> Result<Self, TokenizerError> {
         let tokenizer = directory.lenient_tree(CONFIG)?;
         // A configuration that lists its added tokens is complete.

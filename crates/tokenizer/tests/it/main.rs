@@ -65,7 +65,6 @@ fn every_vocabulary_is_read_by_a_test() {
 
 const LLAMA: &[Mode] = &[Mode::Spm, Mode::LlamaHf, Mode::Bpe];
 
-/// Directory of a vocabulary.
 fn case(corpus: &Goldens, name: &str) -> Option<PathBuf> {
     corpus.find(format!("vocab/{name}/expect.json"))?.parent().map(Path::to_owned)
 }
@@ -102,7 +101,6 @@ fn element_bytes(array: &Array) -> Vec<u8> {
     }
 }
 
-/// First `n` elements.
 fn prefix(array: &Array, n: usize) -> Array {
     match array {
         Array::String(items) => Array::String(items[..n].to_vec()),

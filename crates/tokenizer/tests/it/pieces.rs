@@ -18,7 +18,6 @@ const BYTE: i32 = 6;
 /// Token with its score and type.
 type Row = (Vec<u8>, f32, i32);
 
-/// Keys of a vocabulary.
 fn keys(model: &str, rows: &[Row]) -> Metadata {
     let mut keys = Metadata::new();
     keys.set("tokenizer.ggml.model", model);

@@ -17,7 +17,6 @@ pub struct Chat {
 
 impl Chat {
     /// Creates a chat of messages only: no tools, no generation prompt.
-    #[must_use]
     pub fn of(messages: Json) -> Self {
         Self { messages, tools: Json::Null, add_generation_prompt: false, template: None }
     }
@@ -26,7 +25,6 @@ impl Chat {
     pub const BUILTIN: [&'static str; 3] = ["user", "turns", "tools"];
 
     /// Returns a built-in chat, with the generation prompt.
-    #[must_use]
     pub fn builtin(name: &str) -> Option<Self> {
         let chat = |messages, tools| Self { messages, tools, add_generation_prompt: true, template: None };
         match name {

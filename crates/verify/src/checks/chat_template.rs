@@ -52,7 +52,6 @@ pub fn findings(metadata: &Metadata, renderer: &dyn ChatRenderer) -> (Vec<Findin
     (found, answers)
 }
 
-/// Checks one template.
 fn check_one(source: &str, name: Option<&str>, renderer: &dyn ChatRenderer) -> Vec<Finding> {
     let mut findings: Vec<Finding> = Vec::new();
     for unknown in unknown(source) {

@@ -55,7 +55,6 @@ pub struct Label {
 
 impl Label {
     /// Reads the label of a file; its name is taken from `path`.
-    #[must_use]
     pub fn of(metadata: &Metadata, tensors: &[TensorMeta], path: Option<&Path>) -> Self {
         let id =
             metadata.get("general.file_type").and_then(Value::as_u64).and_then(|id| u32::try_from(id).ok());
@@ -69,7 +68,6 @@ impl Label {
     }
 
     /// Describes the tensors: `Q4_K_M of llama.cpp, importance matrix (100 chunks)`.
-    #[must_use]
     pub fn recipe(&self) -> String {
         let named = self.named.first().map(|named| named.file_type);
         let recipe = self.recipe.describe(self.claimed.or(named));
@@ -80,7 +78,6 @@ impl Label {
     }
 
     /// Returns the file type of the tensors: the declared one, unless it is contradicted.
-    #[must_use]
     pub fn file_type(&self) -> Option<FileType> {
         let claimed = self.claimed.filter(|&claimed| self.recipe.may_be_called(claimed));
         claimed.or_else(|| self.recipe.file_type(self.claimed))

@@ -41,7 +41,6 @@ impl ExactColumns {
 
 impl SumCollector {
     /// Returns a collector without rows.
-    #[must_use]
     pub fn new(level: SimdLevel) -> Self {
         Self { level, tensors: Mutex::default() }
     }

@@ -31,7 +31,6 @@ pub struct ExpertCoverage {
 
 impl ExpertCoverage {
     /// Describes the experts of some tensors by the tokens that each saw.
-    #[must_use]
     pub fn new(layer: Option<usize>, tensors: Vec<String>, tokens: Vec<i64>) -> Self {
         let mut sorted = tokens.clone();
         sorted.sort_unstable();
@@ -57,7 +56,6 @@ impl ExpertCoverage {
 
 /// Returns the coverage of every layer with experts, in the order of layers. Tensors of a layer that saw the same
 /// tokens share an entry.
-#[must_use]
 pub fn expert_coverage(sums: &ImatrixSums) -> Vec<ExpertCoverage> {
     let mut layers: BTreeMap<(bool, Option<usize>), Vec<ExpertCoverage>> = BTreeMap::new();
     for (name, columns) in sums.tensors.iter().filter(|(_, columns)| columns.counts.len() > 1) {

@@ -57,18 +57,15 @@ pub struct Collected {
 
 impl Collected {
     /// Starts from empty sums, or from those of earlier files.
-    #[must_use]
     pub fn from_sums(sums: ImatrixSums) -> Self {
         Self { sums, n_done: 0, nll: Vec::new(), rests: BTreeMap::new() }
     }
 
     /// Returns the perplexity of the text so far.
-    #[must_use]
     pub fn perplexity(&self) -> Option<Perplexity> {
         Perplexity::of_nll(self.nll.iter().copied())
     }
 
-    /// Adds a finished group.
     fn add(&mut self, group: GroupResult, n_chunks: usize) {
         for (name, ExactColumns { columns: own, rests }) in group.sums {
             let n_matrices = own.counts.len();
@@ -85,7 +82,6 @@ impl Collected {
     }
 }
 
-/// Results of one group.
 struct GroupResult {
     sums: BTreeMap<String, ExactColumns>,
     nll: Vec<f64>,
@@ -167,13 +163,11 @@ impl<'a> ImportanceRun<'a> {
     }
 
     /// Returns the part of the chunks that this run has, if several machines share them.
-    #[must_use]
     pub fn part(&self) -> Option<&ImatrixPart> {
         self.part.as_ref()
     }
 
     /// Returns the number of chunks of the run.
-    #[must_use]
     pub fn n_chunks(&self) -> usize {
         self.windows.len()
     }
@@ -223,7 +217,6 @@ impl<'a> ImportanceRun<'a> {
 
     /// Returns the identity of the run's first `n_chunks` chunks; `before` holds the sums that it began with. Another
     /// version of the program may compute other sums.
-    #[must_use]
     pub fn fingerprint(&self, before: &ImatrixSums, n_chunks: usize) -> String {
         let mut fingerprint = Fingerprint::default();
         fingerprint.bytes(env!("CARGO_PKG_VERSION").as_bytes());
@@ -238,13 +231,11 @@ impl<'a> ImportanceRun<'a> {
 
     /// Returns the identity of a finished matrix, which a run of the same model, text and options need not
     /// measure again.
-    #[must_use]
     pub fn identity(&self, before: &ImatrixSums) -> String {
         self.fingerprint(before, self.windows.len())
     }
 
     /// Returns the data that a file needs for [`ImportanceRun::resume`].
-    #[must_use]
     pub fn unfinished(&self, before: &ImatrixSums, collected: &Collected) -> UnfinishedRun {
         UnfinishedRun {
             fingerprint: self.fingerprint(before, collected.n_done),
@@ -257,9 +248,6 @@ impl<'a> ImportanceRun<'a> {
     }
 
     /// Resumes an earlier run. The number of chunks may have changed since.
-    ///
-    /// # Errors
-    /// [`ImatrixError::OtherRun`], [`ImatrixError::BeyondRun`].
     pub fn resume(
         &self,
         path: &Path,

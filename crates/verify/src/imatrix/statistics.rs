@@ -75,7 +75,6 @@ pub struct ImatrixStatistics {
 ///
 /// # Exactness
 /// The formulas and the f32 sums, in the order of the columns, are those of llama-imatrix.
-#[must_use]
 pub fn imatrix_statistics(sums: &ImatrixSums) -> ImatrixStatistics {
     let mut tensors = Vec::new();
     let mut unseen = Vec::new();

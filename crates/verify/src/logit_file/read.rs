@@ -61,19 +61,16 @@ impl LogitFile {
     }
 
     /// Returns the number of tokens of a chunk.
-    #[must_use]
     pub fn n_ctx(&self) -> usize {
         self.geometry.n_ctx
     }
 
     /// Returns the size of the vocabulary.
-    #[must_use]
     pub fn n_vocab(&self) -> usize {
         self.geometry.n_vocab
     }
 
     /// Returns the number of chunks.
-    #[must_use]
     pub fn n_chunks(&self) -> usize {
         self.geometry.n_chunks
     }

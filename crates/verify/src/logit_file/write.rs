@@ -65,7 +65,6 @@ impl LogitWriter {
     }
 
     /// Returns the size that the file will have.
-    #[must_use]
     pub fn size(&self) -> LogitFileSize {
         self.size
     }

@@ -18,37 +18,26 @@ pub enum PartError {
     /// The file cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// The file is of another kind.
     #[error("{}: offset 0: no part of a verification", path.display())]
     Magic { path: PathBuf },
-    /// The file was written by another version of the program.
     #[error("{}: offset 8: version {found} of the format, {VERSION} expected", path.display())]
     Version { path: PathBuf, found: u32 },
-    /// The length differs from the one in the header.
     #[error("{}: {found} bytes, its header declares {expected}", path.display())]
     Length { path: PathBuf, expected: u128, found: u64 },
-    /// The bytes were changed after writing.
     #[error("{}: damaged: the checksum at offset 16 is not that of what follows", path.display())]
     Checksum { path: PathBuf },
-    /// The file's facts make no sense.
     #[error("{}: offset {offset}: {}", path.display(), escape(reason))]
     Facts { path: PathBuf, offset: u64, reason: String },
-    /// No part is given.
     #[error("no part is given")]
     Nothing,
-    /// The parts are of different runs.
     #[error("{}: a part of another verification than {}: another {what}", path.display(), other.display())]
     OtherPlan { path: PathBuf, other: PathBuf, what: &'static str },
-    /// The parts are of different numbers of parts.
     #[error("{}: a part of {count}, but {} is one of {other_count}", path.display(), other.display())]
     OtherCount { path: PathBuf, other: PathBuf, count: usize, other_count: usize },
-    /// A part is given more than once.
     #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
     Twice { path: PathBuf, other: PathBuf, number: usize },
-    /// Parts are missing.
     #[error("of {count} parts {} missing: {}", if numbers.len() == 1 { "one is" } else { "some are" }, listed(numbers, *count))]
     Missing { numbers: Vec<usize>, count: usize },
-    /// The checks before the run found different things on different machines.
     #[error("{}: the checks of the model found something else than in {}: {}", path.display(), other.display(), escape(what))]
     OtherFindings { path: PathBuf, other: PathBuf, what: String },
 }

@@ -1,6 +1,5 @@
 //! Random choice of tasks: the reference's choice, with its generator and its seed.
 
-/// Generator of C++'s `std::mt19937`.
 struct Mt19937 {
     state: [u32; Self::N],
     next: usize,

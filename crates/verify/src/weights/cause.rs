@@ -128,7 +128,6 @@ fn number(value: f64) -> String {
 
 impl Cause {
     /// Stable name for programs.
-    #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
             Self::Holds { .. } => "holds",

@@ -27,7 +27,6 @@ impl WeightReport {
     }
 
     /// Returns true if every tensor equals, byte for byte, the baseline's quantized to its type.
-    #[must_use]
     pub fn is_reproduced(&self) -> bool {
         !self.tensors.is_empty() && self.with(WeightOutcome::Reproduced).count() == self.tensors.len()
     }
@@ -41,7 +40,6 @@ impl WeightReport {
     }
 
     /// Returns up to `n` tensors that are not reproduced, damaged ones first, then by descending ratio.
-    #[must_use]
     pub fn worst(&self, n: usize) -> Vec<&TensorWeights> {
         let mut worst: Vec<_> =
             self.tensors.iter().filter(|tensor| tensor.outcome != WeightOutcome::Reproduced).collect();
@@ -56,7 +54,6 @@ impl WeightReport {
 
     /// Returns one line with the number of tensors that are identical to a fresh quantization, that have the error
     /// expected of their types, and that are damaged.
-    #[must_use]
     pub fn summary(&self) -> String {
         let count = |outcome| self.with(outcome).count();
         let is_coded = |tensor: &TensorWeights| tensor.ty.is_quantized();

@@ -27,7 +27,6 @@ pub enum WeightOutcome {
 
 impl WeightOutcome {
     /// Returns the name in reports.
-    #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Reproduced => "reproduced",
@@ -47,7 +46,6 @@ pub struct RatioHistogram {
 
 impl RatioHistogram {
     /// Returns the upper ends of the bins; the last bin has none.
-    #[must_use]
     pub fn ends() -> &'static [f64] {
         &BINS
     }

@@ -151,7 +151,6 @@ fn anchor(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect()
 }
 
-/// Formats bits per weight.
 fn bits(n_bytes: u64, n_elems: u64) -> String {
     if n_elems == 0 {
         return "none".to_owned();

@@ -162,7 +162,6 @@ impl<'a> WrittenPart<'a> {
         })
     }
 
-    /// Reports the part.
     fn tell(&self, session: &Session) -> anyhow::Result<Exit> {
         if self.first_chunk.is_none() {
             session.progress.warn("nothing was run: `gguf-verify combine` shows why");

@@ -69,7 +69,6 @@ pub(super) fn junit(page: &PageData) -> String {
     out + "</testsuite>\n</testsuites>\n"
 }
 
-/// Escapes text for XML.
 fn xml(text: &str) -> String {
     let pairs = [('&', "&amp;"), ('<', "&lt;"), ('>', "&gt;"), ('"', "&quot;")];
     let escaped = |c: char| {

@@ -116,7 +116,6 @@ fn floats(tiny: &Tiny, ty: GgmlType) -> Tiny {
     model
 }
 
-/// Decodes all tensors.
 fn decoded(tiny: &Tiny) -> Tiny {
     let mut model = tiny.clone();
     for (at, meta) in tiny.tensors.tensors().iter().enumerate() {

@@ -118,7 +118,6 @@ fn an_end_token_written_by_number_is_put_right(corpus: &Goldens) {
     report_cases("flm: end token", 1);
 }
 
-/// Llama with this vocabulary.
 fn with_tokens(tokens: &[(&[u8], Option<f32>)], more: &[(&str, &str)]) -> Writer {
     let mut writer = llama(|writer, name, [rows, cols], noise: &mut Noise| {
         writer.f16(name, &[rows, cols], &noise.floats(rows * cols));

@@ -26,7 +26,6 @@ fn settings() -> Json {
     json!({"lora_alpha": 6, "r": 3})
 }
 
-/// thinking-machines-lab/tinker-cookbook#587
 #[test]
 fn a_changed_output_leaves_its_embeddings_as_they_are() {
     let unembed =
@@ -54,7 +53,6 @@ fn a_changed_output_leaves_its_embeddings_as_they_are() {
     assert!(pair.merged().unwrap_err().to_string().contains("has no tensor `lm_head.weight`"));
 }
 
-/// huggingface/peft#2716
 #[test]
 fn biases_of_matrices_are_added_to_biases() {
     let bias = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias";
@@ -106,7 +104,6 @@ fn stored_embeddings_are_the_base_of_their_matrices() {
     assert_eq!(read(&pair.merged().unwrap(), EMBED), own.sum(EMBED, [EMBED_A, EMBED_B], 2.0, true));
 }
 
-/// NVIDIA-NeMo/Automodel PR 1479
 #[test]
 fn names_of_the_inner_model_and_of_wrappers_are_read() {
     let names = |prefix: &str, word: &str| {
@@ -191,7 +188,6 @@ fn a_changed_output_is_written_or_refused() {
     assert!(error.to_string().contains("nothing of the adapter can be written"), "{error}");
 }
 
-/// ggml-org/llama.cpp#11483
 #[test]
 fn changes_of_a_tower_are_told_or_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -226,7 +222,6 @@ fn changes_of_a_tower_are_told_or_written() {
     assert_eq!(changed.default_file_name("F16"), "mmproj-adapter-F16.gguf");
 }
 
-/// niznik-dev/cruijff_kit PR 105
 #[test]
 fn an_adapter_next_to_the_weights_is_told() {
     let dir = tempfile::tempdir().unwrap();

@@ -74,7 +74,6 @@ fn text_of(dir: &Path, key: &str) -> Option<String> {
     entry.as_str().or_else(|| entry["content"].as_str()).map(str::to_owned)
 }
 
-/// Counts of the outcomes.
 #[derive(Debug, Default)]
 struct Counts {
     right: usize,

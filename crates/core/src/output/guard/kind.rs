@@ -50,7 +50,6 @@ pub enum OutputKind {
 impl OutputKind {
     /// Returns true if a file of that kind may be replaced. A report does not replace another kind of report: only a
     /// file made by the same option is known to be made again.
-    #[must_use]
     pub fn replaces(self, found: FoundKind) -> bool {
         found == FoundKind::Empty || found == FoundKind::Output(self)
     }
@@ -120,7 +119,6 @@ impl fmt::Display for FoundKind {
 
 impl FoundKind {
     /// Detects the kind from the first bytes (64 KiB are enough) and the length of the whole file.
-    #[must_use]
     pub fn of(head: &[u8], file_bytes: u64) -> Self {
         if head.is_empty() {
             return Self::Empty;

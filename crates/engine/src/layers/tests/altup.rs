@@ -7,7 +7,6 @@ use gguf_format::Metadata;
 
 /// Number of streams of a token.
 const N: u64 = 3;
-/// Rank of the residuals.
 const RANK: u64 = 2;
 
 /// Returns a model of three streams, of which the second is computed.

@@ -85,7 +85,6 @@ fn model(form: MlaForm) -> TinyModel {
     model
 }
 
-/// Rotates neighbouring values.
 fn rotated(x: &[f64], position: usize) -> Vec<f64> {
     let mut out = Vec::new();
     for (i, pair) in x.chunks(2).enumerate() {
