@@ -40,6 +40,7 @@ mod run;
 pub(crate) mod size;
 mod stored;
 pub(crate) mod templates;
+#[cfg(feature = "cli")]
 pub(crate) mod type_sizes;
 mod types;
 

@@ -1,5 +1,5 @@
-//! The reference inference engine: f32 activations, weights streamed layer by layer over the whole prompt set. Products
-//! with block-quantized weights run in F32 or in exact integers ([`Arithmetic`]).
+//! The reference inference engine: f32 activations, weights streamed layer by layer over the whole prompt set. Weights are
+//! decoded to F32 for the products.
 //!
 //! [`GraphPlan::new`] resolves a graph from a card's features, a file's metadata and its tensors; [`Engine`] runs it
 //! over [`TokenChunk`]s of tokens: [`Engine::forward`] yields hidden states, [`Engine::scores`] and
