@@ -180,6 +180,7 @@ fn a_verification_runs_with_the_threads_there_is_room_for() {
 
 two_tiers!(two_thousand_parts_are_read_with_256_descriptors);
 
+/// Every day 300 parts.
 fn two_thousand_parts_are_read_with_256_descriptors(tier: Tier) {
     let n_parts: usize = tier.of(300, 2000);
     let name = |part: usize| format!("m-{part:05}-of-{n_parts:05}.gguf");
@@ -212,7 +213,7 @@ fn logits_of_many_prompts_stay_within_the_budget() {
     let dir = tempfile::tempdir().unwrap();
     convert_tiny(dir.path());
     let mut peaks = Vec::new();
-    for n_prompts in [100usize, 700] {
+    for n_prompts in [100usize, 2000] {
         let lines: Vec<String> =
             (0..n_prompts).map(|at| format!("{{\"tokens\": [{}]}}", at % 50 + 1)).collect();
         fs_err::write(dir.path().join("p.jsonl"), lines.join("\n")).unwrap();
@@ -231,6 +232,6 @@ fn logits_of_many_prompts_stay_within_the_budget() {
     }
     // The lines alone are larger than the difference that is allowed.
     let bytes = fs_err::metadata(dir.path().join("out.jsonl")).unwrap().len();
-    assert!(bytes > 7 << 20, "{bytes}");
-    assert!(peaks[1] < peaks[0] + (4 << 10), "{peaks:?} KiB");
+    assert!(bytes > 20 << 20, "{bytes}");
+    assert!(peaks[1] < peaks[0] + (16 << 10), "{peaks:?} KiB");
 }

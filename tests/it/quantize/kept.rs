@@ -144,7 +144,7 @@ fn a_dry_run_says_what_calibration_would_take() {
     let (_, out, err) = run(dir, &[&base[..], &tokens, &rule].concat()).ok().parts();
     for words in [
         "calibration by `sequential`: ",
-        "without a solver for their type: 2 tensors: `blk.0.ffn_down.weight` (Q8_0)",
+        "rounded as usual, since their type cannot be calibrated: 2 tensors: `blk.0.ffn_down.weight` (Q8_0)",
         "text: text.txt (1",
         " tokens, to be written by the model); ",
         "memory in addition to the weights: ",

@@ -432,7 +432,7 @@ fn a_file_is_verified_beside_its_model_on_a_server() {
     let remote = verify(&[&beside[..], &kept].concat()).ok();
     assert!(!remote.text().contains(TOKEN), "{}", remote.text());
     let report = files::json(dir.join("r.json"));
-    assert_eq!(report["weights"]["reproduced"], 38, "{report}");
+    assert_eq!(report["models"][0]["weights"]["reproduced"], 38, "{report}");
     let inputs = report["run"]["inputs"].as_array().unwrap();
     assert!(
         inputs.iter().filter(|input| input["role"] == "baseline").all(|input| input["sha256"].is_string())

@@ -165,7 +165,11 @@ fn several_files_end_in_one_table() {
 
     let out = gguf_verify(&args, dir.path()).exits_with(3).out;
     assert_eq!(out.lines().last(), Some("verdict       fail"));
-    let rows: Vec<&str> = out.lines().rev().skip(1).take(4).collect();
+    let rows: Vec<&str> = out.lines().rev().skip(2).take(4).collect();
+    assert!(
+        out.lines().rev().nth(1).unwrap().starts_with("q8_0.gguf is better than broken.gguf by "),
+        "{out}"
+    );
     assert!(rows[3].starts_with("file ") && rows[3].ends_with("verdict"), "{out}");
     assert!(rows[2].starts_with("q8_0.gguf ") && rows[2].ends_with("pass"), "{out}");
     assert!(rows[1].starts_with("broken.gguf ") && rows[1].ends_with("fail"), "{out}");

@@ -230,7 +230,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     run(&own, "2/4", "four.part");
     let err = refused(at, &["1.part", "four.part", "3.part"]);
     assert!(err.contains("four.part: a part of 4, but 1.part is one of 3"), "{err}");
-    // A copy of the file with damage that the identity does not cover.
+    // A copy of the file with one other number.
     let mut copy = base(Tier::Everyday);
     copy.edit("blk.0.ffn_down.weight", |values| *values.last_mut().unwrap() = f32::INFINITY);
     copy.write(at, "copy.gguf");
@@ -239,7 +239,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     run(&plain("kept.gguf"), "1/2", "a.part");
     run(&plain("copy.gguf"), "2/2", "b.part");
     let err = refused(at, &["a.part", "b.part"]);
-    assert!(err.contains("b.part: the checks of the model found something else than in a.part"), "{err}");
+    assert!(err.contains("b.part: a part of another verification than a.part: another model"), "{err}");
     // Other files, and a mixture of both kinds.
     let err = refused(at, &["1.part", "p.txt"]);
     assert!(
