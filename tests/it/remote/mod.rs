@@ -439,8 +439,8 @@ fn a_file_is_verified_beside_its_model_on_a_server() {
     );
     // The same result as with the local directory, and again without the network.
     let local = model().to_str().unwrap().to_owned();
-    let own = verify(&["--baseline", &local, "--weights-only", "--json"]).json();
-    assert!(own["weights"].is_object() && own["weights"] == remote.json()["weights"], "{own}");
+    let own = verify(&["--baseline", &local, "--weights-only", "--json"]).model();
+    assert!(own["weights"].is_object() && own["weights"] == remote.model()["weights"], "{own}");
     let offline = [("HF_HUB_OFFLINE", "1")];
     let arguments = [
         &["a.gguf", "--source", "org/tiny-llama", "--cache", "cache"][..],
