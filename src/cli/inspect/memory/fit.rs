@@ -52,14 +52,14 @@ pub(super) struct FitReport {
     /// Name of the largest choice that fits; null if none does.
     best: Option<String>,
     /// Files, or types that can be made, the largest first.
-    choices: Vec<Choice>,
+    choices: Vec<FittingType>,
     /// Larger choices that fit with smaller keys and values.
     with_smaller_kv: Vec<SmallerKv>,
 }
 
 /// File, or type of a file that can be made.
 #[derive(Debug, Serialize)]
-struct Choice {
+struct FittingType {
     /// Name of the file, or of the type.
     name: String,
     /// True if the file exists.
@@ -123,10 +123,10 @@ impl FitReport {
         let mut largest = best.map_or(0, |best| best.weight_bytes);
         for kv in SMALLER.into_iter().filter(|kv| kv.bits_per_weight() < asked.kv.bits_per_weight()) {
             // A type whose blocks do not fit the heads is no choice.
-            let total = |choice: &Choice| {
+            let total = |choice: &FittingType| {
                 Some(choice.weight_bytes.saturating_add(choice.of_context(tokens, kv).ok()?))
             };
-            let fits = |choice: &&Choice| total(choice).is_some_and(|total| total <= asked.fit_bytes);
+            let fits = |choice: &&FittingType| total(choice).is_some_and(|total| total <= asked.fit_bytes);
             if let Some(choice) = choices.iter().find(fits).filter(|choice| choice.weight_bytes > largest) {
                 largest = choice.weight_bytes;
                 let total_bytes = total(choice).unwrap_or_default();
@@ -191,7 +191,7 @@ impl FitReport {
     }
 }
 
-impl Choice {
+impl FittingType {
     /// Bytes of keys and values, states and compute for a context.
     fn of_context(&self, tokens: Option<u64>, kv: GgmlType) -> anyhow::Result<u64> {
         let (Some(memory), Some(tokens)) = (&self.memory, tokens) else { return Ok(0) };
@@ -224,7 +224,7 @@ pub(in crate::cli) fn is_first(file: &Path) -> bool {
 }
 
 /// Returns the choice that a file is; `None` with a note for one that is no model by itself.
-fn of_file(path: &Path, session: &Session) -> anyhow::Result<Option<Choice>> {
+fn of_file(path: &Path, session: &Session) -> anyhow::Result<Option<FittingType>> {
     let file = open_header(session, path, &OpenOptions::foreign())?;
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let memory = match ModelMemory::of(file.metadata(), file.tensors()) {
@@ -243,7 +243,7 @@ fn is_image(file: &GgufFile) -> bool {
 }
 
 /// Returns the types that a checkpoint, or a file of floats, can be quantized to.
-fn not_made(path: &Path, made: &[Choice]) -> anyhow::Result<Vec<Choice>> {
+fn not_made(path: &Path, made: &[FittingType]) -> anyhow::Result<Vec<FittingType>> {
     let input = JobInput::of_path(path.to_owned());
     if let JobInput::Gguf(file) = &input {
         let file = GgufFile::open_with(file, &OpenOptions::foreign())?;
@@ -270,8 +270,8 @@ fn choice(
     needs_importance: bool,
     weight_bytes: u64,
     memory: Option<ModelMemory>,
-) -> Choice {
-    Choice {
+) -> FittingType {
+    FittingType {
         name,
         exists,
         needs_importance,
