@@ -216,7 +216,13 @@ fn what_inspect_prints_is_documented() {
         ),
         ("`gguf-inspect hash`", &[(0, &["hash", "tiny.gguf"])]),
         ("`gguf-inspect memory`", &[(0, &["memory", "tiny.gguf", "--ctx", "256,512"])]),
-        ("`gguf-inspect memory --fit`", &[(0, &["memory", "tiny.gguf", "--fit", "200M"])]),
+        (
+            "`gguf-inspect memory --fit`",
+            &[
+                (0, &["memory", "tiny.gguf", "--fit", "200M"]),
+                (0, &["memory", "tiny.gguf", "--fit", "24M", "--ctx", "16384"]),
+            ],
+        ),
         (
             "`gguf-inspect checkpoint`",
             &[
@@ -396,39 +402,54 @@ fn verify(bench: &Bench, code: i32, args: &[&str]) -> Json {
     json(bench, "gguf-verify", code, &[args, &cut[..]].concat())
 }
 
+/// Tables of a report, and of the models in it.
+struct Tables<'d> {
+    whole: Check<'d>,
+    one: Check<'d>,
+}
+
+impl Tables<'_> {
+    fn document(&mut self, document: &Json) {
+        self.whole.object("", document);
+        for model in document["models"].as_array().unwrap() {
+            self.one.object("", model);
+        }
+    }
+}
+
 /// Reports of rarer files and texts.
-fn rare_reports(bench: &Bench, one: &mut Check<'_>) {
+fn rare_reports(bench: &Bench, tables: &mut Tables<'_>) {
     let run = |code, args: &[&str]| verify(bench, code, args);
     // Of two files.
-    one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf", "--prompts", &prompts()]));
+    tables.document(&run(0, &["q.gguf", "--baseline", "tiny.gguf", "--prompts", &prompts()]));
     // With a finding: a model compared with itself proves nothing.
-    one.object("", &run(4, &["tiny.gguf", "--baseline", "tiny.gguf"]));
+    tables.document(&run(4, &["tiny.gguf", "--baseline", "tiny.gguf"]));
     // Rows with meaningless codes.
     damage(&bench.path("q.gguf"), &bench.path("bad.gguf"), "blk.1.attn_k.weight");
-    one.object("", &run(3, &["bad.gguf", "--baseline", "tiny.gguf"]));
+    tables.document(&run(3, &["bad.gguf", "--baseline", "tiny.gguf"]));
     // Of an encoder.
     let causal = ["set", "tiny.gguf", "llama.attention.causal=bool:false", "-o", "encoder.gguf"];
     let _ = json(bench, "gguf-inspect", 0, &causal);
     let mut quantize = bench.program("gguf-quantize");
     finish(quantize.args(["encoder.gguf", "e.gguf", "q8_0", "--no-sync"])).ok();
-    one.object("", &run(0, &["e.gguf", "--baseline", "encoder.gguf"]));
+    tables.document(&run(0, &["e.gguf", "--baseline", "encoder.gguf"]));
     // Of a model with experts.
     let experts = fixture("native/nvfp4_qwen3moe/hf");
     fs_err::write(bench.path("ids.jsonl"), "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8]}\n").unwrap();
     let experts = [experts.to_str().unwrap(), "--prompts", "ids.jsonl"];
     let document = json(bench, "gguf-verify", 4, &experts);
-    assert!(document["experts"].is_array(), "{document}");
-    one.object("", &document);
+    assert!(document["models"][0]["experts"].is_array(), "{document}");
+    tables.document(&document);
     let tasks = fixture("tasks/winogrande.csv");
     let tasks = ["q.gguf", "--winogrande", tasks.to_str().unwrap(), "--tasks", "3"];
-    one.object("", &json(bench, "gguf-verify", 4, &tasks));
+    tables.document(&json(bench, "gguf-verify", 4, &tasks));
     // With a task without a valid choice.
     let flawed =
         "0,Anna saw _ there.,Maria,Maria,1\n1,Anna gave Maria a present and _ thanked her.,Anna,Maria,2\n";
     fs_err::write(bench.path("flawed.csv"), flawed).unwrap();
-    one.object("", &json(bench, "gguf-verify", 4, &["q.gguf", "--winogrande", "flawed.csv"]));
+    tables.document(&json(bench, "gguf-verify", 4, &["q.gguf", "--winogrande", "flawed.csv"]));
     let two = ["tiny.gguf", "--prompts", "two.jsonl", "--ctx", "8"];
-    one.object("", &json(bench, "gguf-verify", 4, &two));
+    tables.document(&json(bench, "gguf-verify", 4, &two));
 }
 
 deep_test!(what_verify_prints_is_documented);
@@ -442,28 +463,26 @@ fn what_verify_prints_is_documented() {
         .unwrap();
     let run = |code, args: &[&str]| verify(&bench, code, args);
 
-    let mut one = documented.table("`gguf-verify`");
-    one.object("", &run(4, &["tiny.gguf", "--report", "r.json"]));
+    let mut tables = Tables {
+        whole: documented.table("`gguf-verify`"),
+        one: documented.table("A model of `gguf-verify`"),
+    };
+    tables.document(&run(4, &["tiny.gguf", "--report", "r.json"]));
     let mut reported = documented.table("`gguf-verify --report FILE.json`");
     let mut report = files::json(bench.path("r.json"));
     report.as_object_mut().unwrap().retain(|key, _| key == "run");
     reported.object("", &report);
     reported.finish();
-    one.object("", &run(0, &["q.gguf", "--baseline", "tiny.gguf", "--per-token", "each.jsonl"]));
+    tables.document(&run(0, &["q.gguf", "--baseline", "tiny.gguf", "--per-token", "each.jsonl"]));
     let mut each = documented.table("`gguf-verify --per-token FILE`");
     for line in fs_err::read_to_string(bench.path("each.jsonl")).unwrap().lines() {
         each.object("", &serde_json::from_str(line).unwrap());
     }
     each.finish();
-    let mut several = documented.table("`gguf-verify` of several models");
-    let document = run(4, &["tiny.gguf", "q.gguf"]);
-    several.object("", &document);
-    for model in document["models"].as_array().unwrap() {
-        one.object("", model);
-    }
-    several.finish();
-    rare_reports(&bench, &mut one);
-    one.finish();
+    tables.document(&run(4, &["tiny.gguf", "q.gguf"]));
+    rare_reports(&bench, &mut tables);
+    tables.whole.finish();
+    tables.one.finish();
 
     let mut importance = documented.table("`gguf-verify imatrix`");
     importance.object("", &run(0, &["imatrix", "tiny.gguf", "-o", "tiny.imatrix"]));
