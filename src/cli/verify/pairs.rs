@@ -59,7 +59,11 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write) -> std::io::Re
         |path: &Path| escape(&path.file_name().unwrap_or(path.as_os_str()).to_string_lossy()).into_owned();
     for Pair { better, worse, by, stderr } in pairs(entries) {
         let (better, worse) = (name(better), name(worse));
-        writeln!(out, "{better} is better than {worse} by {by:.4} ± {stderr:.4} over the same tokens")?;
+        if by > stderr {
+            writeln!(out, "{better} is better than {worse} by {by:.4} ± {stderr:.4} over the same tokens")?;
+        } else {
+            writeln!(out, "{better} and {worse} do not differ over the same tokens: {by:.4} ± {stderr:.4}")?;
+        }
     }
     Ok(())
 }
@@ -91,8 +95,16 @@ mod tests {
         let mut text = Vec::new();
         print(&entries[..2], &mut text).unwrap();
         assert_eq!(
-            String::from_utf8(text).unwrap(),
+            String::from_utf8(text.clone()).unwrap(),
             "best is better than worst by 0.5000 ± 0.0577 over the same tokens\n"
+        );
+        // Differences of 0.1, -0.1 and 0.03: within their error.
+        let alike = [entry("a", &[0.1, 0.3, 0.2]), entry("b", &[0.2, 0.2, 0.23])];
+        text.clear();
+        print(&alike, &mut text).unwrap();
+        assert_eq!(
+            String::from_utf8(text.clone()).unwrap(),
+            "a and b do not differ over the same tokens: 0.0100 ± 0.0586\n"
         );
     }
 }

@@ -19,6 +19,7 @@ const STEPS: [(&str, &str); 4] = [
     ("post_processor", "processors"),
     ("decoder", "decoders"),
 ];
+
 /// Flags that BPE models do not have.
 const OTHERS: [&str; 2] = ["unk_id", "max_input_chars_per_word"];
 /// File with roles of tokens.
