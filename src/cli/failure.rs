@@ -49,7 +49,7 @@ impl Failure {
         };
         Some(Self {
             exit,
-            message: ranged::shown(&render::error_line(error)).into_owned(),
+            message: without_type_names(&ranged::shown(&render::error_line(error))),
             hints: render::hints_of(error),
         })
     }
@@ -157,6 +157,17 @@ fn asks_for_json(arguments: impl Iterator<Item = OsString>) -> bool {
     arguments.take_while(|argument| argument != OsStr::new("--")).any(|argument| argument == "--json")
 }
 
+/// Replaces the types of our source that serde names in its messages (`expected struct HfJson`).
+fn without_type_names(message: &str) -> String {
+    let mut parts = message.split("expected struct ");
+    let mut text = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        text.push_str("expected an object");
+        text.push_str(part.trim_start_matches(|c: char| c.is_alphanumeric() || c == '_'));
+    }
+    text
+}
+
 /// Returns true for a GGUF file that could be read but violates the format.
 fn is_broken_file(cause: &(dyn std::error::Error + 'static)) -> bool {
     use crate::gguf::GgufError;
@@ -214,6 +225,14 @@ mod tests {
         let failure = Failure::of(&anyhow::Error::new(missing).context("opening")).unwrap();
         assert_eq!(failure.message, "opening: a: part 1 of 2 is missing");
         assert_eq!(failure.hints, ["all parts must be in one directory"]);
+    }
+
+    #[test]
+    fn types_of_the_source_are_not_named() {
+        let error = serde_json::from_str::<crate::tokenizer::HfJson>("[1]").unwrap_err();
+        let failure = Failure::of(&anyhow::Error::new(error).context("a.json")).unwrap();
+        assert_eq!(failure.message, "a.json: invalid type: sequence, expected an object at line 1 column 0");
+        assert_eq!(without_type_names("plain"), "plain");
     }
 
     #[test]
