@@ -46,7 +46,7 @@ pub(crate) fn command() -> clap::Command {
 /// Look into GGUF files, compare, hash, edit, split and merge them
 ///
 /// A split model is given by any of its parts. A file that has the name of a command is given as ./NAME. Of a file on a
-/// server (ORG/NAME/FILE.gguf, https://, s3://) only the header is read.
+/// server (ORG/NAME/FILE.gguf, https://) only the header is read.
 #[derive(Debug, Parser)]
 #[command(name = "gguf-inspect", version = crate::cli::version(), long_version = crate::cli::build(), subcommand_negates_reqs = true)]
 #[command(

@@ -282,7 +282,8 @@ impl RemoteArgs {
         directories: impl IntoIterator<Item = &'a ModelDirectory>,
     ) -> Result<(), UsageError> {
         if self.cache.is_some() && !directories.into_iter().any(ModelDirectory::is_remote) {
-            let text = "`--cache` keeps files of a model on a server (`ORG/NAME`, `https://`, `s3://`); this one is local";
+            let text =
+                "`--cache` keeps files of a model on a server (`ORG/NAME`, `https://`); this one is local";
             return Err(UsageError(text.to_owned()));
         }
         Ok(())

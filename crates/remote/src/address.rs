@@ -23,13 +23,6 @@ pub enum Address {
     },
     /// A directory of a web server; the address ends in a slash.
     Web(Url),
-    /// Objects of a bucket with a common key prefix.
-    S3 {
-        /// Name of the bucket.
-        bucket: String,
-        /// Prefix of the keys: empty, or with a final slash.
-        prefix: String,
-    },
 }
 
 /// Reasons why a text that looks like an address is invalid.
@@ -44,7 +37,7 @@ pub struct AddressError {
 
 impl Address {
     /// Parses an address. `None` for a text that can only be a path: an address has a scheme (`hf://`, `https://`,
-    /// `http://`, `s3://`) or the form `org/name[@revision]`.
+    /// `http://`) or the form `org/name[@revision]`.
     ///
     /// # Errors
     /// An address with a part that is missing or not allowed.
@@ -56,15 +49,8 @@ impl Address {
                 None => fail("`hf://ORG/NAME` or `hf://ORG/NAME@REVISION` expected"),
             };
         }
-        if let Some(rest) = text.strip_prefix("s3://") {
-            let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
-            let is_name = |c: char| c.is_ascii_alphanumeric() || ['.', '-', '_'].contains(&c);
-            if bucket.is_empty() || !bucket.chars().all(is_name) {
-                return fail("`s3://BUCKET/FOLDER` expected");
-            }
-            let prefix = prefix.trim_matches('/');
-            let slash = if prefix.is_empty() { "" } else { "/" };
-            return Ok(Some(Self::S3 { bucket: bucket.to_owned(), prefix: format!("{prefix}{slash}") }));
+        if text.starts_with("s3://") {
+            return fail("buckets are not read: fetch the folder first, or give its `https://` address");
         }
         if text.starts_with("https://") || text.starts_with("http://") {
             return web(text).map(Some);
@@ -77,12 +63,6 @@ impl Address {
         let last = match self {
             Self::Hub { repository, .. } => repository.rsplit('/').next(),
             Self::Web(url) => url.path_segments().and_then(|parts| parts.rev().find(|part| !part.is_empty())),
-            Self::S3 { bucket, prefix } => prefix
-                .trim_end_matches('/')
-                .rsplit('/')
-                .next()
-                .filter(|name| !name.is_empty())
-                .or(Some(bucket)),
         };
         last.filter(|name| !name.is_empty() && !name.contains(['/', '\\'])).unwrap_or("model")
     }
@@ -96,7 +76,6 @@ impl fmt::Display for Address {
                 write!(f, "{}@{}", escape(repository), escape(revision))
             }
             Self::Web(url) => f.write_str(&escape(&shown(url))),
-            Self::S3 { bucket, prefix } => write!(f, "s3://{}/{}", escape(bucket), escape(prefix)),
         }
     }
 }
@@ -195,8 +174,6 @@ mod tests {
             ("https://huggingface.co/org/name/tree/v2", "org/name@v2 (name)"),
             ("https://host/models/tiny", "https://host/models/tiny/ (tiny)"),
             ("http://localhost:8000/", "http://localhost:8000/ (model)"),
-            ("s3://bucket/a/b/", "s3://bucket/a/b/ (b)"),
-            ("s3://bucket", "s3://bucket/ (bucket)"),
         ] {
             assert_eq!(parsed(text), expected, "{text}");
         }
@@ -221,7 +198,7 @@ mod tests {
         }
         for (text, expected) in [
             ("hf://name", "`hf://ORG/NAME`"),
-            ("s3:///x", "`s3://BUCKET/FOLDER`"),
+            ("s3://bucket/x", "buckets are not read"),
             ("https://", "not a web address"),
             ("https://host/x?sig=1", "no `?`"),
             ("https://huggingface.co/datasets/a/b", "the page of a model"),

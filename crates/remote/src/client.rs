@@ -78,8 +78,6 @@ impl HubToken {
 pub(super) enum Access {
     /// Hub, optionally with a token.
     Hub(Option<HubToken>),
-    /// Bucket with signed addresses.
-    Bucket,
     /// Web server without credentials.
     Web,
 }
@@ -88,7 +86,7 @@ impl Access {
     fn token(&self) -> Option<&HubToken> {
         match self {
             Self::Hub(token) => token.as_ref(),
-            Self::Bucket | Self::Web => None,
+            Self::Web => None,
         }
     }
 
@@ -96,7 +94,6 @@ impl Access {
     fn unnamed(&self) -> TokenUse {
         match self {
             Self::Hub(_) => TokenUse::None,
-            Self::Bucket => TokenUse::Keys,
             Self::Web => TokenUse::Web,
         }
     }

@@ -14,8 +14,6 @@ pub enum TokenUse {
     None,
     /// A web server needs no token.
     Web,
-    /// A bucket: the request was signed with keys, or sent without.
-    Keys,
     /// The token was sent.
     Sent,
     /// The token was withheld: the address is not that of the hub, or its connection is not encrypted.
@@ -108,9 +106,6 @@ impl Hint for RemoteError {
             Self::Denied { token: TokenUse::Web, .. } => {
                 "this server wants to know who asks, which is not told to it: fetch the files with another program and \
                  name their directory"
-            }
-            Self::Denied { token: TokenUse::Keys, .. } => {
-                "check `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION` and `AWS_PROFILE`, and what they may read"
             }
             Self::Denied { token: TokenUse::Sent, .. } => {
                 "the token is not accepted for this model: ask for access on the model's page, or use a token that may \

@@ -13,7 +13,6 @@ use crate::client::Client;
 use crate::error::RemoteError;
 use crate::kind::{FileKind, GGUF, WEIGHTS};
 use crate::listing::{below, decoded, is_inside, of_hub};
-use crate::s3::S3Bucket;
 use crate::target::RequestTarget;
 use crate::{RemoteOptions, client_for, endpoint};
 use gguf_core::ranged::{self, RangedDirectory, RangedFile};
@@ -35,7 +34,7 @@ pub struct FileAddress {
 
 impl FileAddress {
     /// Parses the address of a file. `None` for a text that can only be a path: an address ends in `.gguf` and has a
-    /// scheme (`hf://`, `https://`, `http://`, `s3://`) or the form `org/name[@revision]/file.gguf`.
+    /// scheme (`hf://`, `https://`, `http://`) or the form `org/name[@revision]/file.gguf`.
     ///
     /// # Errors
     /// An address with a part that is missing or not allowed.
@@ -60,11 +59,7 @@ impl FileAddress {
             return Ok(None);
         }
         if text.starts_with("s3://") {
-            let (directory, name) = text.rsplit_once('/').unwrap_or_default();
-            return match Address::parse(directory)? {
-                Some(directory) if is_inside(name) => Ok(Some(Self::new(directory, name))),
-                _ => fail("`s3://BUCKET/FOLDER/FILE` expected"),
-            };
+            Address::parse(text)?;
         }
         let plain = text.strip_prefix("hf://");
         match Self::of_hub(&plain.unwrap_or(text).split('/').collect::<Vec<_>>()) {
@@ -142,19 +137,16 @@ pub struct RemoteFile {
 impl RemoteFile {
     /// Opens a file.
     pub fn open(address: &FileAddress, options: &RemoteOptions) -> Result<Self, RemoteError> {
-        let root = address.directory.to_string().trim_end_matches('/').to_owned();
-        let source = match &address.directory {
+        let shown = address.directory.to_string().trim_end_matches('/').to_owned();
+        let root = match &address.directory {
             Address::Hub { repository, revision } => {
                 let parts = repository.split('/').chain(["resolve", revision]).collect::<Vec<_>>();
-                DirectorySource::Web(below(&endpoint()?, &parts))
+                below(&endpoint()?, &parts)
             }
-            Address::Web(url) => DirectorySource::Web(url.clone()),
-            Address::S3 { bucket, prefix } => {
-                DirectorySource::S3(S3Bucket::open(bucket, &root)?, prefix.clone())
-            }
+            Address::Web(url) => url.clone(),
         };
         let client = client_for(&address.directory, options)?;
-        let directory = ServerDirectory { client, source, files: Mutex::default() };
+        let directory = ServerDirectory { client, root, files: Mutex::default() };
         let found = directory.ask(&address.name, address.query.as_deref())?;
         let Some(found) = found else {
             let name = Some(address.name.as_str());
@@ -164,8 +156,8 @@ impl RemoteFile {
             });
         };
         directory.keep(Path::new(&address.name), Some(Arc::new(found)));
-        let path = PathBuf::from(format!("{root}/{}", address.name));
-        let known = ranged::register(Path::new(&root), &root, Arc::new(directory));
+        let path = PathBuf::from(format!("{shown}/{}", address.name));
+        let known = ranged::register(Path::new(&shown), &shown, Arc::new(directory));
         Ok(Self { path, _known: known })
     }
 
@@ -211,17 +203,11 @@ fn no_file(client: &Client, address: &Address, name: Option<&str>, kind: FileKin
     kind.missing(address, name, entries.iter().map(|entry| entry.name.as_str()))
 }
 
-/// Source of the files of a directory.
-enum DirectorySource {
-    Web(Url),
-    /// Objects below a prefix.
-    S3(S3Bucket, String),
-}
-
 /// Files that were requested of a directory on a server.
 struct ServerDirectory {
     client: Arc<Client>,
-    source: DirectorySource,
+    /// Address of the directory.
+    root: Url,
     /// Files by name; `None` for a file that does not exist.
     files: Mutex<HashMap<PathBuf, Option<Arc<dyn RangedFile>>>>,
 }
@@ -235,14 +221,9 @@ impl fmt::Debug for ServerDirectory {
 impl ServerDirectory {
     /// Requests the file with a name, if it exists.
     fn ask(&self, name: &str, query: Option<&str>) -> Result<Option<ServerFile>, RemoteError> {
-        let target = match &self.source {
-            DirectorySource::Web(url) => {
-                let mut url = below(url, &name.split('/').collect::<Vec<_>>());
-                url.set_query(query);
-                RequestTarget::new(url, None)
-            }
-            DirectorySource::S3(store, prefix) => store.object(&format!("{prefix}{name}"), None, None),
-        };
+        let mut url = below(&self.root, &name.split('/').collect::<Vec<_>>());
+        url.set_query(query);
+        let target = RequestTarget::new(url, None);
         let n_bytes = self.client.n_bytes(&target)?;
         Ok(n_bytes.map(|n_bytes| ServerFile { client: Arc::clone(&self.client), target, n_bytes }))
     }
@@ -329,8 +310,6 @@ mod tests {
             ("https://hf.co/org/name/resolve/v2/a/m.gguf?download=true", "org/name@v2/a/m.gguf"),
             ("https://host/models/m%20x.gguf?sig=secret#top", "https://host/models/m x.gguf"),
             ("http://localhost:8000/m.gguf", "http://localhost:8000/m.gguf"),
-            ("s3://bucket/a/m.gguf", "s3://bucket/a/m.gguf"),
-            ("s3://bucket/m.gguf", "s3://bucket/m.gguf"),
         ] {
             assert_eq!(parsed(text), expected, "{text}");
         }
@@ -351,7 +330,7 @@ mod tests {
         }
         for (text, expected) in [
             ("hf://m.gguf", "`hf://ORG/NAME/FILE.gguf`"),
-            ("s3://m.gguf", "`s3://BUCKET"),
+            ("s3://bucket/m.gguf", "buckets are not read"),
             ("https://huggingface.co/org/name/m.gguf", "resolve/main"),
             ("https://user:hunter2@host/m.gguf", "password"),
         ] {

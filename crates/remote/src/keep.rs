@@ -106,7 +106,7 @@ impl<'a> Cache<'a> {
     pub(super) fn new(root: &'a Path, address: &Address) -> Self {
         let folder = match address {
             Address::Hub { repository, .. } => format!("models--{}", repository.replace('/', "--")),
-            Address::Web(_) | Address::S3 { .. } => {
+            Address::Web(_) => {
                 let plain =
                     |c: char| if c.is_ascii_alphanumeric() || ['.', '-', '_'].contains(&c) { c } else { '-' };
                 let text = address.to_string();

@@ -9,7 +9,7 @@
 //! |---|---|
 //! | `address` | addresses of checkpoints as users write them |
 //! | `client` `target` `exchange` `tls` | requests: tokens, redirects, retries; requested file; waiting; encryption |
-//! | `listing` `s3` `names` | lists of files, and the files that are read |
+//! | `listing` `names` | lists of files, and the files that are read |
 //! | `fetch` `directory` | fetching of pieces, and the local directory of a checkpoint |
 //! | `file` `kind` | a single file, named by itself; kinds of such files |
 //! | `weights` | weights that are named by themselves, in a repository of several models |
@@ -36,7 +36,6 @@ mod keep;
 mod kind;
 mod listing;
 mod names;
-mod s3;
 mod sums;
 mod target;
 mod tls;
@@ -244,11 +243,10 @@ fn ask(
     Ok((client, listing))
 }
 
-/// Requests the list that a hub or a bucket has of its files; none of a web server.
+/// Requests the list that a hub has of its files; none of a web server.
 fn stored(client: &Client, address: &Address) -> Result<listing::FileListing, RemoteError> {
     match address {
         Address::Hub { repository, revision } => listing::of_hub(client, &endpoint()?, repository, revision),
-        Address::S3 { bucket, prefix } => s3::list(client, bucket, prefix),
         Address::Web(_) => Ok(listing::FileListing { entries: Vec::new(), commit: None }),
     }
 }
@@ -261,7 +259,6 @@ fn client_for(address: &Address, options: &RemoteOptions) -> Result<Arc<Client>,
             Access::Hub(token()?.map(|text| HubToken { text, origin }))
         }
         Address::Web(_) => Access::Web,
-        Address::S3 { .. } => Access::Bucket,
     };
     Client::new(access, options.patience, Arc::clone(&options.is_cancelled)).map(Arc::new)
 }

@@ -15,29 +15,8 @@ use gguf_core::text::escape;
 /// An address, its last redirect, and the state of the file that was found.
 #[derive(Debug)]
 pub(super) struct RequestTarget {
-    url_source: UrlSource,
+    url: Url,
     state: Mutex<TargetState>,
-}
-
-enum UrlSource {
-    Fixed(Url),
-    /// An address that is signed for each request.
-    Signed(Box<dyn Fn() -> Url + Send + Sync>),
-}
-
-impl fmt::Debug for UrlSource {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&shown(&self.url()))
-    }
-}
-
-impl UrlSource {
-    fn url(&self) -> Url {
-        match self {
-            Self::Fixed(url) => url.clone(),
-            Self::Signed(sign) => sign(),
-        }
-    }
 }
 
 /// Facts from responses about a file.
@@ -63,20 +42,7 @@ impl fmt::Debug for TargetState {
 impl RequestTarget {
     /// Creates a target with a fixed address; the length may be unknown.
     pub(super) fn new(url: Url, n_bytes: Option<u64>) -> Self {
-        Self {
-            url_source: UrlSource::Fixed(url),
-            state: Mutex::new(TargetState { n_bytes, ..TargetState::default() }),
-        }
-    }
-
-    /// Creates a target with an address that is signed for each request.
-    pub(super) fn signed(
-        sign: impl Fn() -> Url + Send + Sync + 'static,
-        n_bytes: Option<u64>,
-        tag: Option<String>,
-    ) -> Self {
-        let state = TargetState { n_bytes, tag, resolved: None };
-        Self { url_source: UrlSource::Signed(Box::new(sign)), state: Mutex::new(state) }
+        Self { url, state: Mutex::new(TargetState { n_bytes, ..TargetState::default() }) }
     }
 
     /// Version tag of the file, if a response had one.
@@ -86,12 +52,12 @@ impl RequestTarget {
 
     /// Address to request.
     pub(super) fn url(&self) -> Url {
-        self.url_source.url()
+        self.url.clone()
     }
 
     /// Address for messages.
     pub(super) fn shown(&self) -> String {
-        shown(&self.url_source.url())
+        shown(&self.url)
     }
 
     /// Facts known so far.

@@ -32,7 +32,7 @@ const TEXT_ONLY: [&str; 12] = [
 pub(super) struct Hf2gguf {
     /// Directory of the checkpoint: config.json, weights, tokenizer files; a PyTorch file in one; file or directory of
     /// an image or video model; or a model on a server: ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub,
-    /// https://HOST/DIR, s3://BUCKET/DIR, with /FILE.safetensors for one of several image models
+    /// https://HOST/DIR, with /FILE.safetensors for one of several image models
     dir: PathBuf,
     /// Read a model in Mistral's own format (params.json, consolidated*.safetensors) although its directory has Hugging
     /// Face's files too

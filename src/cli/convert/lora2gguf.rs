@@ -22,7 +22,7 @@ const TYPES: [&str; 5] = ["f32", "f16", "bf16", "q8_0", JobTypes::AUTO];
 #[derive(Debug, Args)]
 pub(super) struct Lora2gguf {
     /// Directory of the adapter: adapter_config.json, and adapter_model.safetensors or adapter_model.bin; or an adapter
-    /// on a server (ORG/NAME, https://HOST/DIR, s3://BUCKET/DIR), as its base model may be
+    /// on a server (ORG/NAME, https://HOST/DIR), as its base model may be
     dir: PathBuf,
     /// Directory of the base model, of which config.json is enough; if it has weights, the adapter is checked against
     /// them [default: the one that adapter_config.json names, if it exists]

@@ -17,7 +17,7 @@ use crate::inspect::{self, CheckpointReport, ListedTensor, PlannedOutput, Proble
 #[derive(Debug, Args)]
 pub(super) struct CheckpointArgs {
     /// Directory with config.json and weights, a PyTorch file in one, or a FastLLM file; or a model on a server:
-    /// ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
+    /// ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR
     path: PathBuf,
     #[command(flatten)]
     remote: RemoteArgs,

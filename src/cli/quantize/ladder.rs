@@ -49,7 +49,7 @@ const MATRIX: &str = "imatrix.gguf";
 )]
 pub(super) struct LadderArgs {
     /// Model: a GGUF file, the folder of a checkpoint, the weights of an image model (.safetensors, .ckpt, .pt, .pth), or a
-    /// checkpoint on a server: ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
+    /// checkpoint on a server: ORG/NAME or ORG/NAME@REVISION of the Hugging Face hub, https://HOST/DIR
     #[arg(value_name = "SOURCE")]
     source: PathBuf,
     /// Folder for the files; it is created if it does not exist

@@ -23,7 +23,7 @@ pub(super) use folder::{PackArgs, UnpackArgs};
 struct SourceArgs {
     /// Model that the file was made of: a GGUF file of higher precision, the folder of a checkpoint, the weights of an image
     /// model (.safetensors, .ckpt, .pt, .pth) or, with `--cache`, a checkpoint on a server: ORG/NAME or ORG/NAME@REVISION of
-    /// the Hugging Face hub, https://HOST/DIR, s3://BUCKET/DIR
+    /// the Hugging Face hub, https://HOST/DIR
     #[arg(long, value_name = "SOURCE")]
     source: PathBuf,
     /// Importance matrix that may have been used (GGUF or .dat)

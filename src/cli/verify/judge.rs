@@ -61,7 +61,7 @@ pub(super) struct VerifyArgs {
     /// Merge this LoRA adapter into the baseline, the directory of its base model: to check a file of `merge-lora`
     #[arg(long, value_name = "DIR", requires = "baseline")]
     adapter: Option<PathBuf>,
-    /// Fetch a baseline or a source that is on a server (ORG/NAME, https://HOST/DIR, s3://BUCKET/DIR), check its files,
+    /// Fetch a baseline or a source that is on a server (ORG/NAME, https://HOST/DIR), check its files,
     /// and keep them in this directory, laid out as the hub's own cache
     #[cfg(feature = "remote")]
     #[arg(long, value_name = "DIR")]

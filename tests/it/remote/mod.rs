@@ -456,29 +456,6 @@ fn a_file_is_verified_beside_its_model_on_a_server() {
 }
 
 #[test]
-fn a_bucket_is_read_with_signed_addresses() {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    let server = Server::start(&model(), Manners::default());
-    let keys = [
-        ("AWS_ENDPOINT_URL", server.address.as_str()),
-        ("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE"),
-        ("AWS_SECRET_ACCESS_KEY", "s3cr3ts3cr3t"),
-        ("AWS_REGION", "eu-central-1"),
-    ];
-    let said =
-        run_well(dir, &server, &keys, &["hf2gguf", "s3://bucket/m", "--type", "f16", "-vvv", "-o", "a.gguf"]);
-    assert!(!said.contains("s3cr3t") && !said.contains("Signature"), "{said}");
-    fs_err::create_dir(dir.join("m")).unwrap();
-    files::copy(model(), &dir.join("m"));
-    run_well(dir, &server, &[], &["hf2gguf", "m", "--type", "f16", "-q", "-o", "own.gguf"]);
-    assert!(fs_err::read(dir.join("own.gguf")).unwrap() == fs_err::read(dir.join("a.gguf")).unwrap());
-    run(dir, &server, &keys[..1], &["hf2gguf", "s3://bucket/m", "--type", "f16"])
-        .says(1, "access denied")
-        .says(1, "AWS_ACCESS_KEY_ID");
-}
-
-#[test]
 fn encrypted_connections_are_made_to_those_who_are_trusted() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

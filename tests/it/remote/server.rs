@@ -1,4 +1,4 @@
-//! Local server that follows the rules of the hub, of a web server and of a bucket, and breaks them on request.
+//! Local server that follows the rules of the hub and of a web server, and breaks them on request.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -57,8 +57,6 @@ pub struct Manners {
     pub silent_head: bool,
     /// Sends a list at one byte per second.
     pub drips: bool,
-    /// Makes the page of a bucket's list its own successor.
-    pub lists_forever: bool,
     /// Redirects in circles, or to an unencrypted address.
     pub location: Option<&'static str>,
 }
@@ -104,7 +102,7 @@ impl Drop for Server {
 }
 
 impl Server {
-    /// Serves the files of a directory: as repository `org/NAME`, below `/files/`, and as bucket `bucket`.
+    /// Serves the files of a directory: as repository `org/NAME` and below `/files/`.
     pub fn start(dir: &Path, manners: Manners) -> Self {
         let shared = Arc::new(Shared {
             dir: dir.to_owned(),
@@ -235,19 +233,17 @@ fn answer(shared: &Shared, stream: &mut TcpStream, asked: &mut Asked) -> std::io
         head(stream, status, &[("x-error-code", code.to_owned())], 0)?;
         return Ok(true);
     }
-    if path.starts_with("/api/") || path == "/files/" || (path == "/bucket" || path == "/bucket/") {
+    if path.starts_with("/api/") || path == "/files/" {
         let page = if path.starts_with("/api/") {
             (["main", COMMIT]
                 .iter()
                 .any(|revision| path == format!("/api/models/org/{}/revision/{revision}", name(shared))))
             .then(|| (list_of_hub(shared, &manners), "application/json"))
-        } else if path == "/files/" {
-            (!manners.hides_index).then(|| (index(shared), "text/html; charset=utf-8"))
         } else {
-            query.contains("X-Amz-Signature=").then(|| (list_of_bucket(shared, &manners), "application/xml"))
+            (!manners.hides_index).then(|| (index(shared), "text/html; charset=utf-8"))
         };
         let Some((page, kind)) = page else {
-            head(stream, if path.starts_with("/bucket") { 403 } else { 404 }, &[], 0)?;
+            head(stream, 404, &[], 0)?;
             return Ok(true);
         };
         head(stream, 200, &[("content-type", kind.to_owned())], page.len() as u64)?;
@@ -259,15 +255,11 @@ fn answer(shared: &Shared, stream: &mut TcpStream, asked: &mut Asked) -> std::io
         return Ok(true);
     }
     let of_hub = |revision: &str| format!("/org/{}/resolve/{revision}/", name(shared));
-    let prefixes = [of_hub(COMMIT), of_hub("main"), "/files/".to_owned(), "/bucket/m/".to_owned()];
+    let prefixes = [of_hub(COMMIT), of_hub("main"), "/files/".to_owned()];
     let Some(file) = prefixes.iter().find_map(|prefix| path.strip_prefix(prefix.as_str())) else {
         head(stream, 404, &[], 0)?;
         return Ok(true);
     };
-    if path.starts_with("/bucket/") && !query.contains("X-Amz-Signature=") {
-        head(stream, 403, &[], 0)?;
-        return Ok(true);
-    }
     if manners.redirects && is_large(&path) && !asked.is_elsewhere {
         let mut signatures = shared.signatures.lock().unwrap();
         let location =
@@ -402,22 +394,4 @@ pub fn git_blob(bytes: &[u8]) -> String {
 fn index(shared: &Shared) -> String {
     let row = |(name, _): &(String, Vec<u8>)| format!("<a href=\"{name}\">{name}</a>\n");
     format!("<html><a href=\"../\">..</a>\n{}</html>", files(&shared.dir).iter().map(row).collect::<String>())
-}
-
-fn list_of_bucket(shared: &Shared, manners: &Manners) -> String {
-    let row = |(name, bytes): &(String, Vec<u8>)| {
-        format!(
-            "<Contents><Key>m/{name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>&quot;tag0&quot;</ETag>\
-             <Size>{}</Size><StorageClass>STANDARD</StorageClass></Contents>",
-            bytes.len()
-        )
-    };
-    let rows: String = files(&shared.dir).iter().map(row).collect();
-    let next = if manners.lists_forever { "<NextContinuationToken>next</NextContinuationToken>" } else { "" };
-    format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?><ListBucketResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\">\
-         <Name>bucket</Name><Prefix>m/</Prefix><KeyCount>1</KeyCount><MaxKeys>1000</MaxKeys>\
-         <IsTruncated>{}</IsTruncated>{next}{rows}</ListBucketResult>",
-        manners.lists_forever
-    )
 }

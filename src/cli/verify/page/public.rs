@@ -75,7 +75,6 @@ mod tests {
             ("--prompts", "--prompts"),
             ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B"),
             ("https://me:secret@host.org/dir/model?token=abc#x", "https://host.org/dir/model"),
-            ("s3://bucket/dir", "s3://bucket/dir"),
             (r"C:\models\a.gguf", "a.gguf"),
             ("0.5", "0.5"),
         ] {
