@@ -20,7 +20,7 @@ use crate::cli::help::wrapped;
 use crate::cli::job::{JobArgs, carry_out, output_path};
 use crate::cli::quantize::ladder::LadderArgs;
 use crate::cli::quantize::options::{RequantizeArgs, usage};
-use crate::cli::quantize::recipe::{PackArgs, RebuildArgs, RecipeArgs, UnpackArgs};
+use crate::cli::quantize::recipe::{RebuildArgs, RecipeArgs};
 use crate::cli::quantize::stats::StatsArgs;
 use crate::cli::render::{Align, Table};
 use crate::cli::type_names::TypeNames;
@@ -101,10 +101,6 @@ enum QuantizeCommand {
     Recipe(RecipeArgs),
     /// Make a file again from its recipe and the model, byte for byte
     Rebuild(RebuildArgs),
-    /// Pack a folder of quantizations: the model, a recipe for each of its files, and everything else
-    Pack(PackArgs),
-    /// Make every file of a packed folder again, byte for byte
-    Unpack(UnpackArgs),
     /// Print a script with which a shell completes the arguments of this program
     ///
     /// For bash: `source <(gguf-quantize completions bash)`, in ~/.bashrc to keep.
@@ -274,8 +270,6 @@ impl Tool for Quantize {
             Some(QuantizeCommand::Ladder(args)) => return args.run(session),
             Some(QuantizeCommand::Recipe(args)) => return args.run(session),
             Some(QuantizeCommand::Rebuild(args)) => return args.run(session),
-            Some(QuantizeCommand::Pack(args)) => return args.run(session),
-            Some(QuantizeCommand::Unpack(args)) => return args.run(session),
             Some(QuantizeCommand::Completions(args)) => return args.run(command(), session),
             None => {}
         }

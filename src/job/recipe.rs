@@ -12,7 +12,6 @@
 //! | `file` `write` | the recipe as a GGUF file |
 //! | `compression` `delta` | its parts: compressed frames, a header as differences from another |
 //! | `rebuild` `bounds` | the file, made again; sizes that a recipe may declare |
-//! | `pack` `pack_list` | a folder of files as a source and recipes |
 
 mod bounds;
 mod compression;
@@ -23,8 +22,6 @@ mod file;
 mod keys;
 mod layout;
 mod near;
-mod pack;
-mod pack_list;
 mod rebuild;
 mod report;
 mod source;
@@ -42,7 +39,6 @@ use crate::job::input::must_be_model;
 use crate::job::{Guard, JobError};
 
 pub use error::RecipeError;
-pub use pack::{PackOptions, PackReport, PackedFile, UnpackReport, pack, unpack};
 pub use report::{
     BlockDifference, FileRecipe, ImportanceFinding, ImportanceKey, ImportanceUse, KeyFinding, PaddingFinding,
     TensorFinding, TensorStatus, WrittenRecipe,

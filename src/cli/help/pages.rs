@@ -12,7 +12,7 @@ pub(super) struct Page {
 }
 
 /// One-line descriptions of subcommands whose own sentence is longer.
-pub(super) const ABOUT: [(&str, &str); 22] = [
+pub(super) const ABOUT: [(&str, &str); 20] = [
     ("msmodelslim2gguf", "Convert a checkpoint of Ascend's msModelSlim to GGUF"),
     ("merge-lora", "Merge a LoRA adapter into its base model, as GGUF"),
     ("archs", "List the architectures that can be converted"),
@@ -22,8 +22,6 @@ pub(super) const ABOUT: [(&str, &str); 22] = [
     ("ladder", "Write many types of a model from one reading"),
     ("recipe", "Find out how a quantized file was made"),
     ("rebuild", "Make a file again from its recipe"),
-    ("pack", "Pack a folder as its model and recipes"),
-    ("unpack", "Make every file of a packed folder again"),
     ("combine", "Combine the parts that `--part` wrote"),
     ("logits", "Print the logits after each prompt as JSON lines"),
     ("set", "Set metadata keys"),
@@ -147,7 +145,6 @@ pub(super) const PAGES: &[Page] = &[
             ("one file", "IN [OUT] TYPE"),
             ("many types of a model", "ladder IN -o DIR"),
             ("how a file was made", "recipe FILE --source IN, rebuild RECIPE"),
-            ("a folder in less space", "pack DIR, unpack DIR"),
             ("statistics of a text", "stats IN --calibrate TEXT"),
             ("completion in a shell", "completions SHELL"),
         ],
@@ -214,31 +211,6 @@ pub(super) const PAGES: &[Page] = &[
             "gguf-quantize rebuild q4_k_m.recipe.gguf --source model-bf16.gguf -o model-Q4_K_M.gguf",
             "gguf-quantize rebuild iq3_m.recipe.gguf --source m.gguf --imatrix im.gguf -o m-IQ3_M.gguf",
             "gguf-quantize rebuild q8_0.recipe.gguf --source ./Llama-3.2-1B -o model-Q8_0.gguf --json",
-        ],
-    },
-    Page {
-        path: &["gguf-quantize", "pack"],
-        tasks: &[],
-        shown: &[
-            ("folder", "Folder with quantizations of one model"),
-            ("source", "The model, as a GGUF file"),
-            IMATRIX,
-            ("output", "Folder for the pack"),
-        ],
-        examples: &[
-            "gguf-quantize pack models --source models/model-bf16.gguf -o packed",
-            "gguf-quantize pack models --source ../model-f16.gguf --imatrix im.gguf -o packed",
-            "gguf-quantize unpack packed -o models-again",
-        ],
-    },
-    Page {
-        path: &["gguf-quantize", "unpack"],
-        tasks: &[],
-        shown: &[("pack", "Folder that `pack` has written"), ("output", "Folder for the files")],
-        examples: &[
-            "gguf-quantize unpack packed -o models",
-            "gguf-quantize unpack packed -o models --no-sync",
-            "gguf-quantize unpack packed -o models --json",
         ],
     },
     Page {

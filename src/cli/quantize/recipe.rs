@@ -1,6 +1,5 @@
-//! `gguf-quantize recipe`, `rebuild`, `pack` and `unpack`: how files were made of a source, and making them again.
+//! `gguf-quantize recipe` and `rebuild`: how files were made of a source, and making them again.
 
-mod folder;
 mod print;
 
 use std::path::PathBuf;
@@ -15,8 +14,6 @@ use crate::convert::ConvertOptions;
 use crate::core::text::{bytes, escape};
 use crate::job::recipe::{RecipeOutput, RecipeSource, find_recipe, rebuild};
 use crate::job::{JobError, JobInput};
-
-pub(super) use folder::{PackArgs, UnpackArgs};
 
 /// Model that a file was made of.
 #[derive(Clone, Debug, Args)]

@@ -25,14 +25,6 @@ pub enum RecipeError {
     OtherMatrix { path: PathBuf, expected: String, found: String },
     #[error("{}: the file has another digest than the original: {expected} expected, found {found}", path.display())]
     Mismatch { path: PathBuf, expected: String, found: String },
-    #[error("{}: the source of a pack must be a GGUF file", path.display())]
-    NotGguf { path: PathBuf },
-    #[error("{}: {what}", path.display())]
-    Folder { path: PathBuf, what: &'static str },
-    #[error("{}: `{}` is the name of two files of the pack", path.display(), escape(name))]
-    NameTwice { path: PathBuf, name: String },
-    #[error("{}: {what}", path.display())]
-    PackList { path: PathBuf, what: String },
 }
 
 impl Hint for RecipeError {
@@ -48,12 +40,6 @@ impl Hint for RecipeError {
             Self::NoMatrix { .. } => "give it with --imatrix",
             Self::OtherMatrix { .. } => "give the importance matrix that the recipe was made with",
             Self::Mismatch { .. } => "the recipe is damaged, or another version of this program made it",
-            Self::NotGguf { .. } => {
-                "convert it first: `gguf-convert hf2gguf DIR --type bf16 -o model-bf16.gguf`"
-            }
-            Self::NameTwice { .. } => "give one of the files another name",
-            Self::PackList { .. } => "give a folder that `gguf-quantize pack` has written",
-            Self::Folder { .. } => return Vec::new(),
         };
         vec![hint.to_owned()]
     }

@@ -288,9 +288,4 @@ impl Examined<'_> {
     pub(super) fn needs_matrix(&self) -> bool {
         self.tensors.iter().any(|tensor| tensor.origin.is_some_and(|origin| origin.way == Way::Importance))
     }
-
-    /// Returns true if some tensor is made of the source.
-    pub(super) fn is_of_source(&self) -> bool {
-        self.tensors.iter().any(|tensor| tensor.origin.is_some())
-    }
 }

@@ -94,11 +94,6 @@ impl RecipeSource {
         self.opened.metadata()
     }
 
-    /// Paths of the files of the model.
-    pub(super) fn paths(&self) -> Vec<PathBuf> {
-        self.opened.paths()
-    }
-
     pub(super) fn index_of(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }

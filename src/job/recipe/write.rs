@@ -135,11 +135,6 @@ impl Packed {
         Ok(Self { spool: spool.file, parts: spool.parts, plan, written })
     }
 
-    /// Size of the recipe in bytes.
-    pub(super) fn file_bytes(&self) -> u64 {
-        self.plan.file_bytes
-    }
-
     /// Writes the recipe.
     pub(super) fn write(&self, output: &OutputFile, target: &Path) -> Result<WrittenRecipe, JobError> {
         output.reserve(self.plan.file_bytes).map_err(WriteError::Io)?;

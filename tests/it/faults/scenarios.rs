@@ -41,7 +41,6 @@ impl Inputs {
         run("gguf-quantize", "f16.gguf kit/q4.gguf --type q4_0 --no-sync");
         run("gguf-quantize", "recipe kit/q4.gguf --source f16.gguf -o q4.recipe.gguf --no-sync");
         run("gguf-quantize", "recipe other.gguf --source f16.gguf -o q8.recipe.gguf --no-sync");
-        run("gguf-quantize", "pack kit --source f16.gguf -o packed --no-sync");
         flux("").write(&dir.join("image.safetensors"));
         for part in ["1/3", "2/3"] {
             run("gguf-quantize", &format!("f16.gguf --type q6_k --part {part} --into m.gguf --no-sync"));
@@ -203,8 +202,6 @@ pub const ALL: &[Scenario] = &[
         .prepared(|inputs, dir| inputs.copy("q8.recipe.gguf", dir.join("r.gguf"))),
     scenario("rebuild", "gguf-quantize", "rebuild ../in/q4.recipe.gguf --source ../in/f16.gguf -o m.gguf")
         .over_a_file(),
-    scenario("pack", "gguf-quantize", "pack ../in/kit --source ../in/f16.gguf -o packed").once(),
-    scenario("unpack", "gguf-quantize", "unpack ../in/packed -o kit").once(),
     scenario("image model", "gguf-convert", "hf2gguf ../in/image.safetensors -o m.gguf --type q4_k_s")
         .over_a_file(),
     scenario("set", "gguf-inspect", "set m.gguf general.name=changed").over_a_file(),

@@ -1,4 +1,4 @@
-//! `gguf-quantize recipe`, `rebuild`, `pack` and `unpack`: files of known origin, edits that are found and named, and
+//! `gguf-quantize recipe` and `rebuild`: files of known origin, edits that are found and named, and
 //! files made again byte for byte.
 
 use std::path::Path;
@@ -436,64 +436,6 @@ fn other_sources_matrices_and_outputs_are_refused() {
     says(&["rebuild", "q.gguf", "--source", "in.gguf", "-o", "x.gguf"], 1, "not a recipe");
     says(&["recipe", "none.gguf", "--source", "in.gguf"], 1, "none.gguf");
     assert!(!dir.join("x.gguf").exists());
-}
-
-two_tiers!(a_folder_is_packed_and_unpacked);
-
-fn a_folder_is_packed_and_unpacked(tier: Tier) {
-    let dir = tempfile::tempdir().unwrap();
-    let dir = dir.path();
-    convert(tier, dir, "f16");
-    importance(dir, "m.gguf", tier.of(2000, 6000));
-    let [option, types] = tier.of(["--types", "q8_0,q4_k_m,iq2_m"], ["--preset", "full"]);
-    let args = ["in.gguf", "-o", "out", option, types, "--imatrix", "m.gguf"];
-    program(dir, "ladder", &args).ok();
-    fs_err::copy(dir.join("m.gguf"), dir.join("out/imatrix.gguf")).unwrap();
-    fs_err::copy(dir.join("in.gguf"), dir.join("out/model-F16.gguf")).unwrap();
-    fs_err::create_dir_all(dir.join("out/more")).unwrap();
-    fs_err::write(dir.join("out/more/note.txt"), "text").unwrap();
-    // A file with an edit, one of another model, and one that is no model.
-    let mut edited = fs_err::read(dir.join("out/in-Q4_K_M.gguf")).unwrap();
-    let n_bytes = edited.len();
-    edited[n_bytes - 1000] ^= 1;
-    fs_err::write(dir.join("out/more/edited.gguf"), &edited).unwrap();
-    fs_err::write(dir.join("out/broken.gguf"), &edited[..n_bytes / 2]).unwrap();
-
-    let packed = program(dir, "pack", &["out", "--source", "out/model-F16.gguf", "-o", "pack", "--json"]);
-    let report = packed.ok().json();
-    let of = |key: &str| report[key].as_u64().unwrap();
-    let own: u64 = of("source_bytes");
-    // The matrix and the texts are as large as they are; of everything else little is left.
-    let kept: u64 = ["imatrix.gguf", "broken.gguf", "README.md", "ladder.json", "SHA256SUMS"]
-        .iter()
-        .map(|name| fs_err::metadata(dir.join("out").join(name)).unwrap().len())
-        .sum();
-    assert!(of("pack_bytes") - kept < own + own * 6 / 100, "{} of {own}, {kept} kept", of("pack_bytes"));
-    assert!(files::names(dir.join("pack")).contains(&"in-Q4_K_M.recipe.gguf".to_owned()));
-    program(dir, "unpack", &["pack", "-o", "again"]).prints(0, "every file has the SHA-256 of its original");
-    for folder in ["", "more"] {
-        let [old, new] = ["out", "again"].map(|base| dir.join(base).join(folder));
-        assert_eq!(files::names(&old), files::names(&new));
-        for name in files::names(&old).iter().filter(|name| old.join(name).is_file()) {
-            let [old, new] = [&old, &new].map(|folder| fs_err::read(folder.join(name)).unwrap());
-            assert!(old == new, "{name} is not what it was");
-        }
-    }
-    // Nothing of a pack that is damaged.
-    let path = dir.join("pack/in-Q4_K_M.recipe.gguf");
-    let mut recipe = fs_err::read(&path).unwrap();
-    let n_bytes = recipe.len();
-    recipe[n_bytes - 200] ^= 0x40;
-    fs_err::write(&path, recipe).unwrap();
-    assert_eq!(program(dir, "unpack", &["pack", "-o", "third"]).code(), 1);
-    assert!(!dir.join("third").exists());
-    program(dir, "unpack", &["out", "-o", "third"]).says(1, "no list of a pack");
-    program(dir, "pack", &["pack", "--source", "in.gguf", "-o", "third"]).says(1, "this is a pack already");
-    let source = fixture("tiny-llama");
-    let args = ["out", "--source", source.to_str().unwrap(), "-o", "third"];
-    let refused = program(dir, "pack", &args).says(1, "must be a GGUF file");
-    assert!(refused.err.contains("convert it first"), "{}", refused.err);
-    assert!(!dir.join("third").exists());
 }
 
 #[test]

@@ -253,8 +253,6 @@ pub(super) const WAYS: &[Way] = &[
         &["recipe"],
         MODEL,
     ),
-    way("gguf-quantize pack", "pack model --source base.gguf --imatrix m.imatrix", &["folder"], DIR),
-    way("gguf-quantize unpack", "unpack model", &["pack"], DIR),
     way(
         "gguf-quantize stats",
         "stats --calibrate long.txt --no-self-text --calibrate-tokens 1024 --check-text check.txt tiny.gguf",
