@@ -1,7 +1,6 @@
-//! Files that runs keep for each other: statistics of a model, whole or in parts, and parts of a verdict.
+//! Files that runs keep for each other: statistics of a model, and parts of a verdict.
 
-use gguf_foundry::calibrate::{Statistics, StatisticsError, combine_statistics};
-use gguf_foundry::core::progress::Silent;
+use gguf_foundry::calibrate::Statistics;
 use gguf_foundry::verify::{Thresholds, VerificationPart, combine_parts};
 use sha2::{Digest, Sha256};
 
@@ -12,11 +11,7 @@ const FILES: [&str; 4] =
 /// Number of bytes of a part before those that its checksum covers.
 const HEAD_BYTES: usize = 48;
 
-fn hex(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<Vec<_>>().concat()
-}
-
-/// Reads everything in whole statistics.
+/// Reads everything in statistics.
 fn read(statistics: &Statistics) -> bool {
     let _ = (statistics.kinds(), statistics.layer_bytes(), statistics.n_ctx(), statistics.seed());
     let mut are_all_read = true;
@@ -34,30 +29,10 @@ fn read(statistics: &Statistics) -> bool {
     are_all_read & accepted(statistics.importance()).is_some()
 }
 
-/// Reads a directory of statistics. A part gets matching digests, so that the checks after them are reached.
+/// Reads a directory of statistics.
 pub(super) fn statistics(data: &[u8]) -> bool {
-    let mut files = bundle::split(data, &FILES);
-    let lines: Vec<String> = files.iter().map(|(name, bytes)| format!("{}  {name}\n", hex(bytes))).collect();
-    let lines = lines.concat().into_bytes();
-    files.push(("SHA256SUMS", &lines));
-    let dir = Directory::of(&files);
-    match Statistics::open(dir.path()) {
-        Ok(statistics) => return read(&statistics),
-        Err(StatisticsError::IsPart { .. }) => {}
-        Err(error) => {
-            assert!(!error.to_string().is_empty());
-            return false;
-        }
-    }
-    let whole = dir.path().join("whole");
-    let Some(found) = accepted(combine_statistics(&[dir.path().to_owned()], &whole, false, &Silent)) else {
-        assert!(!whole.exists(), "a failure leaves something");
-        return false;
-    };
-    let statistics = Statistics::open(&whole).expect("what was written can be read");
-    assert_eq!(statistics.n_layers(), found.n_layers);
-    assert!(read(&statistics), "what was written can be read");
-    true
+    let dir = Directory::of(&bundle::split(data, &FILES));
+    accepted(Statistics::open(dir.path())).is_some_and(|statistics| read(&statistics))
 }
 
 /// Reads a part of a verdict, with a matching checksum.

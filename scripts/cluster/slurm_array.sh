@@ -6,10 +6,9 @@
 #   sbatch --array=1-8 scripts/cluster/slurm_array.sh gguf-quantize ladder SOURCE -o DIR --imatrix FILE
 #   sbatch --array=1-8 scripts/cluster/slurm_array.sh gguf-verify MODEL --prompts FILE -o run-{part}.part
 #   sbatch --array=1-8 scripts/cluster/slurm_array.sh gguf-verify imatrix MODEL --prompts FILE -o m-{part}.part
-#   sbatch --array=1-8 scripts/cluster/slurm_array.sh gguf-quantize stats MODEL --calibrate FILE -o stats-{part}
 #
-# `{part}` becomes the number of the task: parts of a verdict, an importance matrix or statistics are files (folders) of their
-# own, which `gguf-verify combine` makes one of.
+# `{part}` becomes the number of the task: parts of a verdict or an importance matrix are files of their own, which
+# `gguf-verify combine` makes one of.
 #
 # The files of a ladder are put together by the same command with `--resume`, on one machine, when all tasks are through:
 #   sbatch --dependency=afterok:JOB --wrap 'gguf-quantize ladder SOURCE -o DIR --imatrix FILE --resume'

@@ -4,14 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 
-use serde::Serialize;
-
 use crate::collector::{Consumer, MomentCollector, Schedule, Wanted};
 use crate::memory::{Needs, moment_bytes};
-use crate::{CalibrateError, CalibrationText, ImportanceSums, LayerMoments, LayerSums};
+use crate::{CalibrateError, CalibrationText, LayerMoments};
 use gguf_core::progress::Progress;
 use gguf_engine::{Engine, EngineError, EngineOptions, Ffn, GraphPlan, ModelKind, TokenChunk};
-use gguf_format::{ColumnSums, ImatrixSums, Share};
+use gguf_format::{ColumnSums, ImatrixSums};
 use gguf_verification::{Model, SumCollector, Window};
 
 /// Maximum tokens of a batch of whole windows. It is large enough that decoding weights costs little compared with the
@@ -41,19 +39,6 @@ struct WindowBatch {
     n_rows: usize,
 }
 
-/// Range of batches that a run has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct BatchRange {
-    /// Index of the first batch, from 0.
-    pub first: usize,
-    /// Number of batches of this run.
-    #[serde(rename = "count")]
-    pub n: usize,
-    /// Number of batches of the whole text.
-    #[serde(rename = "all")]
-    pub of: usize,
-}
-
 /// Prepared run: the text is cut into windows, the model's graph is built, and the memory is counted.
 pub struct CalibrationRun<'a> {
     engine: Engine<'a>,
@@ -61,7 +46,6 @@ pub struct CalibrationRun<'a> {
     options: CalibrateOptions<'a>,
     needs: Needs,
     batches: Vec<WindowBatch>,
-    range: BatchRange,
 }
 
 impl<'a> CalibrationRun<'a> {
@@ -74,37 +58,13 @@ impl<'a> CalibrationRun<'a> {
         text: &'a CalibrationText,
         options: CalibrateOptions<'a>,
     ) -> Result<Self, CalibrateError> {
-        Self::of_share(model, text, options, None)
-    }
-
-    /// Builds a run over a share of the text. A share has consecutive batches, chosen so that the largest share has as
-    /// few tokens as possible. All shares must be given the same text.
-    ///
-    /// # Errors
-    /// As [`CalibrationRun::new`]; [`CalibrateError::FewBatches`] for more shares than batches.
-    pub fn of_share(
-        model: &Model<'a>,
-        text: &'a CalibrationText,
-        options: CalibrateOptions<'a>,
-        share: Option<Share>,
-    ) -> Result<Self, CalibrateError> {
         let engine = Engine::new(model.plan()?, model.source, options.engine)?;
-        let mut batches = batches(text, batch_tokens(engine.plan()));
-        let of = batches.len();
-        let mut range = BatchRange { first: 0, n: of, of };
-        if let Some(share) = share {
-            if of < share.count() {
-                return Err(CalibrateError::FewBatches { share, n_batches: of, n_tokens: text.n_tokens() });
-            }
-            let own = share.of_costs(&batches.iter().map(|batch| batch.n_tokens as u64).collect::<Vec<_>>());
-            range = BatchRange { first: own.start, n: own.len(), of };
-            batches = batches.drain(own).collect();
-        }
+        let batches = batches(text, batch_tokens(engine.plan()));
         let n_tokens = batches.iter().map(|batch| batch.n_tokens).sum();
-        let needs = needs_of(model, &engine, text, n_tokens, options.wants);
+        let needs = needs(model, &engine, text, options.wants);
         let is_spilling = needs.spills(&options.engine, n_tokens)?;
         let engine = if is_spilling { engine.spilling(options.dir) } else { engine };
-        Ok(Self { engine, text, options, needs, batches, range })
+        Ok(Self { engine, text, options, needs, batches })
     }
 
     /// Adds the bytes that the consumer of the moments needs while the run goes on.
@@ -117,11 +77,6 @@ impl<'a> CalibrationRun<'a> {
             self.engine = self.engine.spilling(self.options.dir);
         }
         Ok(self)
-    }
-
-    /// Batches that the run has.
-    pub fn batches(&self) -> BatchRange {
-        self.range
     }
 
     /// Number of tokens that are run.
@@ -173,20 +128,10 @@ impl<'a> CalibrationRun<'a> {
         progress: &dyn Progress,
         take: &mut (dyn FnMut(LayerMoments) -> Result<(), E> + Send),
     ) -> Result<Vec<ImatrixSums>, E> {
-        let sums = self.collect(progress, &mut |layer| take(layer.round()))?;
+        let sums = self.collect(progress, take)?;
         let kinds = self.text.kinds.iter().zip(sums);
         let sums = kinds.map(|(kind, own)| self.importance(&kind.name, kind.windows.len(), own.into_sums()));
         Ok(sums.collect())
-    }
-
-    /// Runs the model over a share; the sums can be added to those of other shares.
-    pub fn run_share<E: From<CalibrateError> + Send>(
-        &self,
-        progress: &dyn Progress,
-        take: &mut (dyn FnMut(LayerSums) -> Result<(), E> + Send),
-    ) -> Result<ImportanceSums, E> {
-        let sums = self.collect(progress, take)?.into_iter().map(SumCollector::into_exact);
-        Ok(ImportanceSums { kinds: sums.collect() })
     }
 
     fn collect<E: From<CalibrateError> + Send>(
@@ -262,19 +207,9 @@ pub(super) fn needs(
     text: &CalibrationText,
     wants: Wanted<'_>,
 ) -> Needs {
-    needs_of(model, engine, text, text.n_tokens(), wants)
-}
-
-/// Memory for a run over `n_tokens` tokens of the text.
-fn needs_of(
-    model: &Model<'_>,
-    engine: &Engine<'_>,
-    text: &CalibrationText,
-    n_tokens: usize,
-    wants: Wanted<'_>,
-) -> Needs {
     let longest = text.longest();
     let batch = batch_tokens(engine.plan()).max(longest);
+    let n_tokens = text.n_tokens();
     let activations = engine.run_bytes(n_tokens, batch, longest);
     let unspilled = engine.unspilled_bytes(n_tokens, longest);
     let moments = moment_bytes(engine.plan(), model.source, wants).saturating_mul(text.kinds.len() as u64);

@@ -5,8 +5,7 @@ use std::ops::ControlFlow;
 use std::sync::{Mutex, MutexGuard};
 
 use crate::groups::{InputRows, MatrixKey, SumGroups};
-use crate::moments::KindMoments;
-use crate::{CalibrateError, LayerSums, MatrixName, MomentSums};
+use crate::{CalibrateError, LayerMoments, MatrixName, MomentSums};
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{TensorMeta, TensorSource};
 use gguf_engine::{Engine, Matrix, Observer};
@@ -16,7 +15,7 @@ use gguf_verification::SumCollector;
 pub type Wanted<'a> = &'a (dyn Fn(&TensorMeta) -> bool + Sync);
 
 /// Callback that receives the moments of a layer.
-pub(super) type Consumer<'a, E> = &'a mut (dyn FnMut(LayerSums) -> Result<(), E> + Send);
+pub(super) type Consumer<'a, E> = &'a mut (dyn FnMut(LayerMoments) -> Result<(), E> + Send);
 
 /// Order in which the text is run.
 #[derive(Clone, Debug)]
@@ -123,7 +122,7 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         layer: Option<usize>,
         is_done: impl Fn(MatrixKey) -> bool,
     ) -> Result<(), E> {
-        let mut kinds: Vec<KindMoments<MomentSums>> = Vec::with_capacity(state.kinds.len());
+        let mut kinds: Vec<Vec<(Vec<MatrixName>, MomentSums)>> = Vec::with_capacity(state.kinds.len());
         for groups in &mut state.kinds {
             groups.end_batch();
             let taken = groups.take(&is_done).into_iter();
@@ -137,7 +136,10 @@ impl<'a, E: From<CalibrateError> + Send> MomentCollector<'a, E> {
         if kinds.iter().all(Vec::is_empty) {
             return Ok(());
         }
-        (state.consumer)(LayerSums::of(layer, kinds))
+        let round = |groups: Vec<(Vec<MatrixName>, MomentSums)>| {
+            groups.into_iter().map(|(names, sums)| (names, sums.round())).collect()
+        };
+        (state.consumer)(LayerMoments::of(layer, kinds.into_iter().map(round).collect()))
     }
 
     fn names(&self, keys: Vec<MatrixKey>) -> Vec<MatrixName> {

@@ -6,7 +6,6 @@ use crate::{StatisticsError, WorkError};
 use gguf_core::Hint;
 use gguf_core::text::escape;
 use gguf_engine::EngineError;
-use gguf_format::Share;
 use gguf_quantization::{AllocateError, QuantizeError};
 use gguf_verification::VerifyError;
 
@@ -66,10 +65,6 @@ pub enum CalibrateError {
     SelfMemory { budget_bytes: u64, needed_bytes: u64 },
     #[error("{}: {what}", path.display())]
     OtherSelfText { path: PathBuf, what: &'static str },
-    #[error(
-        "part {share} of {n_tokens} tokens of calibration text, which are {n_batches} batches that cannot be cut"
-    )]
-    FewBatches { share: Share, n_batches: usize, n_tokens: usize },
     #[error("calibration: what `{}` is multiplied with is not finite", escape(tensor))]
     NonFinite { tensor: String },
 }
@@ -104,9 +99,6 @@ impl Hint for CalibrateError {
                 vec![
                     "give a longer text, or a folder of texts: the files of a folder are one kind".to_owned(),
                 ]
-            }
-            Self::FewBatches { n_batches, .. } => {
-                vec![format!("choose {n_batches} parts or fewer, or more tokens with `--calibrate-tokens`")]
             }
             Self::OtherSelfText { .. } => {
                 vec!["name a new file with `--self-text`, and the model writes its text there".to_owned()]

@@ -227,7 +227,10 @@ mod tests {
         let taken = groups.take(|_| true);
         let show = |(members, moments): (Vec<MatrixKey>, MomentSums)| {
             let tensors = members.into_iter().map(|matrix| matrix.tensor).collect();
-            (tensors, moments.n_rows(), moments.round().sums().row(0)[0])
+            {
+                let moments = moments.round();
+                (tensors, moments.n_rows(), moments.sums().row(0)[0])
+            }
         };
         taken.into_iter().map(show).collect()
     }

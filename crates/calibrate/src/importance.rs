@@ -3,14 +3,6 @@
 use std::collections::BTreeMap;
 
 use gguf_format::{ColumnSums, ImatrixSums};
-use gguf_verification::ExactColumns;
-
-/// Importance sums of each kind of text, to which the sums of other parts of the text can be added.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ImportanceSums {
-    /// Sums by kind and tensor.
-    pub(super) kinds: Vec<BTreeMap<String, ExactColumns>>,
-}
 
 /// Sums up the importance sums of several kinds.
 pub fn total_importance(kinds: &[ImatrixSums]) -> ImatrixSums {

@@ -49,26 +49,21 @@ mod text;
 mod types;
 mod work;
 
-pub use calibration_run::{BatchRange, CalibrateOptions, CalibrationRun};
+pub use calibration_run::{CalibrateOptions, CalibrationRun};
 pub use collector::Wanted;
 pub use costs::{MeasureOptions, measure_costs};
 pub use error::CalibrateError;
 pub use fidelity::{Fidelity, Trial, solve};
 pub use figures::{HeldOutFigures, WORTH_IT};
-pub use importance::{ImportanceSums, total_importance};
+pub use importance::total_importance;
 pub use memory::Needs;
-pub use moments::{
-    Layer, LayerMoments, LayerSums, MatrixName, MeanMoments, MomentSums, Moments, SharedInput,
-};
+pub use moments::{LayerMoments, MatrixName, MeanMoments, MomentSums, Moments, SharedInput};
 pub use options::{FidelityOptions, Keep, Solver, StatisticsOutput};
 pub use outlook::Outlook;
 pub use sampler::{SelfText, WrittenText};
 pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};
-pub use store::{
-    CombinedStatistics, PartWriter, Statistics, StatisticsCounts, StatisticsError, StatisticsKind,
-    StatisticsPart, StatisticsWriter, TextShare, combine_statistics,
-};
+pub use store::{Statistics, StatisticsCounts, StatisticsError, StatisticsKind, StatisticsWriter};
 pub use text::{CalibrationText, HeldOutText, SELF_NAME, TextKind, TextOptions, TextSource};
 pub use types::{ChosenTypes, TypesOptions, choose_types, measure_mix};
 pub use work::{SelfTextKeeper, WorkError, WorkFolder};

@@ -32,15 +32,6 @@ impl Moments {
         &self.sums
     }
 
-    /// Returns true if all sums are finite and no sum of squares is negative.
-    pub(super) fn are_sums(&self) -> bool {
-        let is_sum = |row: usize| {
-            let own = self.sums.row(row);
-            own.iter().all(|sum| sum.is_finite()) && own.first().is_some_and(|square| *square >= 0.0)
-        };
-        (0..self.n_cols()).all(is_sum)
-    }
-
     /// Adds the sums of other rows.
     ///
     /// # Panics
@@ -51,7 +42,7 @@ impl Moments {
     }
 }
 
-/// Moments while rows are added or parts are combined; the order does not matter.
+/// Moments while rows are added; the order does not matter.
 #[derive(Clone, Debug)]
 pub struct MomentSums {
     n_rows: u64,
@@ -70,22 +61,6 @@ impl MomentSums {
     /// Number of columns of the rows.
     pub fn n_cols(&self) -> usize {
         self.sums.n_cols()
-    }
-
-    /// Number of rows that were summed.
-    pub fn n_rows(&self) -> u64 {
-        self.n_rows
-    }
-
-    /// `XᵀX`, not divided by the number of rows.
-    pub fn sums(&self) -> &GramSum {
-        &self.sums
-    }
-
-    /// Sums of `XᵀX` to which the caller adds `n_rows` more rows.
-    pub(super) fn sums_of_more(&mut self, n_rows: u64) -> &mut GramSum {
-        self.n_rows = self.n_rows.saturating_add(n_rows);
-        &mut self.sums
     }
 
     /// Adds a batch of rows, `[n, n_cols]`, as [`GramSum::add_rows`] does.
@@ -145,36 +120,30 @@ pub struct MeanMoments {
     pub h: Vec<f32>,
 }
 
-/// Moments of a layer: one `M` for each kind of text and input.
+/// Moments of a layer for each kind of text and input.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Layer<M> {
+pub struct LayerMoments {
     /// Layer number, counted over all stacks, encoder first. `None` is outside of layers: the head, which is multiplied
     /// with the output of the final norm, and everything before or after all layers.
     pub layer: Option<usize>,
     /// Inputs of the layer.
     pub inputs: Vec<SharedInput>,
     /// Moments, by kind of text.
-    pub(super) kinds: Vec<Vec<M>>,
+    pub(super) kinds: Vec<Vec<Moments>>,
 }
 
-/// Moments of a layer.
-pub type LayerMoments = Layer<Moments>;
-
-/// Moments of a layer to which others may still be added.
-pub type LayerSums = Layer<MomentSums>;
-
 /// Moments of one kind of text, with their matrices.
-pub(super) type KindMoments<M> = Vec<(Vec<MatrixName>, M)>;
+pub(super) type KindMoments = Vec<(Vec<MatrixName>, Moments)>;
 
-impl<M> Layer<M> {
+impl LayerMoments {
     /// Builds a layer in which matrices that share their moments in all kinds have one input.
-    fn shared(layer: Option<usize>, kinds: Vec<KindMoments<M>>, n_cols: impl Fn(&M) -> usize) -> Self {
+    fn shared(layer: Option<usize>, kinds: Vec<KindMoments>) -> Self {
         let mut places: BTreeMap<MatrixName, (usize, Vec<Option<usize>>)> = BTreeMap::new();
         for (kind, groups) in kinds.iter().enumerate() {
             for (at, (matrices, moments)) in groups.iter().enumerate() {
                 for matrix in matrices {
                     let place = places.entry(matrix.clone());
-                    let (_, place) = place.or_insert_with(|| (n_cols(moments), vec![None; kinds.len()]));
+                    let (_, place) = place.or_insert_with(|| (moments.n_cols(), vec![None; kinds.len()]));
                     place[kind] = Some(at);
                 }
             }
@@ -192,7 +161,7 @@ impl<M> Layer<M> {
     }
 
     /// Moments of an input of this layer in one kind of text.
-    pub fn moments(&self, input: &SharedInput, kind: usize) -> Option<&M> {
+    pub fn moments(&self, input: &SharedInput, kind: usize) -> Option<&Moments> {
         self.kinds.get(kind)?.get((*input.moments.get(kind)?)?)
     }
 
@@ -209,31 +178,10 @@ impl<M> Layer<M> {
     }
 }
 
-impl LayerSums {
-    /// Builds the sums of a layer from those of matrices that have met the same rows, by kind.
-    pub(super) fn of(layer: Option<usize>, kinds: Vec<KindMoments<MomentSums>>) -> Self {
-        Self::shared(layer, kinds, MomentSums::n_cols)
-    }
-
-    /// Rounds each sum once.
-    pub fn round(self) -> LayerMoments {
-        let Self { layer, inputs, kinds } = self;
-        let of_kind = |(kind, sums): (usize, Vec<MomentSums>)| {
-            let of_group = |(at, sums): (usize, MomentSums)| {
-                let own = inputs.iter().filter(|input| input.moments.get(kind) == Some(&Some(at)));
-                (own.flat_map(|input| input.matrices.iter().cloned()).collect(), sums.round())
-            };
-            sums.into_iter().enumerate().map(of_group).collect()
-        };
-        LayerMoments::of(layer, kinds.into_iter().enumerate().map(of_kind).collect())
-    }
-}
-
 impl LayerMoments {
-    /// Builds the moments of a layer, by kind. Matrices whose moments are equal in all kinds share one input. So parts
-    /// that were combined give the same result as a single run.
-    pub(super) fn of(layer: Option<usize>, kinds: Vec<KindMoments<Moments>>) -> Self {
-        Self::shared(layer, kinds.into_iter().map(joined).collect(), Moments::n_cols)
+    /// Builds the moments of a layer, by kind. Matrices whose moments are equal in all kinds share one input.
+    pub(super) fn of(layer: Option<usize>, kinds: Vec<KindMoments>) -> Self {
+        Self::shared(layer, kinds.into_iter().map(joined).collect())
     }
 
     /// Mean moments of an input over kinds, with one weight per kind. A kind without rows does not count. `None` if no
@@ -265,8 +213,8 @@ impl LayerMoments {
 }
 
 /// Joins equal moments, in the order of the first of their matrices.
-fn joined(groups: KindMoments<Moments>) -> KindMoments<Moments> {
-    let mut joined: KindMoments<Moments> = Vec::with_capacity(groups.len());
+fn joined(groups: KindMoments) -> KindMoments {
+    let mut joined: KindMoments = Vec::with_capacity(groups.len());
     // Keyed by the row count and the squares, which are quick to compare.
     let mut places: BTreeMap<(u64, Vec<u32>), Vec<usize>> = BTreeMap::new();
     for (matrices, moments) in groups {
@@ -350,6 +298,12 @@ mod tests {
             }
             sums
         };
+        let of = |layer, groups: Vec<(Vec<MatrixName>, MomentSums)>| {
+            LayerMoments::of(
+                layer,
+                vec![groups.into_iter().map(|(names, sums)| (names, sums.round())).collect()],
+            )
+        };
         let rows = [[1.0, 2.0], [3.0, 4.0]];
         let names = |names: &[&str]| names.iter().map(|n| name(n, None)).collect::<Vec<_>>();
         let apart = vec![
@@ -358,14 +312,12 @@ mod tests {
             (names(&["a"]), sums(&rows)),
         ];
         let together = vec![(names(&["b", "a"]), sums(&rows)), (names(&["c"]), sums(&[[5.0, 6.0]]))];
-        let (apart, together) = (LayerSums::of(Some(1), vec![apart]), LayerSums::of(Some(1), vec![together]));
-        assert_eq!((apart.inputs.len(), together.inputs.len()), (3, 2));
-        let apart = apart.round();
-        assert_eq!(apart, together.round());
+        let apart = of(Some(1), apart);
+        assert_eq!(apart, of(Some(1), together));
         assert_eq!((apart.inputs.len(), &apart.inputs[0].matrices), (2, &names(&["a", "b"])));
         // One more row, even of zeros, gives another mean.
         let more = vec![(names(&["a"]), sums(&rows)), (names(&["b"]), sums(&[rows[0], rows[1], [0.0; 2]]))];
-        assert_eq!(LayerSums::of(None, vec![more]).round().inputs.len(), 2);
+        assert_eq!(of(None, more).inputs.len(), 2);
     }
 
     #[test]

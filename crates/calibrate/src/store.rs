@@ -10,26 +10,17 @@
 //!   row by row: `h = zeros((n, n)); h[triu_indices(n)] = x` with numpy. Sums of several kinds and runs can be added.
 //! - `importance.safetensors`: sums of squares of each column (`kind0/NAME.sums`, f64, a row per matrix of the tensor)
 //!   and the number of rows that were summed (`kind0/NAME.counts`), as llama-imatrix counts them.
-//!
-//! A part, made from a share of the text, declares in `statistics.json` what it is a part of. It holds sums as they
-//! were in memory, so that all parts together give the bits of a single run: `kind0.input3` in f64, the parts that were
-//! rounded off in `kind0.input3.rests` (f64) for the rows and columns `kind0.input3.places` (i64, `[n, 2]`) if there
-//! are any, and `kind0/NAME.rests`. `SHA256SUMS` has a line for each of its files.
 
-mod combine;
 mod error;
 mod folder;
 mod manifest;
-mod part;
 mod read;
 mod tensor_file;
 mod write;
 
-pub use combine::{CombinedStatistics, combine_statistics};
 pub use error::StatisticsError;
 pub use manifest::StatisticsCounts;
 pub(super) use manifest::WindowEntry;
-pub use part::{PartWriter, StatisticsPart, TextShare};
 pub(super) use read::read_importance;
 pub use read::{Statistics, StatisticsKind};
 pub use write::StatisticsWriter;
@@ -42,8 +33,6 @@ use gguf_verification::{Fingerprint, Model};
 
 const MANIFEST: &str = "statistics.json";
 const IMPORTANCE: &str = "importance.safetensors";
-/// Digests of the files of a part, in the format of `sha256sum`.
-const SUMS: &str = "SHA256SUMS";
 
 /// Name of the file of a layer's moments, numbered in the order of collection.
 fn moments_file(at: usize) -> String {
@@ -53,16 +42,6 @@ fn moments_file(at: usize) -> String {
 /// Name of the tensor of moments within a layer's file.
 fn moments_name(kind: usize, at: usize) -> String {
     format!("kind{kind}.input{at}")
-}
-
-/// Name of the tensor of parts that were rounded off from sums.
-fn rests_name(name: &str) -> String {
-    format!("{name}.rests")
-}
-
-/// Name of the tensor of their rows and columns.
-fn places_name(name: &str) -> String {
-    format!("{name}.places")
 }
 
 /// Number of elements of an upper triangle.

@@ -286,7 +286,7 @@ pub(super) const PAGES: &[Page] = &[
         examples: &[
             "gguf-verify combine part-*.gguf",
             "gguf-verify combine imatrix-*.gguf -o imatrix.gguf",
-            "gguf-verify combine stats-*/ -o stats",
+            "gguf-verify combine part-* --max-kld 0.01",
         ],
     },
     Page {

@@ -1,4 +1,4 @@
-//! `gguf-quantize stats`: collects second moments of a model's matrix inputs, or a share of them, for `--stats`.
+//! `gguf-quantize stats`: collects second moments of a model's matrix inputs for `--stats`.
 
 mod report;
 
@@ -9,9 +9,8 @@ use clap::Args;
 
 use crate::arch::OutType;
 use crate::calibrate::{
-    CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, LayerMoments, LayerSums, PartWriter,
-    SELF_NAME, SelfTextKeeper, Solver, Statistics, StatisticsCounts, StatisticsPart, StatisticsWriter,
-    TextOptions, TextShare,
+    CalibrateError, CalibrateOptions, CalibrationRun, CalibrationText, LayerMoments, SELF_NAME,
+    SelfTextKeeper, Solver, Statistics, StatisticsCounts, StatisticsWriter, TextOptions,
 };
 use crate::cli::folder::folder_bytes;
 use crate::cli::job::failure;
@@ -24,16 +23,14 @@ use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::core::{TensorMeta, TensorSource};
 use crate::engine::ModelKind;
-use crate::gguf::{GgufFile, Metadata, Share};
-use crate::job::calibration::{Calibration, CalibrationSources, OwnText};
+use crate::gguf::{GgufFile, Metadata};
+use crate::job::calibration::{Calibration, CalibrationSources};
 use crate::verify::{Model, ModelParts, Recall};
 use report::{CollectedStatistics, StatisticsOutcome, StatisticsReport};
 
 #[derive(Clone, Debug, Args)]
 #[command(
-    after_help = "`gguf-quantize MODEL OUT --type TYPE --solver gptq --stats DIR` uses them, for any type. With `--part` \
-    several machines collect them, each from a share of the text; `gguf-verify combine PART.. -o DIR` combines all parts \
-    into what a single run writes."
+    after_help = "`gguf-quantize MODEL OUT --type TYPE --solver gptq --stats DIR` uses them, for any type."
 )]
 pub(super) struct StatsArgs {
     /// Model that will be quantized, in its own type: a GGUF file, or the folder of a checkpoint
@@ -49,8 +46,7 @@ pub(super) struct StatsArgs {
     /// Do not let the model write half of the text
     #[arg(long)]
     no_self_text: bool,
-    /// Read the text that the model writes from this file if it exists, else write it there: all parts need the same
-    /// text
+    /// Read the text that the model writes from this file if it exists, else write it there
     #[arg(long, value_name = "FILE", conflicts_with = "no_self_text")]
     self_text: Option<PathBuf>,
     /// Tokens of text, shared equally by its kinds; a seventh as much is held out to check results
@@ -60,10 +56,6 @@ pub(super) struct StatsArgs {
     /// repeatable
     #[arg(long, value_name = "PATH")]
     check_text: Vec<PathBuf>,
-    /// Run the I-th of N shares of the text, divided so that all take about the same time. All runs get the same text
-    /// and are independent
-    #[arg(long, value_name = "I/N")]
-    part: Option<Share>,
     /// Print the plan and write nothing
     #[arg(long)]
     dry_run: bool,
@@ -109,7 +101,7 @@ impl StatsArgs {
         // The output is no input, because it is a new or an empty folder.
         match NewDirectory::of(&self.output) {
             // These may be the statistics that this run would collect.
-            Err(_) if StatisticsPart::is_one(&self.output) => {}
+            Err(_) if Statistics::are_in(&self.output) => {}
             Err(error) if self.dry_run => {
                 session.progress.warn(&format!("a run would stop here: {error}"));
             }
@@ -177,7 +169,6 @@ impl StatsArgs {
                 .self_text
                 .as_deref()
                 .map(|path| SelfTextKeeper::File { path, sync: !session.common.no_sync });
-            self.hint_at_self_text(session, calibration);
             session.progress.steps(1);
             calibration.text(&session.progress, &texts.given, model, keeper)?
         };
@@ -186,18 +177,17 @@ impl StatsArgs {
         let wants = |meta: &TensorMeta| meta.shape.rank() > 1;
         let dir = self.output.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
         let options = CalibrateOptions { engine: engine_options(&session.common), wants: &wants, dir };
-        let run = CalibrationRun::of_share(model, &text, options, self.part)?;
+        let run = CalibrationRun::new(model, &text, options)?;
         for warning in run.warnings() {
             session.progress.warn(warning);
         }
-        let report = |outcome| StatisticsReport::new(&self.output, self.part, &text, &run, outcome);
+        let report = |outcome| StatisticsReport::new(&self.output, &text, outcome);
         if self.dry_run {
             return report(StatisticsOutcome::Planned(run.needs())).print(session);
         }
-        let counts = match self.is_there(model, &text, &run)? {
+        let counts = match self.is_there(model, &text)? {
             Some(found) => {
-                let what = if self.part.is_some() { "this part was" } else { "these statistics were" };
-                session.note(&format!("{what} there already, and not collected again"));
+                session.note("these statistics were there already, and not collected again");
                 found
             }
             None => self.collect(session, model, &text, &run)?,
@@ -208,42 +198,20 @@ impl StatsArgs {
         report(StatisticsOutcome::Collected(collected)).print(session)
     }
 
-    /// Notes that every part lets the model write the same text, if that is so.
-    fn hint_at_self_text(&self, session: &Session, calibration: &Calibration) {
-        let is_one_of_many = self.part.is_some_and(|part| part.count() > 1);
-        let writes = calibration.own_text != OwnText::Omitted;
-        if is_one_of_many && writes && self.self_text.is_none() {
-            session.note(
-                "each part lets the model write the same text: `--self-text FILE` keeps it, for parts that find the file",
-            );
-        }
-    }
-
     /// Returns the counts of equal statistics that an earlier run has kept. Statistics of anything else are not
     /// replaced.
     fn is_there(
         &self,
         model: &Model<'_>,
         text: &CalibrationText,
-        run: &CalibrationRun<'_>,
     ) -> Result<Option<StatisticsCounts>, CalibrateError> {
-        if !StatisticsPart::is_one(&self.output) {
+        if !Statistics::are_in(&self.output) {
             return Ok(None);
         }
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
         // Broken statistics are not replaced either.
-        let (is_same, counts) = match self.part {
-            Some(share) => {
-                let Ok(part) = StatisticsPart::open(&self.output) else { return Ok(None) };
-                let own = TextShare { share, batches: run.batches() };
-                (part.is_of(model, text, seed, own)?, part.counts())
-            }
-            None => {
-                let Ok(whole) = Statistics::open(&self.output) else { return Ok(None) };
-                (whole.are_of(model, text, seed)?, whole.counts())
-            }
-        };
-        Ok(is_same.then_some(counts))
+        let Ok(found) = Statistics::open(&self.output) else { return Ok(None) };
+        Ok(found.are_of(model, text, seed)?.then_some(found.counts()))
     }
 
     /// Runs the model and writes the moments.
@@ -257,18 +225,8 @@ impl StatsArgs {
         let (path, sync) = (&self.output, !session.common.no_sync);
         let seed = text.kinds.iter().find_map(|kind| kind.seed);
         let mut found = StatisticsCounts::default();
-        let Some(share) = self.part else {
-            let mut writer = StatisticsWriter::create(path, model, text, seed, sync)?;
-            let sums = run.run(&session.progress, &mut |layer: LayerMoments| {
-                found.add(&layer);
-                writer.add(&layer).map_err(CalibrateError::from)
-            })?;
-            writer.commit(&sums)?;
-            return Ok(found);
-        };
-        let own = TextShare { share, batches: run.batches() };
-        let mut writer = PartWriter::create(path, model, text, seed, own, sync)?;
-        let sums = run.run_share(&session.progress, &mut |layer: LayerSums| {
+        let mut writer = StatisticsWriter::create(path, model, text, seed, sync)?;
+        let sums = run.run(&session.progress, &mut |layer: LayerMoments| {
             found.add(&layer);
             writer.add(&layer).map_err(CalibrateError::from)
         })?;

@@ -3,31 +3,24 @@
 use std::path::{Path, PathBuf};
 
 use clap::Args;
-use serde::Serialize;
 
-use crate::calibrate::{CombinedStatistics, StatisticsPart, combine_statistics};
-use crate::cli::folder::folder_bytes;
-use crate::cli::render::plural;
 use crate::cli::verify::limits::{LimitArgs, against_baseline, given};
 use crate::cli::verify::report::{Detail, ModelReport, VerifyDocument};
 use crate::cli::verify::{imatrix, printout, report};
 use crate::cli::{Exit, Session, UsageError};
-use crate::core::text::{bytes, escape};
-use crate::core::written::as_path;
+use crate::core::text::escape;
 use crate::verify::{PartError, Verdict, VerificationPart, combine_parts};
 
 #[derive(Debug, Args)]
 #[command(
     after_help = "Parts of a verification end in the report, the verdict and the exit code of a single run. Parts of \
-    an importance matrix are added up to `-o`, and so are whole matrices, as `imatrix merge` does. Parts of statistics \
-    (`gguf-quantize stats --part I/N`) become the folder `-o`."
+    an importance matrix are added up to `-o`, and so are whole matrices, as `imatrix merge` does."
 )]
 pub(super) struct CombineArgs {
-    /// Parts that `--part` wrote on all machines, in any order: of one verification, of one importance matrix, or of
-    /// the statistics of one model
+    /// Parts that `--part` wrote on all machines, in any order: of one verification, or of one importance matrix
     #[arg(required = true, value_name = "PART")]
     parts: Vec<PathBuf>,
-    /// Output: the matrix, or the statistics
+    /// Matrix to write
     #[arg(short, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Write the matrix in the format before GGUF
@@ -46,39 +39,20 @@ pub(super) struct CombineArgs {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PartKind {
     Verification,
-    Statistics,
     Matrix,
 }
 
 impl PartKind {
     fn of(path: &Path) -> Result<Self, PartError> {
-        if StatisticsPart::is_one(path) {
-            return Ok(Self::Statistics);
-        }
         Ok(if VerificationPart::is_one(path)? { Self::Verification } else { Self::Matrix })
     }
 
     fn name(self) -> &'static str {
         match self {
             Self::Verification => "a part of a verification",
-            Self::Statistics => "a folder of statistics",
-            Self::Matrix => "neither of a verification nor of statistics",
+            Self::Matrix => "none",
         }
     }
-}
-
-/// Report of statistics that were combined.
-#[derive(Serialize)]
-struct CombinedStatisticsReport<'a> {
-    /// The written folder.
-    #[serde(serialize_with = "as_path")]
-    path: &'a Path,
-    /// Contents of the folder.
-    #[serde(flatten)]
-    found: CombinedStatistics,
-    /// Size of the folder in bytes.
-    #[serde(rename = "bytes")]
-    n_bytes: u64,
 }
 
 impl CombineArgs {
@@ -98,7 +72,6 @@ impl CombineArgs {
         }
         match first {
             PartKind::Verification => self.verdict(session),
-            PartKind::Statistics => self.statistics(session),
             PartKind::Matrix => self.matrix(session),
         }
     }
@@ -150,39 +123,6 @@ impl CombineArgs {
             .into());
         }
         Ok(())
-    }
-
-    /// Combines the statistics of all parts.
-    fn statistics(&self, session: &Session) -> anyhow::Result<Exit> {
-        self.without_limits()?;
-        if self.legacy || self.ctx.is_some() {
-            let option = if self.legacy { "--legacy" } else { "--ctx" };
-            let message =
-                format!("`{option}` is about importance matrices, and these are parts of statistics");
-            return Err(UsageError(message).into());
-        }
-        let Some(path) = &self.output else {
-            let message = "statistics are put together in a folder: give `-o DIR`";
-            return Err(UsageError(message.to_owned()).into());
-        };
-        let found = combine_statistics(&self.parts, path, !session.common.no_sync, &session.progress)?;
-        let report = CombinedStatisticsReport { path, found, n_bytes: folder_bytes(path) };
-        if session.common.json {
-            session.print_json(&report)?;
-        } else if !session.common.quiet {
-            session.print(|out| {
-                writeln!(
-                    out,
-                    "{}: statistics of {} of {} of text in {}, {}",
-                    escape(&path.display().to_string()),
-                    plural(report.found.n_tokens, "token"),
-                    plural(report.found.kinds.len() as u64, "kind"),
-                    plural(report.found.n_parts as u64, "part"),
-                    bytes(report.n_bytes)
-                )
-            })?;
-        }
-        Ok(Exit::Done)
     }
 
     /// Adds up all parts of an importance matrix, or whole matrices.

@@ -34,10 +34,6 @@ impl Inputs {
             "gguf-verify",
             "imatrix f16.gguf --prompts prompts.txt --ctx 32 --chunks 4 --no-ppl -o b.imatrix.gguf",
         );
-        run(
-            "gguf-quantize",
-            "stats f16.gguf --calibrate long.txt --no-self-text --calibrate-tokens 1024 --part 1/1 -o part --no-sync",
-        );
         run("gguf-quantize", "f16.gguf kit/q4.gguf --type q4_0 --no-sync");
         run("gguf-quantize", "recipe kit/q4.gguf --source f16.gguf -o q4.recipe.gguf --no-sync");
         run("gguf-quantize", "recipe other.gguf --source f16.gguf -o q8.recipe.gguf --no-sync");
@@ -235,9 +231,6 @@ pub const ALL: &[Scenario] = &[
     )
     .prepared(|_, dir| fs_err::create_dir(dir.join("stats")).unwrap())
     .once(),
-    scenario("statistics put together", "gguf-verify", "combine ../in/part -o stats")
-        .prepared(|_, dir| fs_err::create_dir(dir.join("stats")).unwrap())
-        .once(),
     Scenario {
         code: 4,
         is_set: false,

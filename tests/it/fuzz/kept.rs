@@ -15,7 +15,7 @@ use super::seeds::container_of;
 use gguf_testkit::codes::Part;
 
 pub fn statistics() -> Vec<Vec<u8>> {
-    vec![statistics_of(false, false), statistics_of(true, false), statistics_of(true, true)]
+    vec![statistics_of()]
 }
 
 pub fn verdict_parts() -> Vec<Vec<u8>> {
@@ -59,14 +59,10 @@ fn quantized(dir: &Path, file_type: FileType) -> Vec<u8> {
     fs_err::read(target).unwrap()
 }
 
-/// Statistics of two layers and two kinds of text, whole or a part; if `has_rests`, one layer has rests.
-fn statistics_of(is_part: bool, has_rests: bool) -> Vec<u8> {
-    let ty = if is_part { ElementType::F64 } else { ElementType::F32 };
-    let numbers = |values: &[f64]| -> Vec<u8> {
-        let bytes =
-            |x: &f64| if is_part { x.to_le_bytes().to_vec() } else { (*x as f32).to_le_bytes().to_vec() };
-        values.iter().flat_map(bytes).collect()
-    };
+/// Statistics of two layers and two kinds of text.
+fn statistics_of() -> Vec<u8> {
+    let ty = ElementType::F32;
+    let numbers = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let doubles = |values: &[f64]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let integers = |values: &[i64]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let tensor = |name: &str, ty: ElementType, dims: &[u64], bytes: Vec<u8>| Part {
@@ -80,26 +76,14 @@ fn statistics_of(is_part: bool, has_rests: bool) -> Vec<u8> {
         tensor("kind1.input0", ty, &[6], numbers(&[1.0, 0.0, 0.0, 1.0, 0.0, 1.0])),
         tensor("kind0.input1", ty, &[1], numbers(&[7.0])),
     ];
-    let mut second = vec![tensor("kind1.input0", ty, &[3], numbers(&[2.0, 1.0, 2.0]))];
-    if has_rests {
-        second.push(tensor("kind1.input0.rests", ElementType::F64, &[2], doubles(&[1e-20, -1e-20])));
-        second.push(tensor("kind1.input0.places", ElementType::I64, &[2, 2], integers(&[0, 0, 0, 1])));
-    }
-    let mut importance = vec![
+    let second = vec![tensor("kind1.input0", ty, &[3], numbers(&[2.0, 1.0, 2.0]))];
+    let importance = vec![
         tensor("kind0/blk.0.a.weight.sums", ElementType::F64, &[1, 3], doubles(&[4.0, 3.0, 2.0])),
         tensor("kind0/blk.0.a.weight.counts", ElementType::I64, &[1], integers(&[5])),
     ];
-    if is_part {
-        importance.push(tensor(
-            "kind0/blk.0.a.weight.rests",
-            ElementType::F64,
-            &[1, 3],
-            doubles(&[0.0, 1e-20, 0.0]),
-        ));
-    }
     let window = json!({ "prompt": 0, "start": 0, "tokens": [1, 2, 3], "source": 0, "rows": [0, 2], "scored": [1, 2] });
     let kind = |name: &str, check: Json| json!({ "name": name, "tokens": 5, "sequences": 1, "weight": 1, "seed": null, "check": check });
-    let mut manifest = json!({
+    let manifest = json!({
         "format": "gguf-foundry statistics", "version": 1, "model": "00", "tokenizer": "11", "architecture": "llama",
         "n_ctx": 4, "seed": 1, "kinds": [kind("a", json!([window])), kind("b", json!([]))],
         "layers": [
@@ -113,11 +97,6 @@ fn statistics_of(is_part: bool, has_rests: bool) -> Vec<u8> {
             ] },
         ],
     });
-    if is_part {
-        manifest["part"] = json!({
-            "number": 1, "count": 1, "program": "0", "text": "22", "first_batch": 0, "batches": 3, "all_batches": 3,
-        });
-    }
     join(&[
         ("statistics.json", manifest.to_string().into_bytes()),
         ("moments-00000.safetensors", container_of(&first)),

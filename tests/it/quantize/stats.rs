@@ -1,4 +1,4 @@
-//! `gguf-quantize stats`, whole and in parts, and `gguf-verify combine` for the parts.
+//! `gguf-quantize stats`: statistics for later quantizations.
 
 use std::path::Path;
 
@@ -14,10 +14,6 @@ fn stats(dir: &Path, args: &[&str]) -> Outcome {
     programs::run("gguf-quantize", dir, &[&["stats", "--no-sync"], args].concat())
 }
 
-fn combine(dir: &Path, args: &[&str]) -> Outcome {
-    programs::run("gguf-verify", dir, &[&["combine", "--no-sync"], args].concat())
-}
-
 fn ok(dir: &Path, args: &[&str]) -> Json {
     stats(dir, &[&["--json"], args].concat()).ok().json()
 }
@@ -26,19 +22,18 @@ fn refused(dir: &Path, args: &[&str], code: i32, words: &str) {
     stats(dir, args).says(code, words);
 }
 
-two_tiers!(parts_make_what_a_quantization_saves);
+two_tiers!(statistics_are_those_that_a_quantization_saves);
 
-/// In the deep tier the model writes the third text. Every day it is given: `a_text_of_the_model_is_kept_for_others` has
-/// parts of a written one.
-fn parts_make_what_a_quantization_saves(tier: Tier) {
+/// In the deep tier the model writes the third text. Every day it is given.
+fn statistics_are_those_that_a_quantization_saves(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     prepare(tier, dir);
     fs_err::copy(dir.join("text.txt"), dir.join("third.txt")).unwrap();
-    let (third, kept): (&[&str], &[&str]) = if tier.is_deep() {
-        (&["--calibrate-tokens", "9000"], &["--self-text", "self.text"])
+    let third: &[&str] = if tier.is_deep() {
+        &["--calibrate-tokens", "9000"]
     } else {
-        (&["--calibrate-tokens", "3072", "--calibrate", "third.txt", "--no-self-text"], &[])
+        &["--calibrate-tokens", "3072", "--calibrate", "third.txt", "--no-self-text"]
     };
     let two = ["in.gguf", "--calibrate", "text.txt", "--calibrate", "rest.txt"];
     let texts = [&two[..], third].concat();
@@ -46,63 +41,23 @@ fn parts_make_what_a_quantization_saves(tier: Tier) {
     run(dir, &[&quantize[..], &texts, &["one.gguf"]].concat()).ok();
     let whole = ok(dir, &[&texts[..], &["-o", "whole"]].concat());
     assert!(files::contents(dir.join("whole")) == files::contents(dir.join("saved")));
-    assert_eq!((&whole["part"], &whole["layers"]), (&Json::Null, &3.into()));
+    assert_eq!(whole["layers"], 3);
     assert_eq!(whole["kinds"][2]["name"], tier.of("third.txt", "self"));
 
-    let mut tokens = 0;
-    for part in ["1/3", "2/3", "3/3"] {
-        let name = format!("part-{}", &part[..1]);
-        let found = ok(dir, &[&texts[..], &["--part", part, "-o", &name], kept].concat());
-        tokens += found["tokens"].as_u64().unwrap();
-        assert_eq!((&found["part"], &found["all_tokens"]), (&part.into(), &whole["tokens"]));
-    }
-    assert_eq!(whole["tokens"], tokens);
-    combine(dir, &["part-3", "part-1", "part-2", "-o", "together"])
-        .prints(0, "together: statistics of ")
-        .prints(0, "tokens of 3 kinds of text in 3 parts");
-    assert!(files::contents(dir.join("together")) == files::contents(dir.join("whole")));
     // Every day in `kept`, by statistics of one run.
     if tier.is_deep() {
-        let by_stats = ["--type", "q4_k_m", "--solver", "gptq", "--stats", "together", "in.gguf", "two.gguf"];
+        let by_stats = ["--type", "q4_k_m", "--solver", "gptq", "--stats", "whole", "in.gguf", "two.gguf"];
         run(dir, &by_stats).ok();
         assert!(fs_err::read(dir.join("one.gguf")).unwrap() == fs_err::read(dir.join("two.gguf")).unwrap());
     }
 
-    // A part that exists is not collected again; another or damaged part is refused.
-    let again = [&texts[..], &["--part", "2/3", "-o", "part-2"], kept].concat();
-    let before = files::contents(dir.join("part-2"));
-    stats(dir, &again).says(0, "this part was there already");
-    let of_another = [&texts[..], &["--part", "1/3", "-o", "part-2"], kept].concat();
+    // Statistics that exist are not collected again; those of another text or damaged ones are refused.
+    let again = [&texts[..], &["-o", "whole"]].concat();
+    let before = files::contents(dir.join("whole"));
+    stats(dir, &again).says(0, "these statistics were there already");
+    let of_another = [&two[..], &["--calibrate-tokens", "3072", "--no-self-text", "-o", "whole"]].concat();
     refused(dir, &of_another, 1, "directory is not empty");
-    assert!(files::contents(dir.join("part-2")) == before);
-    let file = dir.join("part-2/moments-00001.safetensors");
-    let bytes = fs_err::read(&file).unwrap();
-    fs_err::write(&file, [&bytes[..bytes.len() - 1], &[bytes[bytes.len() - 1] ^ 1]].concat()).unwrap();
-    refused(dir, &again, 1, "directory is not empty");
-    fs_err::write(&file, bytes).unwrap();
-
-    // A part is not accepted as whole statistics, nor the reverse.
-    let (code, _, err) =
-        run(dir, &["--type", "q4_0", "--solver", "gptq", "--stats", "part-1", "in.gguf", "x.gguf"]).parts();
-    assert!(code == 1 && err.contains("part 1 of 3 of statistics, whole ones expected"), "{err}");
-    assert!(err.contains("`gguf-verify combine` puts all parts together"), "{err}");
-    for (args, code, words) in [
-        (&["part-1", "part-2", "-o", "x"][..], 1, "one is missing: 3/3"),
-        (&["part-1", "part-2", "part-2", "part-3", "-o", "x"], 1, "part 2 is given twice: part-2 and part-2"),
-        (&["part-1", "whole", "-o", "x"], 1, "whole: statistics of a whole text"),
-        (&["part-1", "in.gguf", "-o", "x"], 2, "in.gguf is neither of a verification nor of statistics"),
-        (&["part-1", "part-2", "part-3"], 2, "give `-o DIR`"),
-        (&["part-1", "part-2", "part-3", "-o", "whole"], 1, "directory is not empty"),
-        (
-            &["part-1", "part-2", "part-3", "-o", "x", "--legacy"],
-            2,
-            "`--legacy` is about importance matrices",
-        ),
-        (&["part-1", "part-2", "part-3", "-o", "x", "--max-kld", "1"], 2, "`--max-kld` is about a verdict"),
-    ] {
-        combine(dir, args).says(code, words);
-    }
-    assert!(!dir.join("x").exists() && !dir.join("x.gguf").exists());
+    assert!(files::contents(dir.join("whole")) == before);
 }
 
 deep_test!(a_text_of_the_model_is_kept_for_others);
@@ -112,18 +67,16 @@ fn a_text_of_the_model_is_kept_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     prepare(Tier::Everyday, dir);
-    // More than one batch, so that there are two parts.
     let base = ["--calibrate", "self", "--calibrate-tokens", "2304", "in.gguf"];
     let kept = ["--self-text", "self.text", "-o"];
-    stats(dir, &[&base[..], &["--part", "1/2", "-o", "a"]].concat()).says(0, "`--self-text FILE` keeps it");
-    let err = stats(dir, &[&base[..], &["--part", "1/2"], &kept, &["b"]].concat()).ok().err;
-    assert!(!err.contains("keeps it"), "{err}");
+    ok(dir, &[&base[..], &["-o", "a"]].concat());
+    ok(dir, &[&base[..], &kept, &["b"]].concat());
     assert!(files::contents(dir.join("a")) == files::contents(dir.join("b")));
     let written = fs_err::read(dir.join("self.text")).unwrap();
     // It is read, not written again: even a changed text is used if its digest matches.
-    ok(dir, &[&base[..], &["--part", "2/2"], &kept, &["c"]].concat());
+    ok(dir, &[&base[..], &kept, &["c"]].concat());
     assert!(fs_err::read(dir.join("self.text")).unwrap() == written);
-    combine(dir, &["a", "c", "-o", "whole"]).ok();
+    assert!(files::contents(dir.join("a")) == files::contents(dir.join("c")));
 
     let damaged: Vec<u8> = written.iter().map(|&byte| if byte == b'7' { b'8' } else { byte }).collect();
     fs_err::write(dir.join("damaged.text"), damaged).unwrap();
@@ -155,8 +108,6 @@ fn what_cannot_be_collected_is_refused_before_anything_is_run() {
     let base = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "3000", "in.gguf"];
     refused(dir, &["in.gguf", "-o", "x"], 2, "--calibrate");
     refused(dir, &base, 2, "--output");
-    refused(dir, &[&base[..], &["-o", "x", "--part", "1/9"]].concat(), 1, "which are 2 batches");
-    refused(dir, &[&base[..], &["-o", "x", "--part", "4/3"]].concat(), 2, "a share such as `2/8` expected");
     refused(dir, &[&base[..], &["-o", "x", "--memory", "1M"]].concat(), 1, "memory budget of 1048576 bytes");
     refused(dir, &[&base[..], &["-o", "."]].concat(), 1, "directory is not empty");
     refused(dir, &[&base[..], &["-o", "text.txt"]].concat(), 1, "text.txt");
@@ -164,8 +115,7 @@ fn what_cannot_be_collected_is_refused_before_anything_is_run() {
     refused(dir, &[&base[..], &["-o", "x", "--type", "q4_0"]].concat(), 2, "--type");
     refused(dir, &[&base[..], &["-o", "x", "--check-text", "absent.txt"]].concat(), 1, "absent.txt");
     let before = fs_err::read_dir(dir).unwrap().count();
-    stats(dir, &[&base[..], &["--dry-run", "-o", "x", "--part", "1/2"]].concat())
-        .prints(0, "part 1/2: 2 048 of ");
+    stats(dir, &[&base[..], &["--dry-run", "-o", "x"]].concat()).prints(0, "of 1 kind of text");
     let plan = ok(dir, &[&base[..], &["-o", "in.gguf", "--dry-run"]].concat());
     assert!(plan["needed_bytes"].as_u64() < plan["in_memory_bytes"].as_u64(), "{plan}");
     // The reported budget is enough.

@@ -6,7 +6,6 @@ use gguf_checkpoint::safetensors::HeaderError;
 use gguf_core::Hint;
 use gguf_core::output::{OutputError, io_hints};
 use gguf_core::text::escape;
-use gguf_format::listed;
 
 /// Errors that prevent statistics from being written or read.
 #[derive(Debug, thiserror::Error)]
@@ -22,20 +21,6 @@ pub enum StatisticsError {
     Plan { file: PathBuf, reason: String },
     #[error("{}: no `statistics.json` in it; expected a directory that `gguf-quantize stats` or `--save-stats` wrote", path.display())]
     NotStatistics { path: PathBuf },
-    #[error("{}: part {number} of {count} of statistics, whole ones expected", path.display())]
-    IsPart { path: PathBuf, number: usize, count: usize },
-    #[error("{}: statistics of a whole text, a part of some expected", path.display())]
-    NoPart { path: PathBuf },
-    #[error("no part of statistics is given")]
-    NoParts,
-    #[error("{}: a part of other statistics than {}: {what}", path.display(), other.display())]
-    OtherPart { path: PathBuf, other: PathBuf, what: &'static str },
-    #[error("part {number} is given twice: {} and {}", path.display(), other.display())]
-    TwicePart { path: PathBuf, other: PathBuf, number: usize },
-    #[error("of {count} parts {} missing: {}", if numbers.len() == 1 { "one is" } else { "some are" }, listed(numbers, *count))]
-    MissingParts { numbers: Vec<usize>, count: usize },
-    #[error("{}: damaged: {reason}", file.display())]
-    DamagedPart { file: PathBuf, reason: &'static str },
     #[error("{}: {}", file.display(), escape(reason))]
     Manifest { file: PathBuf, reason: String },
     #[error("{}: format version {found}; expected {expected}", file.display())]
@@ -64,20 +49,6 @@ impl Hint for StatisticsError {
             Self::OtherModel { .. } | Self::Matrix { .. } => {
                 vec!["collect them of this model: `--calibrate TEXT --save-stats DIR`".to_owned()]
             }
-            Self::IsPart { .. } => vec!["`gguf-verify combine` puts all parts together".to_owned()],
-            Self::NoPart { .. } => {
-                vec!["parts are written by `gguf-quantize stats MODEL --part I/N`".to_owned()]
-            }
-            Self::OtherPart { .. } => {
-                vec![
-                    "all parts have the same model, texts and options, and the same N of `--part I/N`"
-                        .to_owned(),
-                ]
-            }
-            Self::MissingParts { .. } => {
-                vec!["run them, with the model, texts and options of the others".to_owned()]
-            }
-            Self::DamagedPart { .. } => vec!["copy it again, or run this part again".to_owned()],
             Self::Version { .. } => vec!["collect them again with this program".to_owned()],
             _ => Vec::new(),
         }

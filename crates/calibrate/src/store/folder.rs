@@ -2,17 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
-
 use crate::store::manifest::{
     FORMAT, InputEntry, KindEntry, LayerEntry, MatrixEntry, MomentsEntry, StatisticsManifest, VERSION,
     WindowEntry,
 };
-use crate::store::{MANIFEST, SUMS, StatisticsError, identity};
-use crate::{CalibrationText, Layer, SharedInput};
+use crate::store::{MANIFEST, StatisticsError, identity};
+use crate::{CalibrationText, LayerMoments, Moments, SharedInput};
 use gguf_checkpoint::safetensors_writer::plan_shards;
 use gguf_core::output::{NewDirectory, OutputFile};
-use gguf_core::text::hex;
 use gguf_core::{ElementType, Shape, WeightMeta};
 use gguf_verification::{Fingerprint, Model};
 
@@ -27,8 +24,6 @@ pub(super) struct Folder {
     files: Vec<OutputFile>,
     pub(super) manifest: StatisticsManifest,
     sync: bool,
-    /// Names and digests of the files, if they are wanted.
-    digests: Option<Vec<(String, String)>>,
 }
 
 /// Writer of a file in pieces.
@@ -36,7 +31,6 @@ pub(super) struct PieceWriter<'a> {
     file: &'a OutputFile,
     offset: u64,
     buffer: Vec<u8>,
-    hash: Option<Sha256>,
 }
 
 impl PieceWriter<'_> {
@@ -47,9 +41,6 @@ impl PieceWriter<'_> {
 
     fn flush(&mut self) -> Result<(), StatisticsError> {
         self.file.write_at(self.offset, &self.buffer)?;
-        if let Some(hash) = &mut self.hash {
-            hash.update(&self.buffer);
-        }
         self.offset += self.buffer.len() as u64;
         self.buffer.clear();
         Ok(())
@@ -78,20 +69,18 @@ pub(super) fn meta(
     Ok(WeightMeta { name, shape, ty })
 }
 
-/// Writes a safetensors file into an open file, and returns its digest if it is wanted.
+/// Writes a safetensors file into an open file.
 pub(super) fn write_tensors(
     file: &OutputFile,
     path: &Path,
     tensors: &TensorWriters<'_>,
-    is_digested: bool,
-) -> Result<Option<String>, StatisticsError> {
+) -> Result<(), StatisticsError> {
     let failed = |reason: String| StatisticsError::Plan { file: path.to_owned(), reason };
     let metas: Vec<WeightMeta> = tensors.iter().map(|(meta, _)| meta.clone()).collect();
     let plans = plan_shards(&metas, u64::MAX).map_err(|error| failed(error.to_string()))?;
     let [plan] = plans.as_slice() else { return Err(failed(format!("{} parts", plans.len()))) };
     file.reserve(plan.n_bytes)?;
-    let hash = is_digested.then(Sha256::new);
-    let mut pieces = PieceWriter { file, offset: 0, buffer: Vec::new(), hash };
+    let mut pieces = PieceWriter { file, offset: 0, buffer: Vec::new() };
     pieces.push(&plan.header)?;
     for (_, write) in tensors {
         write(&mut pieces)?;
@@ -100,7 +89,7 @@ pub(super) fn write_tensors(
     if pieces.offset != plan.n_bytes {
         return Err(failed(format!("{} bytes written of {}", pieces.offset, plan.n_bytes)));
     }
-    Ok(pieces.hash.map(|hash| hex(&hash.finalize())))
+    Ok(())
 }
 
 impl Folder {
@@ -132,22 +121,9 @@ impl Folder {
             n_ctx: text.n_ctx,
             seed,
             kinds: kinds.collect(),
-            text: None,
-            part: None,
+            text: digest_of(text),
             layers: Vec::new(),
         })
-    }
-
-    /// Manifest of statistics of a whole text, without layers.
-    ///
-    /// # Errors
-    /// A model that cannot be read.
-    pub(super) fn whole_manifest(
-        model: &Model<'_>,
-        text: &CalibrationText,
-        seed: Option<u64>,
-    ) -> Result<StatisticsManifest, StatisticsError> {
-        Ok(StatisticsManifest { text: Some(digest_of(text)), ..Self::manifest(model, text, seed)? })
     }
 
     /// Estimate of the number of files: at most one for each layer, and a few more.
@@ -156,7 +132,7 @@ impl Folder {
     }
 
     /// Begins a directory that is new or empty, for about `n_files`. With `sync`, files reach the disk before they get
-    /// their names. A part also gets the digests of its files.
+    /// their names.
     ///
     /// # Errors
     /// A path that exists and is not an empty directory; file system errors.
@@ -169,8 +145,7 @@ impl Folder {
         let mut dir = NewDirectory::of(path)?;
         dir.begin()?;
         dir.expect(n_files, sync);
-        let digests = manifest.part.is_some().then(Vec::new);
-        Ok(Self { path: path.to_owned(), dir, files: Vec::new(), manifest, sync, digests })
+        Ok(Self { path: path.to_owned(), dir, files: Vec::new(), manifest, sync })
     }
 
     /// Path of a file of this name.
@@ -184,17 +159,14 @@ impl Folder {
     /// A tensor that is larger than a file can hold; file system errors.
     pub(super) fn add(&mut self, name: &str, tensors: &TensorWriters<'_>) -> Result<(), StatisticsError> {
         let file = self.dir.create(name)?;
-        let digest = write_tensors(&file, &self.path(name), tensors, self.digests.is_some())?;
-        if let (Some(digests), Some(digest)) = (&mut self.digests, digest) {
-            digests.push((name.to_owned(), digest));
-        }
+        write_tensors(&file, &self.path(name), tensors)?;
         self.files.push(file);
         Ok(())
     }
 
     /// Adds the contents of a layer's file to the manifest.
-    pub(super) fn enter<M>(&mut self, layer: &Layer<M>, n_rows: impl Fn(&M) -> u64) {
-        let inputs = layer.inputs.iter().map(|input| entry(layer, input, &n_rows)).collect();
+    pub(super) fn enter(&mut self, layer: &LayerMoments) {
+        let inputs = layer.inputs.iter().map(|input| entry(layer, input)).collect();
         self.manifest.layers.push(LayerEntry { layer: layer.layer, inputs });
     }
 
@@ -205,19 +177,9 @@ impl Folder {
     pub(super) fn commit(mut self) -> Result<(), StatisticsError> {
         let mut json = serde_json::to_vec_pretty(&self.manifest).map_err(std::io::Error::from)?;
         json.push(b'\n');
-        let mut small = vec![(MANIFEST, json)];
-        if let Some(digests) = &mut self.digests {
-            digests
-                .extend(small.iter().map(|(name, bytes)| ((*name).to_owned(), hex(&Sha256::digest(bytes)))));
-            let lines: Vec<String> =
-                digests.iter().map(|(name, digest)| format!("{digest}  {name}\n")).collect();
-            small.push((SUMS, lines.concat().into_bytes()));
-        }
-        for (name, bytes) in small {
-            let file = self.dir.create(name)?;
-            file.write_at(0, &bytes)?;
-            self.files.push(file);
-        }
+        let file = self.dir.create(MANIFEST)?;
+        file.write_at(0, &json)?;
+        self.files.push(file);
         self.dir.commit(self.files, self.sync)?;
         Ok(())
     }
@@ -233,11 +195,11 @@ pub(super) fn digest_of(text: &CalibrationText) -> String {
     digest.hex()
 }
 
-fn entry<M>(layer: &Layer<M>, input: &SharedInput, n_rows: impl Fn(&M) -> u64) -> InputEntry {
+fn entry(layer: &LayerMoments, input: &SharedInput) -> InputEntry {
     let matrix =
         |matrix: &crate::MatrixName| MatrixEntry { tensor: matrix.tensor.clone(), expert: matrix.expert };
     let moments = |(kind, at): (usize, &Option<usize>)| {
-        Some(MomentsEntry { at: (*at)?, rows: n_rows(layer.moments(input, kind)?) })
+        Some(MomentsEntry { at: (*at)?, rows: Moments::n_rows(layer.moments(input, kind)?) })
     };
     InputEntry {
         columns: input.n_cols,

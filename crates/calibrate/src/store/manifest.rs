@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Layer;
+use crate::LayerMoments;
 use gguf_engine::TokenChunk;
 use gguf_verification::Window;
 
@@ -26,12 +26,8 @@ pub(super) struct StatisticsManifest {
     /// Seed of sampled text.
     pub(super) seed: Option<u64>,
     pub(super) kinds: Vec<KindEntry>,
-    /// Digest of the sequences that were run, for whole statistics; earlier versions did not write it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) text: Option<String>,
-    /// Description of a part; `kinds` are those of all parts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) part: Option<PartEntry>,
+    /// Digest of the sequences that were run.
+    pub(super) text: String,
     pub(super) layers: Vec<LayerEntry>,
 }
 
@@ -48,7 +44,7 @@ pub struct StatisticsCounts {
 
 impl StatisticsCounts {
     /// Counts a layer.
-    pub fn add<M>(&mut self, layer: &Layer<M>) {
+    pub fn add(&mut self, layer: &LayerMoments) {
         self.n_layers += 1;
         self.n_matrices += layer.inputs.iter().map(|input| input.matrices.len()).sum::<usize>();
     }
@@ -60,25 +56,6 @@ impl StatisticsManifest {
         let n_matrices = inputs.map(|input| input.matrices.len()).sum();
         StatisticsCounts { n_layers: self.layers.len(), n_matrices }
     }
-}
-
-/// Position of a part among all parts of a text.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct PartEntry {
-    /// Number of the part, from 1.
-    pub(super) number: usize,
-    /// Number of parts.
-    pub(super) count: usize,
-    /// Version of the program that wrote it.
-    pub(super) program: String,
-    /// Digest of the sequences of all parts.
-    pub(super) text: String,
-    /// Index of its first batch of sequences among those of all parts.
-    pub(super) first_batch: usize,
-    /// Number of its batches, and number of batches of all parts.
-    pub(super) batches: usize,
-    pub(super) all_batches: usize,
 }
 
 /// Kind of text.

@@ -11,7 +11,7 @@ use crate::store::manifest::{
 };
 use crate::store::tensor_file::TensorFile;
 use crate::store::{IMPORTANCE, MANIFEST, StatisticsError, identity, moments_file, moments_name};
-use crate::{CalibrationText, LayerMoments, MatrixName, Moments};
+use crate::{CalibrationText, LayerMoments, MatrixName};
 use gguf_checkpoint::parse_object;
 use gguf_core::TensorMeta;
 use gguf_core::limits::Limits;
@@ -45,17 +45,18 @@ pub struct Statistics {
 }
 
 impl Statistics {
+    /// Returns true if a path is a directory of statistics.
+    pub fn are_in(path: &Path) -> bool {
+        path.join(MANIFEST).is_file()
+    }
+
     /// Opens a directory and reads its manifest.
     ///
     /// # Errors
-    /// [`StatisticsError`]: no statistics, a broken manifest, another version, a part of some.
+    /// [`StatisticsError`]: no statistics, a broken manifest, another version.
     pub fn open(path: &Path) -> Result<Self, StatisticsError> {
         let limits = Limits::default();
         let manifest = read_manifest(path, &limits)?;
-        if let Some(part) = &manifest.part {
-            let (number, count) = (part.number, part.count);
-            return Err(StatisticsError::IsPart { path: path.to_owned(), number, count });
-        }
         Ok(Self { path: path.to_owned(), manifest, limits })
     }
 
@@ -95,7 +96,7 @@ impl Statistics {
         seed: Option<u64>,
     ) -> Result<bool, StatisticsError> {
         let found = StatisticsManifest { layers: Vec::new(), ..self.manifest.clone() };
-        if found != Folder::whole_manifest(model, text, seed)? {
+        if found != Folder::manifest(model, text, seed)? {
             return Ok(false);
         }
         let moments = (0..self.manifest.layers.len()).map(moments_file);
@@ -205,7 +206,7 @@ impl Statistics {
     pub fn layer(&self, at: usize) -> Result<Option<LayerMoments>, StatisticsError> {
         let Some(entry) = self.manifest.layers.get(at) else { return Ok(None) };
         let mut file = TensorFile::open(self.path.join(moments_file(at)), &self.limits)?;
-        let mut kinds: Vec<KindMoments<Moments>> = Vec::with_capacity(self.manifest.kinds.len());
+        let mut kinds: Vec<KindMoments> = Vec::with_capacity(self.manifest.kinds.len());
         for kind in 0..self.manifest.kinds.len() {
             // Moments of one kind may belong to several inputs that differ in another kind.
             let mut own: BTreeMap<usize, (Vec<MatrixName>, usize, u64)> = BTreeMap::new();

@@ -3,21 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
-use sha2::{Digest, Sha256};
-
 use crate::Moments;
-use crate::store::{StatisticsError, places_name, rests_name, triangle};
+use crate::store::{StatisticsError, triangle};
 use gguf_checkpoint::safetensors::{Header, TensorRange, parse_header};
 use gguf_core::ElementType;
 use gguf_core::limits::Limits;
 use gguf_core::mmap::MappedFile;
-use gguf_core::text::hex;
-use gguf_engine::{Gram, GramSum};
+use gguf_engine::Gram;
 use gguf_format::ColumnSums;
-use gguf_verification::ExactColumns;
-
-/// Reason for a file of a part whose bytes are not those that were written.
-pub(super) const OTHER_DIGEST: &str = "its SHA-256 is not the one in `SHA256SUMS`";
 
 /// Mapped safetensors file in which every tensor must be asked for.
 pub(super) struct TensorFile {
@@ -26,31 +19,9 @@ pub(super) struct TensorFile {
     tensors: BTreeMap<String, TensorRange>,
 }
 
-/// Location of sums in a file.
-#[derive(Clone, Debug)]
-pub(super) struct StoredSums {
-    pub(super) n_cols: usize,
-    sums: TensorRange,
-    /// Rests and their places, if there are any.
-    rests: Option<(TensorRange, TensorRange)>,
-}
-
 impl TensorFile {
     pub(super) fn open(path: PathBuf, limits: &Limits) -> Result<Self, StatisticsError> {
         let map = MappedFile::open(&path)?;
-        Self::of(path, map, limits)
-    }
-
-    /// Opens a file and checks the SHA-256 of its bytes.
-    pub(super) fn open_known(path: PathBuf, digest: &str, limits: &Limits) -> Result<Self, StatisticsError> {
-        let map = MappedFile::open(&path)?;
-        if hex(&Sha256::digest(&*map)) != digest {
-            return Err(StatisticsError::DamagedPart { file: path, reason: OTHER_DIGEST });
-        }
-        Self::of(path, map, limits)
-    }
-
-    fn of(path: PathBuf, map: MappedFile, limits: &Limits) -> Result<Self, StatisticsError> {
         let parsed = parse_header(&map, limits);
         let Header { tensors, .. } =
             parsed.map_err(|source| StatisticsError::Header { file: path.clone(), source })?;
@@ -142,77 +113,6 @@ impl TensorFile {
             }
         }
         Ok(Moments::of(n_rows, sums))
-    }
-
-    /// Finds sums to which others may be added.
-    pub(super) fn find_sums(&mut self, name: &str, n_cols: usize) -> Result<StoredSums, StatisticsError> {
-        let sums = self.take_triangle(name, n_cols, ElementType::F64)?;
-        let mut rests = None;
-        if self.tensors.contains_key(&rests_name(name)) {
-            let (values, places) = (self.take(&rests_name(name))?, self.take(&places_name(name))?);
-            let &[n] = values.meta.shape.dims() else {
-                return Err(self.shape(&values, "F64 [rests]".to_owned()));
-            };
-            if values.meta.ty != ElementType::F64 {
-                return Err(self.shape(&values, "F64 [rests]".to_owned()));
-            }
-            if places.meta.ty != ElementType::I64 || places.meta.shape.dims() != [n, 2] {
-                return Err(self.shape(&places, format!("I64 [{n}, 2]")));
-            }
-            rests = Some((values, places));
-        }
-        Ok(StoredSums { n_cols, sums, rests })
-    }
-
-    /// Adds stored sums to others with the same number of columns.
-    pub(super) fn add_sums(&self, stored: &StoredSums, to: &mut GramSum) -> Result<(), StatisticsError> {
-        let StoredSums { n_cols, sums, rests } = stored;
-        let mut numbers = self.bytes(sums).as_chunks::<8>().0;
-        for row in 0..*n_cols {
-            let (own, later) = numbers.split_at_checked(n_cols - row).unwrap_or((numbers, &[]));
-            numbers = later;
-            let own = own.iter().map(|raw| f64::from_le_bytes(*raw));
-            let is_bad = |(at, sum): &(usize, f64)| !sum.is_finite() || (*at == 0 && *sum < 0.0);
-            if let Some((at, value)) = own.clone().enumerate().find(is_bad) {
-                let place = format!("row {row}, column {}", row + at);
-                return Err(self.bad(&sums.meta.name, place, value, "a sum of finite numbers"));
-            }
-            to.add_to_row(row, own);
-        }
-        let Some((values, places)) = rests else { return Ok(()) };
-        let places_of = self.bytes(places).as_chunks::<16>().0.iter().map(|raw| {
-            let (row, column) = raw.split_at(8);
-            let number = |bytes: &[u8]| bytes.try_into().map_or(-1, i64::from_le_bytes);
-            (number(row), number(column))
-        });
-        for (at, (rest, (row, column))) in self.doubles(values).zip(places_of).enumerate() {
-            let place = |number: i64| usize::try_from(number).ok().filter(|number| number < n_cols);
-            let Some((row, column)) = place(row).zip(place(column)).filter(|(row, column)| row <= column)
-            else {
-                let expected = "a row and a column on or above the diagonal";
-                return Err(self.bad(&places.meta.name, format!("element {at}"), row as f64, expected));
-            };
-            if !rest.is_finite() {
-                return Err(self.bad(&values.meta.name, format!("element {at}"), rest, "a finite number"));
-            }
-            to.add_to_rest(row, column, rest);
-        }
-        Ok(())
-    }
-
-    /// Importance sums with what was rounded off from them.
-    pub(super) fn exact_columns(&mut self, name: &str) -> Result<ExactColumns, StatisticsError> {
-        let rests = self.take(&rests_name(name))?;
-        let columns = self.columns(name)?;
-        let dims = [columns.counts.len() as u64, columns.n_cols as u64];
-        if rests.meta.ty != ElementType::F64 || rests.meta.shape.dims() != dims {
-            return Err(self.shape(&rests, format!("F64 [{}, {}]", dims[0], dims[1])));
-        }
-        let values: Vec<f64> = self.doubles(&rests).collect();
-        if let Some(at) = values.iter().position(|rest| !rest.is_finite()) {
-            return Err(self.bad(&rests.meta.name, format!("element {at}"), values[at], "a finite number"));
-        }
-        Ok(ExactColumns { columns, rests: values })
     }
 
     pub(super) fn columns(&mut self, name: &str) -> Result<ColumnSums, StatisticsError> {

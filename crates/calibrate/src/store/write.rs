@@ -5,9 +5,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::store::folder::{Folder, TensorWriters, meta, write_tensors};
-use crate::store::manifest::StatisticsManifest;
 use crate::store::{IMPORTANCE, StatisticsError, moments_file, moments_name, triangle};
-use crate::{CalibrationText, LayerMoments, Moments};
+use crate::{CalibrationText, LayerMoments};
 use gguf_core::ElementType;
 use gguf_core::output::OutputFile;
 use gguf_format::{ColumnSums, ImatrixSums};
@@ -33,17 +32,8 @@ impl StatisticsWriter {
         seed: Option<u64>,
         sync: bool,
     ) -> Result<Self, StatisticsError> {
-        let manifest = Folder::whole_manifest(model, text, seed)?;
-        Self::of_manifest(path, manifest, Folder::n_files(model), sync)
-    }
-
-    pub(super) fn of_manifest(
-        path: &Path,
-        manifest: StatisticsManifest,
-        n_files: usize,
-        sync: bool,
-    ) -> Result<Self, StatisticsError> {
-        Ok(Self { folder: Folder::create(path, manifest, n_files, sync)? })
+        let manifest = Folder::manifest(model, text, seed)?;
+        Ok(Self { folder: Folder::create(path, manifest, Folder::n_files(model), sync)? })
     }
 
     /// Adds a layer: a consumer of [`crate::CalibrationRun::run`].
@@ -65,7 +55,7 @@ impl StatisticsWriter {
             }
         }
         self.folder.add(&name, &tensors)?;
-        self.folder.enter(layer, Moments::n_rows);
+        self.folder.enter(layer);
         Ok(())
     }
 
@@ -87,7 +77,7 @@ impl StatisticsWriter {
 }
 
 /// Adds the tensors of importance sums: `NAME.sums` and `NAME.counts`.
-pub(super) fn push_columns<'a>(
+fn push_columns<'a>(
     tensors: &mut TensorWriters<'a>,
     path: &Path,
     name: &str,
@@ -118,7 +108,7 @@ pub(crate) fn write_importance(
         push_columns(&mut tensors, path, name, columns)?;
     }
     let file = OutputFile::create(path)?;
-    write_tensors(&file, path, &tensors, false)?;
+    write_tensors(&file, path, &tensors)?;
     file.commit(sync)?;
     Ok(())
 }

@@ -7,7 +7,6 @@
 )]
 
 mod sequential;
-mod shares;
 mod store;
 #[path = "../../../../tests/testkit/mod.rs"]
 mod testkit;

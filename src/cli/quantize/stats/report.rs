@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::calibrate::{BatchRange, CalibrationRun, CalibrationText, Needs, StatisticsCounts};
+use crate::calibrate::{CalibrationText, Needs, StatisticsCounts};
 use crate::cli::Session;
-use crate::cli::render::{count, plural};
+use crate::cli::render::plural;
 use crate::core::text::{bytes, escape};
 use crate::core::written::as_path;
-use crate::gguf::Share;
 use crate::job::{KindFacts, TextFacts};
 
 /// Statistics that were collected, or would be.
@@ -18,17 +17,10 @@ pub(super) struct StatisticsReport {
     /// The folder.
     #[serde(serialize_with = "as_path")]
     path: PathBuf,
-    /// Number of the part: `2/8`.
-    part: Option<String>,
     /// Number of tokens that were run.
     #[serde(rename = "tokens")]
     n_tokens: usize,
-    /// Number of tokens of all parts.
-    #[serde(rename = "all_tokens")]
-    n_all_tokens: usize,
-    /// Share of the text, in batches.
-    batches: BatchRange,
-    /// Kinds of text, with the totals of all parts.
+    /// Kinds of text.
     kinds: Vec<KindFacts>,
     /// Result of the run, or what it needs.
     #[serde(flatten)]
@@ -59,23 +51,9 @@ pub(super) struct CollectedStatistics {
 }
 
 impl StatisticsReport {
-    pub(super) fn new(
-        path: &Path,
-        part: Option<Share>,
-        text: &CalibrationText,
-        run: &CalibrationRun<'_>,
-        outcome: StatisticsOutcome,
-    ) -> Self {
-        let TextFacts { kinds, n_tokens: n_all_tokens, .. } = TextFacts::of(text);
-        Self {
-            path: path.to_owned(),
-            part: part.map(|share| share.to_string()),
-            n_tokens: run.n_tokens(),
-            n_all_tokens,
-            batches: run.batches(),
-            kinds,
-            outcome,
-        }
+    pub(super) fn new(path: &Path, text: &CalibrationText, outcome: StatisticsOutcome) -> Self {
+        let TextFacts { kinds, n_tokens, .. } = TextFacts::of(text);
+        Self { path: path.to_owned(), n_tokens, kinds, outcome }
     }
 
     pub(super) fn print(&self, session: &Session) -> anyhow::Result<()> {
@@ -104,17 +82,7 @@ impl StatisticsReport {
     /// Describes the text that is run.
     fn text(&self) -> String {
         let kinds = plural(self.kinds.len() as u64, "kind");
-        let all = plural(self.n_all_tokens as u64, "token");
-        match &self.part {
-            None => format!("{all} of {kinds} of text"),
-            Some(part) => {
-                let BatchRange { n, of, .. } = self.batches;
-                let own = count(self.n_tokens as u64);
-                format!(
-                    "part {part}: {own} of {all} of {kinds} of text, {n} of {}",
-                    plural(of as u64, "batch")
-                )
-            }
-        }
+        let all = plural(self.n_tokens as u64, "token");
+        format!("{all} of {kinds} of text")
     }
 }
