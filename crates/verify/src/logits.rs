@@ -32,8 +32,16 @@ pub fn last_logits(
     // The logits of a group may take a quarter of the budget, but no more than is useful.
     let row_bytes = (engine.plan().n_vocab as u64).saturating_mul(4).max(1);
     let rows_bytes = (engine.options().elastic_bytes() / 4).min(MOST_LOGIT_BYTES);
-    let most_rows = (rows_bytes / row_bytes).clamp(1, encoded.len().max(1) as u64);
-    let limit = engine.group_tokens_with_taken(most_rows.saturating_mul(row_bytes), longest)?;
+    let mut most_rows = (rows_bytes / row_bytes).clamp(1, encoded.len().max(1) as u64);
+    let mut limit = engine.group_tokens_with_taken(most_rows.saturating_mul(row_bytes), longest)?;
+    // Logits of more prompts than fit in a group would only take the group's memory.
+    let n_all: usize = encoded.iter().map(|prompt| prompt.tokens.len()).sum();
+    while most_rows > 1
+        && (limit as u64).saturating_mul(encoded.len() as u64) < most_rows.saturating_mul(n_all as u64)
+    {
+        most_rows /= 2;
+        limit = engine.group_tokens_with_taken(most_rows.saturating_mul(row_bytes), longest)?;
+    }
     // Every batch decodes the weights anyway: a group of several batches would only hold more tokens.
     let limit = limit.min(engine.batch_tokens_at_most()).max(longest);
     let mut chunks = Vec::new();

@@ -85,7 +85,7 @@ fn statistics_of() -> Vec<u8> {
     let kind = |name: &str, check: Json| json!({ "name": name, "tokens": 5, "sequences": 1, "weight": 1, "seed": null, "check": check });
     let manifest = json!({
         "format": "gguf-foundry statistics", "version": 1, "model": "00", "tokenizer": "11", "architecture": "llama",
-        "n_ctx": 4, "seed": 1, "kinds": [kind("a", json!([window])), kind("b", json!([]))],
+        "n_ctx": 4, "seed": 1, "text": "22", "kinds": [kind("a", json!([window])), kind("b", json!([]))],
         "layers": [
             { "layer": 0, "inputs": [
                 { "columns": 3, "matrices": [{ "tensor": "blk.0.a.weight" }, { "tensor": "blk.0.b.weight", "expert": 1 }],
