@@ -67,9 +67,9 @@ pub use plan::{
 };
 pub use remark::Remark;
 pub use report::{ConversionReport, JobReport, QuantizationReport, SmallTensorRows};
-pub use size::TargetReport;
+pub use size::{PromiseReport, TargetReport};
 pub use stored::{ConvertedClass, NativeFloats, StoredWeights};
-pub use types::{JobTypes, TypeSwitches};
+pub use types::{FileTarget, JobTypes, TypeSwitches};
 
 use convert::CheckedConversion;
 use quantize::CheckedQuantization;

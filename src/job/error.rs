@@ -132,6 +132,10 @@ pub enum Contradiction {
     PlanOfMeasuredTypes { option: &'static str },
     #[error("{option}: a size above 0 expected")]
     NoSize { option: &'static str },
+    #[error("{option}: a divergence above 0 expected")]
+    NoKld { option: &'static str },
+    #[error("--target-kld: the divergence is measured on a text; `--calibrate TEXT` gives one")]
+    KldWithoutText,
     #[error(
         "--check-text {}: that is what `--calibrate {}` gives to the solver; another text expected",
         held_out.display(),

@@ -35,7 +35,8 @@ use crate::gguf::{Imatrix, Share, WriteError, output_id};
 use crate::job::input::OpenedInput;
 use crate::job::run::JobRun;
 use crate::job::{
-    Calibration, Events, Importance, Job, JobError, JobInput, JobOutput, JobTypes, OutputFiles, OutputPath,
+    Calibration, Events, FileTarget, Importance, Job, JobError, JobInput, JobOutput, JobTypes, OutputFiles,
+    OutputPath,
 };
 use crate::quantize::{FileType, QuantizeOptions};
 
@@ -233,9 +234,10 @@ impl Ladder {
 
     /// Job that reads the same model with the same options, for a file of its own.
     fn alone(&self, rung: &Rung, target: PathBuf) -> Result<Job, JobError> {
-        let types = match self.input {
-            JobInput::Gguf(_) => JobTypes::mixture(rung.types.file_type),
-            _ => rung.types.file_type.name().parse()?,
+        let types = match (rung.most_kld, &self.input) {
+            (Some(kld), _) => JobTypes::Size { target: FileTarget::Kld(kld), candidates: Vec::new() },
+            (None, JobInput::Gguf(_)) => JobTypes::mixture(rung.types.file_type),
+            (None, _) => rung.types.file_type.name().parse()?,
         };
         let common = self.common();
         let output = JobOutput { path: OutputPath::File(target), ..common.output.clone() };
@@ -246,10 +248,13 @@ impl Ladder {
         Ok(Job { types, output, calibration, quantize: rung.types.options(&self.quantize), ..common })
     }
 
-    /// Returns true if the rounding of a type is calibrated: that of types that only quantization gives.
+    /// Returns true if the rounding of a type is calibrated: that of types that only quantization gives, and that are chosen.
     fn is_calibrated(&self, rung: &Rung) -> bool {
         let file_type = rung.types.file_type;
         let is_mixture = || file_type.name().parse().is_ok_and(|types: JobTypes| types.is_quantized());
+        if rung.most_kld.is_some() {
+            return true;
+        }
         self.calibration.is_some() && file_type.base().is_some_and(GgmlType::is_quantized) && is_mixture()
     }
 

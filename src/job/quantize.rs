@@ -1,7 +1,7 @@
 //! Quantization of a GGUF file or of a conversion, in one pass: its plan, and the run.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::core::{GgmlType, TensorSource};
 use crate::gguf::{Imatrix, WriteOptions, plan_files};
@@ -20,7 +20,7 @@ pub(super) struct CheckedQuantization<'a> {
     pub(super) opened: &'a OpenedInput,
     pub(super) input: Input<'a>,
     pub(super) options: QuantizeOptions,
-    /// Size that decides the types, if one does.
+    /// Size or divergence that decides the types, if one does.
     pub(super) size: Option<SizeChoice<'a>>,
     /// Types of a file, if they are used.
     like: Option<LikeReport>,
@@ -39,7 +39,7 @@ impl<'a> CheckedQuantization<'a> {
             ..job.quantize.clone()
         };
         let like = like::set_types(run, opened, &mut options)?;
-        let word = job.types.size().map_or_else(|| options.file_type.name().to_owned(), size::word);
+        let word = job.types.target().map_or_else(|| options.file_type.name().to_owned(), size::word);
         let target = job.output.target(&job.input, opened, &word);
         let write = job.write_options(opened);
         let mut guard = run.guard(opened)?;
@@ -91,6 +91,12 @@ impl<'a> CheckedQuantization<'a> {
         self.report_plan(self.described(&plan, allocation.as_ref()))?;
         let report = self.written(&plan, options.file_type)?;
         Ok(QuantizationReport { target: allocation.as_ref().map(TargetReport::from), ..report })
+    }
+
+    /// Folder of the output.
+    pub(super) fn directory(&self) -> &Path {
+        let parent = self.target.parent().filter(|dir| *dir != Path::new(""));
+        parent.unwrap_or(Path::new("."))
     }
 
     /// Chooses types by estimated costs, if a size decides.

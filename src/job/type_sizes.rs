@@ -43,6 +43,7 @@ impl TypeSizes {
         let plain = [FileType::Bf16, FileType::F16].map(|file_type| Rung {
             name: file_type.name().to_owned(),
             types: RungTypes { file_type, output: None, embeddings: None },
+            most_kld: None,
         });
         let rungs = plain.into_iter().chain(Preset::Full.rungs());
         let quantized = opened.input();

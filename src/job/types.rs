@@ -12,7 +12,7 @@ use crate::quantize::{FileType, OptionError, SizeTarget, parse_file_type_or};
 const KEEPING: [GgmlType; 5] =
     [GgmlType::Q8_0, GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Mxfp4];
 
-/// Types of an output's tensors. A GGUF file is quantized: to a mixture, to types for a size or to those of a file.
+/// Types of an output's tensors. A GGUF file is quantized: to a mixture, to types for a size or a divergence, or to those of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum JobTypes {
     /// Type that the converter itself writes.
@@ -34,10 +34,10 @@ pub enum JobTypes {
         /// Block type in which the checkpoint's integers are kept, if the mixture uses it.
         keep: Option<GgmlType>,
     },
-    /// Types that give a file of at most this size.
+    /// Types that are chosen for a size or a divergence of the file.
     Size {
-        /// Size of the file.
-        target: SizeTarget,
+        /// Limit of the file.
+        target: FileTarget,
         /// Types to choose from; empty for the default ones.
         candidates: Vec<GgmlType>,
     },
@@ -48,6 +48,15 @@ pub enum JobTypes {
         /// True to go through floats also where the checkpoint's integers could be kept.
         requantize: bool,
     },
+}
+
+/// Limit of a file whose types are chosen.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FileTarget {
+    /// Size, for which the file diverges least.
+    Size(SizeTarget),
+    /// Mean KLD (nats) on held-out text with two standard errors, for which the file is smallest.
+    Kld(f64),
 }
 
 /// Options that change the meaning of a type's name.
@@ -135,8 +144,8 @@ impl JobTypes {
         }
     }
 
-    /// Returns the size, if it decides.
-    pub(super) fn size(&self) -> Option<SizeTarget> {
+    /// Returns the limit, if one decides.
+    pub(super) fn target(&self) -> Option<FileTarget> {
         match self {
             Self::Size { target, .. } => Some(*target),
             Self::Plain { .. } | Self::Native { .. } | Self::Mixture { .. } | Self::Like { .. } => None,

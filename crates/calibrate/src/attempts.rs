@@ -267,7 +267,7 @@ impl Attempts<'_> {
     }
 
     /// Everything that decides the result; threads and memory do not.
-    fn facts(&self) -> Result<WorkFacts, CalibrateError> {
+    pub(super) fn facts(&self) -> Result<WorkFacts, CalibrateError> {
         let (model, tokenizer) = identity(self.model)?;
         let mut facts = WorkFacts::default();
         facts.add("program", program());

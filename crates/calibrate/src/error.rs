@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use crate::{StatisticsError, WorkError};
+use crate::{PROMISE_ERRORS, StatisticsError, WorkError};
 use gguf_core::Hint;
-use gguf_core::text::escape;
+use gguf_core::text::{bytes, escape};
 use gguf_engine::EngineError;
 use gguf_quantization::{AllocateError, QuantizeError};
 use gguf_verification::VerifyError;
@@ -61,6 +61,11 @@ pub enum CalibrateError {
     Budget { tokens: usize, n_ctx: usize, kinds: usize },
     #[error("memory budget of {budget_bytes} bytes: {tokens} tokens of calibration text need {needed_bytes}")]
     Memory { budget_bytes: u64, needed_bytes: u64, tokens: usize },
+    #[error(
+        "a mean KLD of at most {most_kld} is asked for; with the largest types, a file of {}, it is {mean_kld:.6} ± {stderr:.6} on {n_tokens} held-back tokens, and two standard errors are added",
+        bytes(*file_bytes)
+    )]
+    Unkept { most_kld: f64, mean_kld: f64, stderr: f64, file_bytes: u64, n_tokens: usize },
     #[error("memory budget of {budget_bytes} bytes: the model needs {needed_bytes} to write text")]
     SelfMemory { budget_bytes: u64, needed_bytes: u64 },
     #[error("{}: {what}", path.display())]
@@ -91,6 +96,16 @@ impl Hint for CalibrateError {
                     "pass `--memory {}M` or more, or fewer tokens with `--calibrate-tokens`",
                     needed_bytes.div_ceil(1 << 20)
                 )]
+            }
+            Self::Unkept { most_kld, mean_kld, stderr, .. } => {
+                let bound = mean_kld + PROMISE_ERRORS * stderr;
+                let least = format!("`--target-kld {:.6}` is within reach", (bound * 1e6).ceil() / 1e6);
+                let way = if mean_kld <= most_kld {
+                    "more text gives a smaller error: `--check-text`, `--calibrate-tokens`"
+                } else {
+                    "add larger types to `--types`"
+                };
+                vec![least, way.to_owned()]
             }
             Self::SelfMemory { needed_bytes, .. } => {
                 vec![format!("pass `--memory {}M` or more, or give a text", needed_bytes.div_ceil(1 << 20))]

@@ -51,6 +51,12 @@ pub struct Fidelity {
 }
 
 impl Fidelity {
+    /// Divergence of the file: that of the blocks, or of the importance matrix alone.
+    pub fn figures(&self) -> HeldOutFigures {
+        let solved = self.trials.last().filter(|_| self.blocks.is_some());
+        solved.map_or(self.plain, |trial| trial.figures)
+    }
+
     /// The last attempt's mean divergence as a share of the importance matrix's.
     pub fn ratio(&self) -> Option<f64> {
         self.trials.last().map(|trial| trial.figures.ratio(&self.plain))
@@ -151,6 +157,11 @@ pub fn solve(
         Fidelity { imatrix, blocks: kept, plain, trials, left, without_solver, keys: Vec::new(), n_resumed };
     fidelity.keys = keys(&fidelity, options.solver, text);
     Ok(fidelity)
+}
+
+/// Number of stages of [`solve`] that are known beforehand.
+pub fn solving_steps(solver: Solver) -> usize {
+    if solver == Solver::Reference { 2 } else { 3 }
 }
 
 /// Tensors to solve, by name, and those that get a type without a solver.

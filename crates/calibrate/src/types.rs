@@ -31,8 +31,6 @@ pub struct TypesOptions<'a> {
     pub quantize: &'a QuantizeOptions,
     /// Types to choose from; if empty, those of [`AllocateOptions`].
     pub types: &'a [GgmlType],
-    /// Target size.
-    pub target: SizeTarget,
     /// Solver that will round to the types.
     pub solver: Solver,
     /// Threads, memory and vector instructions.
@@ -60,6 +58,14 @@ fn gain(solver: Solver) -> f64 {
     }
 }
 
+/// Costs of types on a text, and what they were measured with.
+pub(super) struct TextCosts {
+    pub(super) costs: Vec<TensorCost>,
+    pub(super) imatrix: Imatrix,
+    /// Number of runs of the model that measured them.
+    pub(super) n_runs: usize,
+}
+
 /// Chooses types for a target size by their costs on the calibration text.
 ///
 /// The unquantized model is run once for the importance of all columns. If a count of operations allows it, it is then
@@ -77,14 +83,44 @@ pub fn choose_types(
     input: &Input<'_>,
     text: &CalibrationText,
     options: &TypesOptions<'_>,
+    target: SizeTarget,
     progress: &dyn Progress,
 ) -> Result<ChosenTypes, CalibrateError> {
+    check_budget(model, input, text, options)?;
+    let alike = equal_importance(input, text)?;
+    options.survey(input, text, Some(&alike), |survey| survey.check(target))??;
+    let TextCosts { costs, imatrix, n_runs } = text_costs(model, input, text, options, progress)?;
+    let found = options.survey(input, text, Some(&imatrix), |survey| survey.choose(&costs, target))??;
+    Ok(ChosenTypes { allocation: Allocation { n_runs, ..found }, imatrix })
+}
+
+impl TypesOptions<'_> {
+    /// Calls `work` with the survey of a file that a calibration writes.
+    pub(super) fn survey<R>(
+        &self,
+        input: &Input<'_>,
+        text: &CalibrationText,
+        imatrix: Option<&Imatrix>,
+        work: impl FnOnce(&Survey<'_>) -> R,
+    ) -> Result<R, CalibrateError> {
+        let keys = keys_to_come(self.solver, text);
+        let asked = AllocateOptions { quantize: self.quantize, types: self.types, keys: &keys };
+        Ok(work(&Survey::new(input, imatrix, &asked)?))
+    }
+}
+
+/// Measures the costs of types on the calibration text, as [`choose_types`] describes.
+pub(super) fn text_costs(
+    model: &Model<'_>,
+    input: &Input<'_>,
+    text: &CalibrationText,
+    options: &TypesOptions<'_>,
+    progress: &dyn Progress,
+) -> Result<TextCosts, CalibrateError> {
     let plan = model.plan()?;
     if plan.kind == ModelKind::Encoder {
         return Err(CalibrateError::Encoder);
     }
-    check_budget(model, input, text, options)?;
-    check_size(input, text, options)?;
     let wants = |_: &TensorMeta| false;
     let run = CalibrationRun::new(
         model,
@@ -94,31 +130,29 @@ pub fn choose_types(
     let sums = run.run::<CalibrateError>(progress, &mut |_| Ok(()))?;
     drop(run);
     let imatrix = Imatrix::of_sums(&total_importance(&sums))?;
-    let keys = keys_to_come(options.solver, text);
-    let asked = AllocateOptions { quantize: options.quantize, types: options.types, keys: &keys };
-    let survey = Survey::new(input, Some(&imatrix), &asked)?;
-    let mut costs = survey.estimate(progress)?;
     let windows = text.some_windows(RUN_TOKENS);
     let n_run_tokens = windows.iter().map(|window| window.chunk.tokens.len()).sum();
     let n_elems =
         input.source.tensors().iter().fold(0, |sum: u64, meta| sum.saturating_add(meta.shape.n_elems()));
     let mut measure = MeasureOptions::new(options.engine);
     measure.n_runs = measure.n_runs.min(runs_for(n_elems, n_run_tokens, text.n_tokens()));
-    let n_runs = measure_costs(model, &survey, &mut costs, &windows, &measure, progress)?;
     let tensors = model.source.tensors();
     let heads = tensors.get(plan.head.tensor).map(|meta| meta.name.as_str());
     let seen: BTreeSet<&str> =
         sums.iter().flat_map(|kind| kind.tensors.keys().map(String::as_str)).chain(heads).collect();
-    for (tensor, cost) in survey.tensors().iter().zip(&mut costs) {
-        scale(input, tensor, cost, &seen, gain(options.solver));
-    }
-    let allocation = survey.choose(&costs, options.target)?;
-    drop(survey);
-    Ok(ChosenTypes { allocation: Allocation { n_runs, ..allocation }, imatrix })
+    let (costs, n_runs) = options.survey(input, text, Some(&imatrix), |survey| {
+        let mut costs = survey.estimate(progress)?;
+        let n_runs = measure_costs(model, survey, &mut costs, &windows, &measure, progress)?;
+        for (tensor, cost) in survey.tensors().iter().zip(&mut costs) {
+            scale(input, tensor, cost, &seen, gain(options.solver));
+        }
+        Ok::<_, CalibrateError>((costs, n_runs))
+    })??;
+    Ok(TextCosts { costs, imatrix, n_runs })
 }
 
 /// Checks the memory for solving, which may be more than for choosing, so that the error comes early.
-fn check_budget(
+pub(super) fn check_budget(
     model: &Model<'_>,
     input: &Input<'_>,
     text: &CalibrationText,
@@ -142,28 +176,20 @@ fn check_budget(
     needs.spills(&options.engine, text.n_tokens()).map(drop)
 }
 
-/// Checks before the model is run that the size can be reached. It uses an importance matrix with the same keys and
-/// equal columns.
-fn check_size(
-    input: &Input<'_>,
-    text: &CalibrationText,
-    options: &TypesOptions<'_>,
-) -> Result<(), CalibrateError> {
+/// Importance matrix with the keys of the one that the text gives and equal columns, for what is known before a run.
+pub(super) fn equal_importance(input: &Input<'_>, text: &CalibrationText) -> Result<Imatrix, CalibrateError> {
     let alike = |meta: &TensorMeta| {
         let n_cols = usize::try_from(meta.shape.n_cols()).ok()?;
         let n_matrices = usize::try_from(n_matrices(meta)).ok()?;
         let n = n_cols.checked_mul(n_matrices)?;
         Some((meta.name.clone(), ColumnSums { n_cols, sums: vec![1.0; n], counts: vec![1; n_matrices] }))
     };
-    let alike = Imatrix::of_sums(&ImatrixSums {
+    Ok(Imatrix::of_sums(&ImatrixSums {
         tensors: input.source.tensors().iter().filter_map(alike).collect(),
         datasets: text.kinds.iter().map(|kind| kind.name.as_bytes().to_vec()).collect(),
         n_chunks: text.kinds.iter().map(|kind| kind.windows.len()).sum(),
         chunk_size: text.n_ctx,
-    })?;
-    let keys = keys_to_come(options.solver, text);
-    let asked = AllocateOptions { quantize: options.quantize, types: options.types, keys: &keys };
-    Ok(Survey::new(input, Some(&alike), &asked)?.check(options.target)?)
+    })?)
 }
 
 /// Scales the cost of a tensor by the solver's gain, for types with a solver, if the tensor is multiplied with

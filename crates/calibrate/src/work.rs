@@ -9,6 +9,7 @@
 //!   ones are found and solved again.
 //! - `text`: text that the model has written, after its digest.
 //! - `importance.safetensors`: importance sums, in the format of statistics.
+//! - `candidate-…`: folders of the same layout, for candidates among which the run chooses.
 //! - `lock`: held while a run works here.
 
 mod error;
@@ -44,6 +45,9 @@ const JOURNAL: &str = "journal";
 const IMPORTANCE: &str = "importance.safetensors";
 const TEXT: &str = "text";
 const LOCK: &str = "lock";
+const CANDIDATE: &str = "candidate-";
+/// Digits of a candidate's digest in the name of its folder.
+const CANDIDATE_DIGITS: usize = 16;
 const N_ATTEMPTS: usize = 2;
 
 /// Folder in which a run keeps its work.
@@ -98,7 +102,8 @@ impl WorkFolder {
         let manifest = path.join(MANIFEST);
         let is_ours = |name: &std::ffi::OsStr| {
             let ours = [MANIFEST, JOURNAL, IMPORTANCE, TEXT, LOCK].iter().any(|own| name == *own);
-            ours || (0..N_ATTEMPTS).any(|attempt| name == blocks_file(attempt).as_str())
+            let is_candidate = name.as_encoded_bytes().starts_with(CANDIDATE.as_bytes());
+            ours || is_candidate || (0..N_ATTEMPTS).any(|attempt| name == blocks_file(attempt).as_str())
         };
         for entry in fs_err::read_dir(path)? {
             let name = entry?.file_name();
@@ -267,6 +272,34 @@ impl WorkFolder {
         Ok(())
     }
 
+    /// Opens the folder for the work on a candidate.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub(super) fn candidate(&self, candidate: &str) -> Result<Self, WorkError> {
+        let digits = candidate.get(..CANDIDATE_DIGITS).unwrap_or(candidate);
+        Self::open(&self.path.join(format!("{CANDIDATE}{digits}")), self.sync)
+    }
+
+    /// Measured figures of a candidate.
+    pub(super) fn tried(&self, candidate: &str) -> Option<HeldOutFigures> {
+        self.state().records.iter().find_map(|record| match record {
+            Record::Tried { candidate: own, figures } if own == candidate => {
+                Some(HeldOutFigures::of_figures(*figures))
+            }
+            _ => None,
+        })
+    }
+
+    /// Records the figures of a candidate.
+    pub(super) fn add_tried(&self, candidate: &str, figures: &HeldOutFigures) -> Result<(), WorkError> {
+        let (candidate, figures) = (candidate.to_owned(), figures.figures());
+        if figures.iter().all(|figure| figure.is_finite()) {
+            self.add(&Record::Tried { candidate, figures })?;
+        }
+        Ok(())
+    }
+
     /// Removes the blocks of an attempt that is given up.
     pub(super) fn drop_blocks(&self, attempt: usize) {
         let _ = fs_err::remove_file(self.path.join(blocks_file(attempt)));
@@ -278,6 +311,12 @@ impl WorkFolder {
     /// # Errors
     /// I/O, with the path.
     pub fn clear(self) -> std::io::Result<()> {
+        for entry in fs_err::read_dir(&self.path)? {
+            let entry = entry?;
+            if entry.file_name().as_encoded_bytes().starts_with(CANDIDATE.as_bytes()) {
+                Self::open(&entry.path(), self.sync).map_err(std::io::Error::other)?.clear()?;
+            }
+        }
         let blocks = (0..N_ATTEMPTS).map(blocks_file);
         // The manifest, which identifies the other files, is removed last except for the lock.
         let names = blocks.chain([IMPORTANCE, TEXT, JOURNAL, MANIFEST, LOCK].map(str::to_owned));

@@ -6,13 +6,15 @@
 //!
 //! | file | subject |
 //! |---|---|
-//! | `survey` | tensors and types to choose from, and the choice |
+//! | `survey` | tensors and types to choose from |
+//! | `choices` | choices by size, by expected divergence, and one step smaller |
 //! | `rounding` | errors of a sample of a tensor's rows |
 //! | `sensitivity` | cost of an error, by role and place of the tensor |
 //! | `costs` | table of tensors and types |
 //! | `greedy` | best choice from a table for a number of bytes |
 //! | `rules` | types as rules for single tensors |
 
+mod choices;
 mod costs;
 mod error;
 mod greedy;
@@ -28,6 +30,7 @@ use gguf_core::written::as_text;
 use gguf_core::{GgmlType, TensorSource};
 use gguf_format::{FilePlan, LayoutOptions};
 
+pub use choices::{Choices, TypeSet};
 pub use costs::TensorCost;
 pub use error::AllocateError;
 pub use greedy::TypeCandidate;

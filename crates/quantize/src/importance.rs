@@ -20,7 +20,7 @@ static SAME_INPUT: &[&[&str]] = &[
 ];
 
 /// Suffix of the names of stacks of experts.
-const STACK: &str = "_exps";
+pub(crate) const STACK: &str = "_exps";
 
 /// Importance of one tensor.
 #[derive(Clone, Debug, PartialEq)]

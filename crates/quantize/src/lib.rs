@@ -52,8 +52,8 @@ mod recipe;
 mod summary;
 
 pub use allocate::{
-    AllocateError, AllocateOptions, Allocation, ChosenType, DEFAULT_TYPES, MeasuredKld, OpenTensor,
-    SizeTarget, StandardMix, Survey, TensorCost, TypeCandidate, type_rules,
+    AllocateError, AllocateOptions, Allocation, Choices, ChosenType, DEFAULT_TYPES, MeasuredKld, OpenTensor,
+    SizeTarget, StandardMix, Survey, TensorCost, TypeCandidate, TypeSet, type_rules,
 };
 pub use choice::{ChoiceError, Reason, TypeChoice, choose_types};
 pub use class::n_matrices;

@@ -5,10 +5,11 @@ mod calibration;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use crate::calibrate::most_candidates;
 use crate::cli::Session;
 use crate::cli::render::{Align, Table, count, duration, plural};
 use crate::core::text::{bytes, escape};
-use crate::job::{QuantizationPlan, QuantizationReport, QuantizedTensorPlan, TargetReport};
+use crate::job::{PromiseReport, QuantizationPlan, QuantizationReport, QuantizedTensorPlan, TargetReport};
 use crate::quantize::{MeasuredKld, Summary, TensorClass};
 
 /// Prints the plan, with the expected cost of types that were chosen for a size, and the resources that calibration
@@ -56,16 +57,40 @@ fn table(tensors: &[QuantizedTensorPlan]) -> Table {
     table
 }
 
-/// Describes the target size, the size that was reached, and the nearest standard mix.
-fn target_lines(target: &TargetReport) -> String {
-    let mut text = format!(
-        "types for at most {} bytes: file of {} ({:.3} bits per weight with its header), expected KLD {:.6}",
-        count(target.target_bytes),
+/// Describes the limit of a divergence, and what was measured.
+fn promise_line(target: &TargetReport, promise: &PromiseReport) -> String {
+    let most = promise.most_kld;
+    let (Some(mean), Some(stderr), Some(bound)) = (promise.mean_kld, promise.stderr, promise.bound) else {
+        let n = most_candidates();
+        return format!(
+            "types for a mean KLD of at most {most}, as estimated before anything is measured: file of {}, expected KLD {:.6}; \
+             a run calibrates and measures some 5 to 10 choices of types, at most {n}",
+            count(target.file_bytes),
+            target.expected_kld,
+        );
+    };
+    format!(
+        "types for a mean KLD of at most {most}: file of {} ({:.3} bits per weight with its header), measured on the text held \
+         back: {mean:.6} ± {stderr:.6}, with two standard errors {bound:.6}; {} measured",
         count(target.file_bytes),
         target.bits_per_weight,
-        target.expected_kld,
-    );
-    if target.n_runs > 0 {
+        plural(promise.tried.len() as u64, "choice"),
+    )
+}
+
+/// Describes the target size, the size that was reached, and the nearest standard mix.
+fn target_lines(target: &TargetReport) -> String {
+    let by_size = || {
+        format!(
+            "types for at most {} bytes: file of {} ({:.3} bits per weight with its header), expected KLD {:.6}",
+            count(target.target_bytes),
+            count(target.file_bytes),
+            target.bits_per_weight,
+            target.expected_kld,
+        )
+    };
+    let mut text = target.promise.as_ref().map_or_else(by_size, |promise| promise_line(target, promise));
+    if target.n_runs > 0 && target.promise.is_none() {
         text += " by ";
         text += &plural(target.n_runs as u64, "run");
         text += " of the model";
@@ -128,11 +153,7 @@ pub(super) fn print_report(session: &Session, report: &QuantizationReport) -> an
             out,
             "{}: {}, {} -> {} ({:.2} -> {:.2} bits per weight), {}, {:.0} MB/s{}",
             shown_paths(&report.files),
-            if report.target.is_some() {
-                "types for a size".to_owned()
-            } else {
-                report.file_type.to_string()
-            },
+            if report.target.is_some() { "chosen types".to_owned() } else { report.file_type.to_string() },
             bytes(total.bytes_before),
             bytes(total.bytes_after),
             total.bits_per_weight_before(),

@@ -56,7 +56,7 @@ pub(super) struct LadderArgs {
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Types between commas: names in any case, llama.cpp's numbers, and Q6_K_L, Q5_K_L, Q4_K_L, Q3_K_XL, Q2_K_L with
-    /// embeddings and output matrix in Q8_0
+    /// embeddings and output matrix in Q8_0; kld:0.01 is the smallest file of at most this divergence (`--target-kld`)
     #[arg(long, value_name = "LIST", conflicts_with = "preset")]
     types: Option<String>,
     /// List of types: small, standard or full

@@ -1,17 +1,17 @@
-//! `--target-size`: types chosen for a size; `--like`: those of a file; and a file that lists the types.
+//! `--target-size`, `--target-kld`: types chosen for a size or a divergence; `--like`: those of a file; and a file that lists the types.
 
 use std::path::PathBuf;
 
 use clap::Args;
 
 use crate::cli::quantize::options::usage;
-use crate::job::JobTypes;
 use crate::job::size::option;
+use crate::job::{FileTarget, JobTypes};
 use crate::quantize::{SizeTarget, parse_ggml_type};
 
 /// Options of types that are chosen for a size. Flatten it.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Types chosen for a file size")]
+#[command(next_help_heading = "Types chosen for a file size or a divergence")]
 pub(crate) struct TargetArgs {
     /// Choose the type of each tensor so that the file, header included, has at most this size: bytes, or with K, M or
     /// G (powers of 1024)
@@ -32,6 +32,17 @@ pub(crate) struct TargetArgs {
         conflicts_with_all = ["pure"]
     )]
     pub target_bpw: Option<f64>,
+    /// Choose the type of each tensor so that the file is the smallest whose mean KL divergence on held-out text, with two
+    /// standard errors added, is at most X (nats); measured
+    #[arg(
+        long,
+        value_name = "X",
+        value_parser = crate::cli::amount,
+        group = "target",
+        requires = "calibrated",
+        conflicts_with_all = ["pure"]
+    )]
+    pub target_kld: Option<f64>,
     /// Give each tensor the type that it has in this GGUF file (of a split one the first part): by its name or, with
     /// another number of layers, by its role and relative depth
     #[arg(long, value_name = "FILE", conflicts_with_all = ["target", "pure"])]
@@ -45,10 +56,11 @@ pub(crate) struct TargetArgs {
 }
 
 impl TargetArgs {
-    /// Returns the target size, if one is given.
-    pub(crate) fn target(&self) -> Option<SizeTarget> {
+    /// Returns the limit for which types are chosen, if one is given.
+    pub(crate) fn target(&self) -> Option<FileTarget> {
         let by_bits = self.target_bpw.map(SizeTarget::BitsPerWeight);
-        self.target_size.map(SizeTarget::Bytes).or(by_bits)
+        let by_size = self.target_size.map(SizeTarget::Bytes).or(by_bits);
+        by_size.map(FileTarget::Size).or(self.target_kld.map(FileTarget::Kld))
     }
 
     /// Returns the option that chooses the types, if one does.

@@ -10,10 +10,13 @@ use crate::job::calibration::run::with_model_of;
 use crate::job::calibration::{Calibration, CalibrationPlan, OwnText, SELF_SEED};
 use crate::job::plan::QuantizationPlan;
 use crate::job::quantize::CheckedQuantization;
-use crate::job::size::option;
-use crate::job::{Contradiction, JobError};
-use crate::quantize::QuantizePlan;
+use crate::job::size::{PromiseReport, TargetReport};
+use crate::job::{JobError, calibration::sized};
+use crate::quantize::{Allocation, QuantizePlan};
 use crate::verify::Model;
+
+/// Resources of a run, with the types that it is expected to choose for a divergence.
+type Forecast = (CalibrationPlan, Option<(Allocation, PromiseReport)>);
 
 impl Calibration {
     /// Plans a run and the resources that it would take.
@@ -24,20 +27,21 @@ impl Calibration {
         &self,
         quantization: &CheckedQuantization<'_>,
     ) -> Result<QuantizationPlan, JobError> {
-        if let Some(size) = quantization.size {
-            return Err(Contradiction::PlanOfMeasuredTypes { option: option(size.target) }.into());
-        }
-        let forecast = self.forecast(quantization)?;
-        let plan = QuantizePlan::draft_to_come(&quantization.input, &quantization.options)?;
+        let (forecast, expected) = self.forecast(quantization)?;
+        let (allocation, promise) = expected.unzip();
+        let options = allocation.as_ref().map_or(&quantization.options, |found| &found.options);
+        let plan = QuantizePlan::draft_to_come(&quantization.input, options)?;
         quantization.remark(&plan);
         quantization.warn_of_obstacles(&plan);
         quantization.run.free_bytes(&quantization.target);
         quantization.write_types(&plan)?;
-        Ok(QuantizationPlan { calibration: Some(forecast), ..quantization.described(&plan, None) })
+        let described = quantization.described(&plan, allocation.as_ref());
+        let target = described.target.map(|target| TargetReport { promise, ..target });
+        Ok(QuantizationPlan { calibration: Some(forecast), target, ..described })
     }
 
     /// Reads and encodes the text, and estimates the resources of a run.
-    fn forecast(&self, quantization: &CheckedQuantization<'_>) -> Result<CalibrationPlan, JobError> {
+    fn forecast(&self, quantization: &CheckedQuantization<'_>) -> Result<Forecast, JobError> {
         let statistics = self.open_statistics()?;
         let texts = self.sources(quantization)?;
         with_model_of(quantization, |model| {
@@ -50,10 +54,11 @@ impl Calibration {
             for note in &text.notes {
                 progress.warn(note);
             }
+            let expected = sized::expect(quantization, self, &text)?;
             let options = FidelityOptions {
                 solver: self.solver,
                 engine: self.engine(),
-                quantize: &quantization.options,
+                quantize: expected.as_ref().map_or(&quantization.options, |(found, _)| &found.options),
                 dir: &quantization.target,
                 keep: Keep { statistics: statistics.as_ref(), ..Keep::default() },
             };
@@ -64,7 +69,8 @@ impl Calibration {
                 let tokens = text.n_tokens();
                 quantization.run.stops_here(&CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
             }
-            Ok(CalibrationPlan::of(outlook, TextFacts::of(&text), self.solver, self_bytes))
+            let plan = CalibrationPlan::of(outlook, TextFacts::of(&text), self.solver, self_bytes);
+            Ok((plan, expected))
         })
     }
 

@@ -1,9 +1,8 @@
 //! Run of a calibrated quantization: text, solver, check, file.
 
-use std::path::Path;
-
 use crate::calibrate::{
     CalibrateError, Fidelity, FidelityOptions, Keep, SelfTextKeeper, Solver, StatisticsOutput, solve,
+    solving_steps,
 };
 use crate::core::GgmlType;
 use crate::core::progress::Progress;
@@ -13,8 +12,8 @@ use crate::job::calibration::statistics::end_work;
 use crate::job::calibration::{Calibration, CalibrationReport, CalibrationSources, sized};
 use crate::job::quantize::CheckedQuantization;
 use crate::job::report::QuantizationReport;
-use crate::job::size::{TargetReport, option};
-use crate::job::{Contradiction, JobError};
+use crate::job::size::option;
+use crate::job::{Contradiction, FileTarget, JobError};
 use crate::quantize::QuantizePlan;
 use crate::verify::{Model, ModelParts, Recall};
 
@@ -80,11 +79,15 @@ impl Calibration {
             None => self.text(progress, &texts.given, model, keep.work.map(SelfTextKeeper::Work))?,
         };
         text.add_held_out(model, &texts.held_out, self.n_tokens)?;
-        let sized = sized::choose(quantization, self, model, &text)?;
-        let quantize = sized.as_ref().map_or(&quantization.options, |sized| &sized.allocation.options);
-        let dir = quantization.target.parent().filter(|dir| *dir != Path::new("")).unwrap_or(Path::new("."));
+        let mut sized = sized::choose(quantization, self, model, &text, keep)?;
+        let solved = sized.as_mut().and_then(|sized| sized.fidelity.take());
+        let quantize = sized.as_ref().map_or(&quantization.options, |sized| &sized.chosen.allocation.options);
+        let dir = quantization.directory();
         let options = FidelityOptions { solver: self.solver, engine: self.engine(), quantize, dir, keep };
-        let fidelity = solve(model, &quantization.input, &text, &options, progress)?;
+        let fidelity = match solved {
+            Some(fidelity) => fidelity,
+            None => solve(model, &quantization.input, &text, &options, progress)?,
+        };
         warn(progress, self.solver, &fidelity);
         let mut plan = QuantizePlan::new(&quantization.input, quantize, Some(&fidelity.imatrix))?;
         if let Some(blocks) = &fidelity.blocks {
@@ -92,18 +95,20 @@ impl Calibration {
         }
         plan = plan.with_keys(&fidelity.keys);
         quantization.remark(&plan);
-        let sized = sized.as_ref().map(|sized| sized::finish(quantization, self, model, &text, sized, &plan));
-        let target = sized.transpose()?.as_ref().map(TargetReport::from);
+        let target =
+            sized.as_ref().map(|sized| sized.report(quantization, self, model, &text, &plan)).transpose()?;
         let report = quantization.written(&plan, quantize.file_type)?;
         let calibration = Some(CalibrationReport::of(&fidelity, &text, self.solver));
         Ok(QuantizationReport { calibration, target, ..report })
     }
 
-    /// Number of stages that are known beforehand: types for a size, solving, measuring, writing.
+    /// Number of stages that are known beforehand: types for a size, solving, measuring, writing. The stages of candidates
+    /// are added when they begin.
     fn n_steps(&self, quantization: &CheckedQuantization<'_>) -> usize {
         let of_size = if quantization.size.is_some() { 2 } else { 0 };
-        let measured = if self.solver == Solver::Reference { 1 } else { 2 };
-        of_size + 1 + measured + 1
+        let is_promise = quantization.size.is_some_and(|size| matches!(size.target, FileTarget::Kld(_)));
+        let solved = if is_promise { 0 } else { solving_steps(self.solver) };
+        of_size + solved + 1
     }
 }
 

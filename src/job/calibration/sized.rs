@@ -1,47 +1,118 @@
-//! Types for a size chosen by their cost on a text, and the standard mix for comparison.
+//! Types for a size or a divergence chosen by their cost on a text, and the standard mix for comparison.
 
 use crate::calibrate::{
-    CalibrateError, CalibrationText, ChosenTypes, TypesOptions, choose_types, measure_mix,
+    CalibrateError, CalibrationText, ChosenTypes, Fidelity, Keep, KeptPromise, TypesOptions, choose_types,
+    expected_types, keep_promise, measure_mix,
 };
-use crate::job::JobError;
 use crate::job::calibration::Calibration;
 use crate::job::plan::QuantizationPlan;
 use crate::job::quantize::CheckedQuantization;
-use crate::job::size::warn_if_small;
+use crate::job::size::{PromiseReport, SizeChoice, TargetReport, option, warn_if_small};
+use crate::job::{Contradiction, FileTarget, JobError};
 use crate::quantize::{Allocation, MeasuredKld, QuantizeOptions, QuantizePlan, StandardMix};
 use crate::verify::Model;
 
-/// Chooses types if a size decides, and reports them before they are used.
+/// Chosen types, with the blocks and figures of the file if they are known.
+pub(super) struct SizedTypes {
+    pub(super) chosen: ChosenTypes,
+    pub(super) fidelity: Option<Fidelity>,
+    promise: Option<PromiseReport>,
+}
+
+/// Chooses types if a size or a divergence decides, and reports them before they are used.
 ///
 /// # Errors
-/// A model that cannot be run; a size that cannot be reached.
+/// A model that cannot be run; a size or divergence that cannot be reached.
 pub(super) fn choose(
     quantization: &CheckedQuantization<'_>,
     calibration: &Calibration,
     model: &Model<'_>,
     text: &CalibrationText,
-) -> Result<Option<ChosenTypes>, JobError> {
+    keep: Keep<'_>,
+) -> Result<Option<SizedTypes>, JobError> {
     let Some(size) = quantization.size else { return Ok(None) };
-    let options = TypesOptions {
+    let (input, progress) = (&quantization.input, quantization.run.progress());
+    let options = options(quantization, calibration, size);
+    let sized = match size.target {
+        FileTarget::Size(target) => {
+            let chosen = choose_types(model, input, text, &options, target, progress)?;
+            warn_if_small(progress, &chosen.allocation);
+            SizedTypes { chosen, fidelity: None, promise: None }
+        }
+        FileTarget::Kld(most_kld) => {
+            let KeptPromise { chosen, fidelity, figures, tried } =
+                keep_promise(model, input, text, &options, most_kld, keep, progress)?;
+            let promise = Some(PromiseReport::of(most_kld, &figures, tried));
+            SizedTypes { chosen, fidelity: Some(fidelity), promise }
+        }
+    };
+    let ChosenTypes { allocation, imatrix } = &sized.chosen;
+    let plan = QuantizePlan::new(input, &allocation.options, Some(imatrix))?;
+    let described = QuantizationPlan::of(&plan, Some(allocation));
+    quantization.report_plan(sized.described(described))?;
+    Ok(Some(sized))
+}
+
+/// Plans types for a divergence by estimates, for a run that would measure them.
+///
+/// # Errors
+/// Tensors that cannot be read; types that cannot be chosen.
+pub(super) fn expect(
+    quantization: &CheckedQuantization<'_>,
+    calibration: &Calibration,
+    text: &CalibrationText,
+) -> Result<Option<(Allocation, PromiseReport)>, JobError> {
+    let Some(size) = quantization.size else { return Ok(None) };
+    let FileTarget::Kld(most_kld) = size.target else {
+        return Err(Contradiction::PlanOfMeasuredTypes { option: option(size.target) }.into());
+    };
+    let (options, progress) = (options(quantization, calibration, size), quantization.run.progress());
+    let allocation = expected_types(&quantization.input, text, &options, most_kld, progress)?;
+    Ok(Some((allocation, PromiseReport::to_come(most_kld))))
+}
+
+fn options<'a>(
+    quantization: &'a CheckedQuantization<'_>,
+    calibration: &Calibration,
+    size: SizeChoice<'a>,
+) -> TypesOptions<'a> {
+    TypesOptions {
         quantize: &quantization.options,
         types: size.candidates,
-        target: size.target,
         solver: calibration.solver,
         engine: calibration.engine(),
-        dir: &quantization.target,
-    };
-    let chosen = choose_types(model, &quantization.input, text, &options, quantization.run.progress())?;
-    warn_if_small(quantization.run.progress(), &chosen.allocation);
-    let plan = QuantizePlan::new(&quantization.input, &chosen.allocation.options, Some(&chosen.imatrix))?;
-    quantization.report_plan(QuantizationPlan::of(&plan, Some(&chosen.allocation)))?;
-    Ok(Some(chosen))
+        dir: quantization.directory(),
+    }
+}
+
+impl SizedTypes {
+    fn described(&self, plan: QuantizationPlan) -> QuantizationPlan {
+        let target = plan.target.map(|target| TargetReport { promise: self.promise.clone(), ..target });
+        QuantizationPlan { target, ..plan }
+    }
+
+    /// Report of the choice, with the plan's file size and the standard mix's measured divergence on held-out text.
+    ///
+    /// # Errors
+    /// A plan that is larger than asked for; models that cannot be run.
+    pub(super) fn report(
+        &self,
+        quantization: &CheckedQuantization<'_>,
+        calibration: &Calibration,
+        model: &Model<'_>,
+        text: &CalibrationText,
+        plan: &QuantizePlan<'_>,
+    ) -> Result<TargetReport, CalibrateError> {
+        let allocation = finish(quantization, calibration, model, text, &self.chosen, plan)?;
+        Ok(TargetReport { promise: self.promise.clone(), ..TargetReport::from(&allocation) })
+    }
 }
 
 /// Completes the choice with the plan's file size and the standard mix's measured divergence on held-out text.
 ///
 /// # Errors
 /// A plan that is larger than asked for; models that cannot be run.
-pub(super) fn finish(
+fn finish(
     quantization: &CheckedQuantization<'_>,
     calibration: &Calibration,
     model: &Model<'_>,

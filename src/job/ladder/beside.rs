@@ -111,6 +111,7 @@ impl Companion {
                     n_fallbacks: 0,
                     is_alone: true,
                     is_calibrated: false,
+                    most_kld: None,
                 };
                 let sha256 = sums::of_files(&plan.paths, events.progress())?;
                 LadderFile { plan, sha256, was_there: false, origin, figures: None, figures_id: None }

@@ -180,6 +180,7 @@ mod tests {
             n_fallbacks: 0,
             is_alone: false,
             is_calibrated: false,
+            most_kld: None,
         };
         let sha256 = sums::of_files(&plan.paths, &Silent).unwrap();
         let origin = FileOrigin { id: "id".to_owned(), ..FileOrigin::default() };

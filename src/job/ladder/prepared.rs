@@ -63,6 +63,12 @@ impl<'a> PreparedLadder<'a> {
         if ladder.calibration.is_some() && opened.image_rules().is_some() {
             return Err(Contradiction::CalibratedImageModel.into());
         }
+        if ladder.rungs.iter().any(|rung| rung.most_kld.is_some()) {
+            let calibration = ladder.calibration.as_ref().ok_or(Contradiction::KldWithoutText)?;
+            if calibration.statistics.is_some() {
+                return Err(Contradiction::CostsWithoutText { option: "kld:" }.into());
+            }
+        }
         let input = opened.input();
         overrides::check(&input, &ladder.quantize)?;
         let plans = drafts(ladder, opened, imatrix)?;
@@ -209,6 +215,8 @@ impl<'a> PreparedLadder<'a> {
         let mut options = self.run.job.write_options(self.opened);
         let file = &self.files[at];
         options.identity.extend(self.calibration.as_deref().filter(|_| file.is_calibrated));
+        // The header is that of the largest file.
+        options.identity.extend(file.rung.most_kld.map(|_| file.rung.name.as_str()));
         Ok(output_id(&file.planned, &options.inputs, &options.identity)?)
     }
 
@@ -289,6 +297,7 @@ impl<'a> PreparedLadder<'a> {
             bits_per_weight: tensor_bytes as f64 * 8.0 / n_weights(plan).max(1) as f64,
             n_fallbacks: plan.n_fallbacks(),
             is_alone: file.is_alone,
+            most_kld: file.rung.most_kld,
         }
     }
 

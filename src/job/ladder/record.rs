@@ -114,6 +114,7 @@ impl RecordedFile {
             n_fallbacks: self.fallbacks,
             is_alone: self.alone,
             is_calibrated: self.calibrated,
+            most_kld: None,
         };
         LadderFile { plan, sha256, was_there: true, origin: self.origin, figures: None, figures_id: None }
     }

@@ -48,6 +48,9 @@ pub struct LadderFilePlan {
     pub is_alone: bool,
     /// True if the rounding is calibrated.
     pub is_calibrated: bool,
+    /// Limit of the measured divergence (nats) for which the types are chosen; sizes are upper bounds until then.
+    #[serde(rename = "target_kld", skip_serializing_if = "Option::is_none")]
+    pub most_kld: Option<f64>,
 }
 
 /// Report of a ladder.

@@ -16,25 +16,40 @@ const LARGER: [(&str, FileType); 5] = [
     ("Q2_K_L", FileType::Q2K),
 ];
 
+/// Prefix of a limit of the divergence in place of a type: `kld:0.01`.
+const KLD: &str = "kld:";
+
 /// Types of one file of a ladder.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Rung {
-    /// Name, as in the name of the file: `Q4_K_M`, `Q4_K_L`.
+    /// Name, as in the name of the file: `Q4_K_M`, `Q4_K_L`, `KLD-0.01`.
     pub name: String,
     /// Mixture and types of single tensors.
     pub types: RungTypes,
+    /// Limit of the measured divergence (nats) for which the types are chosen; `types` then gives the largest file.
+    pub most_kld: Option<f64>,
 }
 
 /// A name that is no type.
 #[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct UnknownRung(#[from] OptionError);
+pub enum UnknownRung {
+    /// There is no such type.
+    #[error(transparent)]
+    Type(#[from] OptionError),
+    /// The limit is not a divergence.
+    #[error("`{name}`: a divergence above 0 expected, as in `kld:0.01`")]
+    Kld {
+        /// Name as it was given.
+        name: String,
+    },
+}
 
 impl Hint for UnknownRung {
     fn hints(&self) -> Vec<String> {
+        let Self::Type(error) = self else { return Vec::new() };
         let names: Vec<&str> = LARGER.iter().map(|(name, _)| *name).collect();
         let larger = format!("with larger embeddings and output: {}", names.join(", "));
-        self.0.hints().into_iter().chain([larger]).collect()
+        error.hints().into_iter().chain([larger]).collect()
     }
 }
 
@@ -51,7 +66,8 @@ impl Rung {
         // Embedded cards are valid.
         let is_written =
             || DiffusionCards::embedded().is_ok_and(|cards| cards.common().types(types.file_type).is_some());
-        types.output.is_none() && types.embeddings.is_none() && (is_plain() || is_written())
+        let is_named = self.most_kld.is_none();
+        is_named && types.output.is_none() && types.embeddings.is_none() && (is_plain() || is_written())
     }
 
     /// Returns the bits per weight on a well-known model, by which files are ordered; infinite for types without.
@@ -75,19 +91,25 @@ impl Rung {
     }
 }
 
-/// Name of a file type in any case, its number, or a mixture with larger embeddings.
+/// Name of a file type in any case, its number, a mixture with larger embeddings, or a limit of the divergence.
 impl FromStr for Rung {
     type Err = UnknownRung;
 
     fn from_str(name: &str) -> Result<Self, UnknownRung> {
+        if name.get(..KLD.len()).is_some_and(|prefix| prefix.eq_ignore_ascii_case(KLD)) {
+            let kld = name[KLD.len()..].trim().parse().ok().filter(|kld: &f64| *kld > 0.0 && kld.is_finite());
+            let kld = kld.ok_or_else(|| UnknownRung::Kld { name: name.to_owned() })?;
+            let types = RungTypes { file_type: FileType::Q8_0, output: None, embeddings: None };
+            return Ok(Self { name: format!("KLD-{kld}"), types, most_kld: Some(kld) });
+        }
         if let Some((name, file_type)) = LARGER.iter().find(|(larger, _)| larger.eq_ignore_ascii_case(name)) {
             let q8_0 = Some(GgmlType::Q8_0);
             let types = RungTypes { file_type: *file_type, output: q8_0, embeddings: q8_0 };
-            return Ok(Self { name: (*name).to_owned(), types });
+            return Ok(Self { name: (*name).to_owned(), types, most_kld: None });
         }
         let file_type = parse_file_type(name)?;
         let types = RungTypes { file_type, output: None, embeddings: None };
-        Ok(Self { name: file_type.name().to_owned(), types })
+        Ok(Self { name: file_type.name().to_owned(), types, most_kld: None })
     }
 }
 
@@ -167,6 +189,11 @@ mod tests {
         let names: Vec<String> =
             Rung::parse_list("q8_0, Q8_0,iq2_m,").unwrap().into_iter().map(|rung| rung.name).collect();
         assert_eq!(names, ["Q8_0", "IQ2_M"]);
+        let promise = rung("KLD:0.010").unwrap();
+        assert_eq!((promise.name.as_str(), promise.most_kld), ("KLD-0.01", Some(0.01)));
+        for bad in ["kld:", "kld:0", "kld:-1", "kld:inf", "kld:nan", "kld:q4_k"] {
+            assert!(rung(bad).unwrap_err().to_string().contains(bad), "{bad}");
+        }
         assert!("IQ2_M".parse::<Rung>().unwrap().needs_importance());
         assert!(!"Q2_K".parse::<Rung>().unwrap().needs_importance());
         for (name, is_of_images) in

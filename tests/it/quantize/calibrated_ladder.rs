@@ -94,3 +94,29 @@ fn contradictory_options_are_refused() {
     make(dir, &args(&["--calibrate", "none.txt"])).says(1, "none.txt");
     assert!(!dir.join("out").exists());
 }
+
+deep_test!(a_line_of_a_ladder_is_a_promise);
+
+fn a_line_of_a_ladder_is_a_promise() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    calibrate::prepare_two_layers(Tier::Deep, dir);
+    let calibrated = [&CALIBRATED[..], &["--solver", "gptq"]].concat();
+    let args = [&["-o", "out", "--types", "q8_0,kld:0.02"][..], &calibrated].concat();
+    let planned = make(dir, &[&args[..], &["--dry-run", "--json"]].concat()).ok().json();
+    assert_eq!(planned["files"][1]["target_kld"], 0.02);
+    make(dir, &args).ok();
+    run(dir, &[&["in.gguf", "one.gguf", "--target-kld", "0.02"][..], &calibrated].concat()).ok();
+    let own = fs_err::read(dir.join("out/in-KLD-0.02.gguf")).unwrap();
+    assert!(own == fs_err::read(dir.join("one.gguf")).unwrap());
+    assert!(planned["files"][1]["file_bytes"].as_u64().unwrap() >= own.len() as u64);
+    let list = files::json(dir.join("out/ladder.json"));
+    assert_eq!(
+        (&list["files"][1]["type"], list["files"][1]["file_bytes"].as_u64()),
+        (&"KLD-0.02".into(), Some(own.len() as u64))
+    );
+    // Finished ones are kept, those of another limit are others.
+    assert!(make(dir, &args).ok().err.contains("already written: Q8_0, KLD-0.02"));
+    make(dir, &["-o", "out", "--types", "kld:0.02"]).says(2, "--calibrate TEXT");
+    make(dir, &["-o", "out", "--types", "kld:0"]).says(2, "a divergence above 0 expected");
+}

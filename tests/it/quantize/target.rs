@@ -63,6 +63,65 @@ fn sizes_and_options_that_do_not_go_together_are_told() {
         .says(0, "each tensor has the largest of the types");
 }
 
+two_tiers!(a_promise_is_kept_by_the_file_that_is_written);
+
+/// With the importance matrix alone every day; the search itself is in `calibrate`: `search`.
+fn a_promise_is_kept_by_the_file_that_is_written(tier: Tier) {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    calibrate::prepare_two_layers(tier, dir);
+    let tokens = ["--calibrate-tokens", "2048", "--check-text", "rest.txt"];
+    let solver = ["--solver", tier.of("reference", "sequential")];
+    for most in tier.some(1, ["0.02", "0.003", "0.0004"]) {
+        let asked = [&tokens[..], &solver, &["--target-kld", most, "--write-types", "types.txt"]].concat();
+        let found = by_text(dir, "out.gguf", &asked);
+        let (target, most) = (&found["target"], most.parse::<f64>().unwrap());
+        let promise = &target["promise"];
+        let number = |of: &Json| of.as_f64().unwrap();
+        assert_eq!(
+            number(&promise["bound"]),
+            number(&promise["mean_kld"]) + 2.0 * number(&promise["stderr"])
+        );
+        assert!(number(&promise["bound"]) <= most, "{promise}");
+        let size = fs_err::metadata(dir.join("out.gguf")).unwrap().len();
+        assert_eq!(target["file_bytes"].as_u64(), Some(size));
+        let tried = promise["tried"].as_array().unwrap();
+        let smaller =
+            tried.iter().filter(|own| own["kept"] == false).map(|own| own["file_bytes"].as_u64().unwrap());
+        let smaller = smaller.filter(|n_bytes| *n_bytes < size).max().unwrap();
+        assert!(size as f64 <= smaller as f64 * 1.03, "{promise}");
+
+        // Judged by gguf-verify on the text of the check, which it cuts otherwise.
+        let args = ["out.gguf", "--baseline", "in.gguf", "--prompts", "rest.txt", "--json"];
+        let report = programs::run("gguf-verify", dir, &args).model();
+        assert!(number(&report["kld"]["mean"]) <= most, "{}", report["kld"]);
+        // Types of the file, and its key.
+        let file = GgufFile::open(&dir.join("out.gguf")).unwrap();
+        let types = fs_err::read_to_string(dir.join("types.txt")).unwrap();
+        let n_quantized = file.tensors().iter().filter(|tensor| tensor.ty.is_quantized()).count();
+        assert_eq!(types.lines().count(), n_quantized);
+    }
+    for (args, code, words) in [
+        (&["--target-kld", "0.00000001"][..], 1, "`--target-kld 0.0"),
+        (&["--target-kld", "0"], 2, "a divergence above 0 expected"),
+        (&["--target-kld", "0.1", "--target-bpw", "4"], 2, "cannot be used with"),
+        (&["--target-kld", "0.1", "--type", "q4_k_m"], 2, "cannot be used with"),
+    ] {
+        let args =
+            [&BY_TEXT[..], &tokens, &["--solver", "reference"], args, &["in.gguf", "none.gguf"]].concat();
+        let err = run(dir, &args).exits_with(code).err;
+        assert!(err.contains(words), "{args:?}: {err}");
+    }
+    run(dir, &["--target-kld", "0.1", "in.gguf", "none.gguf"]).says(2, "--calibrate");
+    let planned = [&BY_TEXT[..], &tokens, &["--target-kld", "0.01", "--dry-run", "in.gguf"]].concat();
+    let planned = run(dir, &planned).ok().json();
+    assert_eq!(
+        (&planned["target"]["promise"]["most_kld"], &planned["target"]["promise"]["bound"]),
+        (&0.01.into(), &Json::Null)
+    );
+    assert!(planned["calibration"]["tensors"].as_u64().unwrap() >= 14 && !dir.join("none.gguf").exists());
+}
+
 const BY_TEXT: [&str; 4] = ["--json", "--calibrate", "text.txt", "--no-self-text"];
 
 fn by_text(dir: &Path, name: &str, args: &[&str]) -> Json {

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use super::calibrate::prepare_two_layers as prepare;
 use super::run;
 use crate::support::programs::{Outcome, command};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 
 const ARGS: [&str; 8] = [
     "--type",
@@ -74,4 +74,26 @@ fn a_run_that_was_killed_goes_on(tier: Tier) {
         assert!(!dir.join("work").exists(), "what is not needed any more is gone");
         fs_err::remove_file(dir.join("out.gguf")).unwrap();
     }
+}
+
+deep_test!(a_search_for_a_divergence_goes_on);
+
+fn a_search_for_a_divergence_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    prepare(Tier::Deep, dir);
+    let asked = ["--target-kld", "0.01", "--solver", "gptq"];
+    let args = [&asked[..], &ARGS[2..]].concat();
+    let whole = run(dir, &[&args[..], &["whole.gguf", "--json"]].concat()).ok().json();
+    let kept = [&args[..], &["out.gguf", "--json", "--work-dir", "work"]].concat();
+    // After two candidates.
+    assert_eq!(stopped_by("KILL", dir, &kept, 2).0, None);
+    assert!(!dir.join("out.gguf").exists());
+    // Another number of tokens measures other figures.
+    let other: Vec<&str> = kept.iter().map(|arg| if *arg == "2048" { "1024" } else { arg }).collect();
+    run(dir, &other).says(1, "calibration text was");
+    let again = run(dir, &kept).ok().json();
+    assert_eq!(whole["target"], again["target"]);
+    assert!(fs_err::read(dir.join("whole.gguf")).unwrap() == fs_err::read(dir.join("out.gguf")).unwrap());
+    assert!(!dir.join("work").exists());
 }

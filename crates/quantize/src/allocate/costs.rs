@@ -2,6 +2,9 @@
 
 use gguf_core::GgmlType;
 
+/// Least cost of a measured tensor as a share of the estimated one.
+const LEAST: f64 = 0.01;
+
 /// Costs of types for one tensor.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TensorCost {
@@ -41,8 +44,8 @@ impl TensorCost {
         let known = known.filter(|&(kld, other)| other > 0.0 && kld.is_finite());
         let nearest = known.min_by(|a, b| distance(a.1).total_cmp(&distance(b.1)));
         let cost = match nearest {
-            // A tensor without effect has a divergence of noise, of either sign.
-            Some((kld, other)) => kld.max(0.0) * (error / other),
+            // A tensor without effect on the text has a divergence of noise, of either sign. It may have one elsewhere.
+            Some((kld, other)) => kld.max(LEAST * self.sensitivity * other) * (error / other),
             None => self.sensitivity * error,
         };
         Some(if cost.is_finite() { cost } else { 0.0 })
@@ -92,9 +95,9 @@ mod tests {
         assert!((cost.of(GgmlType::Q2K).unwrap() - 0.02).abs() < 1e-12);
         cost.measured.push((GgmlType::Q2K, 0.1));
         assert_eq!((cost.of(GgmlType::Q2K), cost.of(GgmlType::Q4K)), (Some(0.1), Some(0.001)));
-        // Negative noise is not a gain.
+        // Negative noise is not a gain, and larger types stay better.
         cost.measured = vec![(GgmlType::Q4K, -1e-9)];
-        assert_eq!(cost.of(GgmlType::Q2K), Some(0.0));
+        assert!((cost.of(GgmlType::Q2K).unwrap() - 0.0004).abs() < 1e-12);
         // A type without error gives no information.
         cost.errors.push((GgmlType::F32, 0.0));
         cost.measured = vec![(GgmlType::F32, 0.0)];

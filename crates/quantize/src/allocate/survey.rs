@@ -4,14 +4,15 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
+use crate::allocate::choices::Choices;
 use crate::allocate::costs::TensorCost;
-use crate::allocate::greedy::{self, TypeCandidate};
+use crate::allocate::greedy::TypeCandidate;
 use crate::allocate::rounding::Sampled;
 use crate::allocate::rules::rule;
 use crate::allocate::sensitivity::{NamedTensor, logit_power, sensitivities};
-use crate::allocate::{AllocateError, Allocation, ChosenType, SIZE_TOLERANCE, SizeTarget, StandardMix};
+use crate::allocate::{AllocateError, Allocation, SizeTarget, StandardMix};
 use crate::choice::{fit_columns, needs_imatrix};
-use crate::importance::{Lookup, lookup};
+use crate::importance::{Lookup, STACK, lookup};
 use crate::{
     ChoiceError, Input, ModelFacts, QuantizeError, QuantizeOptions, QuantizePlan, Reason, TensorClass,
 };
@@ -70,6 +71,13 @@ pub struct OpenTensor {
     pub class: TensorClass,
     /// Types it may have, in the order in which they are listed.
     pub types: Vec<GgmlType>,
+}
+
+impl OpenTensor {
+    /// Returns true for a stack of experts, of which a token uses a few.
+    pub(super) fn is_of_experts(&self) -> bool {
+        self.name.contains(STACK)
+    }
 }
 
 /// Survey of a model, made from headers alone.
@@ -242,7 +250,7 @@ impl<'a> Survey<'a> {
     }
 
     /// Options with a rule for each tensor to choose for.
-    fn options_with(
+    pub(super) fn options_with(
         &self,
         file_type: FileType,
         types: &[GgmlType],
@@ -273,14 +281,14 @@ impl<'a> Survey<'a> {
         let smallest =
             |tensor: &OpenTensor| tensor.types.iter().filter_map(|&ty| self.padded_bytes(tensor, ty)).min();
         let open_bytes = self.tensors.iter().filter_map(smallest).fold(0u64, u64::saturating_add);
-        if self.fixed_bytes.saturating_add(open_bytes) > target.bytes(self.n_elems) {
-            return Err(self.too_small(open_bytes, target));
+        let least_bytes = self.fixed_bytes.saturating_add(open_bytes);
+        if least_bytes > target.bytes(self.n_elems) {
+            return Err(self.too_small(least_bytes, target));
         }
         Ok(())
     }
 
-    fn too_small(&self, open_bytes: u64, target: SizeTarget) -> AllocateError {
-        let least_bytes = self.fixed_bytes.saturating_add(open_bytes);
+    fn too_small(&self, least_bytes: u64, target: SizeTarget) -> AllocateError {
         let bits_per_weight = least_bytes as f64 * 8.0 / self.n_elems.max(1) as f64;
         AllocateError::TooSmall { target_bytes: target.bytes(self.n_elems), least_bytes, bits_per_weight }
     }
@@ -291,49 +299,25 @@ impl<'a> Survey<'a> {
     /// A size below that with the smallest types.
     pub fn choose(&self, costs: &[TensorCost], target: SizeTarget) -> Result<Allocation, AllocateError> {
         let target_bytes = target.bytes(self.n_elems);
-        let rows: Vec<Vec<TypeCandidate>> =
-            self.tensors.iter().zip(costs).map(|(tensor, cost)| self.candidates(tensor, cost)).collect();
-        let budget = target_bytes.saturating_sub(self.fixed_bytes);
-        let choice =
-            greedy::choose(&rows, budget).map_err(|open_bytes| self.too_small(open_bytes, target))?;
-        let file_bytes = self.fixed_bytes.saturating_add(greedy::total(&rows, &choice));
-        if file_bytes > target_bytes {
-            return Err(self.too_small(greedy::total(&rows, &choice), target));
-        }
-        let chosen = self.tensors.iter().zip(rows.iter().zip(&choice));
-        let chosen = chosen.filter_map(|(tensor, (row, &at))| {
-            let TypeCandidate { ty, cost, .. } = *row.get(at)?;
-            Some(ChosenType { name: tensor.name.clone(), place: tensor.place, ty, cost })
-        });
-        let types: Vec<ChosenType> = chosen.collect();
-        let is_largest = rows.iter().zip(&choice).all(|(row, &at)| {
-            let most = row.iter().map(|candidate| candidate.n_bytes).max();
-            row.get(at).map(|candidate| candidate.n_bytes) == most
-        });
-        let mixes = self.mixes(costs);
-        let nearest = |mixes: &mut dyn Iterator<Item = &StandardMix>| {
-            mixes.min_by_key(|mix| mix.file_bytes.abs_diff(file_bytes)).copied()
-        };
-        let file_type = nearest(&mut mixes.iter()).map_or(FileType::Q4KM, |mix| mix.file_type);
-        // A few more or fewer keys are no reason to compare with a smaller mix.
-        let most = target_bytes as f64 * (1.0 + SIZE_TOLERANCE);
-        let fitting = nearest(&mut mixes.iter().filter(|mix| mix.file_bytes as f64 <= most));
-        let mix = fitting.or_else(|| nearest(&mut mixes.iter()));
-        let only_types: Vec<GgmlType> = types.iter().map(|chosen| chosen.ty).collect();
-        Ok(Allocation {
-            options: self.options_with(file_type, &only_types)?,
-            expected_kld: types.iter().map(|chosen| chosen.cost).sum(),
-            types,
-            target_bytes,
-            file_bytes,
-            n_elems: self.n_elems,
-            is_largest,
-            n_runs: 0,
-            mix,
-        })
+        let choices = self.choices(costs);
+        let set = choices.within_bytes(target_bytes).map_err(|least| self.too_small(least, target))?;
+        choices.allocation(&set, target_bytes)
     }
 
-    fn candidates(&self, tensor: &OpenTensor, cost: &TensorCost) -> Vec<TypeCandidate> {
+    /// Choices of types by their costs, which are in the order of [`Survey::tensors`].
+    pub fn choices<'s>(&'s self, costs: &'s [TensorCost]) -> Choices<'s, 'a> {
+        Choices::new(self, costs)
+    }
+
+    pub(super) fn fixed_bytes(&self) -> u64 {
+        self.fixed_bytes
+    }
+
+    pub(super) fn n_elems(&self) -> u64 {
+        self.n_elems
+    }
+
+    pub(super) fn candidates(&self, tensor: &OpenTensor, cost: &TensorCost) -> Vec<TypeCandidate> {
         let candidate = |&ty: &GgmlType| {
             Some(TypeCandidate { ty, n_bytes: self.padded_bytes(tensor, ty)?, cost: cost.of(ty)? })
         };
@@ -341,7 +325,7 @@ impl<'a> Survey<'a> {
     }
 
     /// Standard mixes, with the sizes of their files and their expected costs.
-    fn mixes(&self, costs: &[TensorCost]) -> Vec<StandardMix> {
+    pub(super) fn mixes(&self, costs: &[TensorCost]) -> Vec<StandardMix> {
         let mix = |&file_type: &FileType| {
             let options = QuantizeOptions { file_type, ..self.options.clone() };
             let plan = QuantizePlan::draft(&self.input, &options, self.imatrix).ok()?;

@@ -38,6 +38,9 @@ fn notes(file: &LadderFilePlan) -> Vec<String> {
     if file.n_fallbacks > 0 {
         notes.push(format!("{} in another type", plural(file.n_fallbacks as u64, "tensor")));
     }
+    if let Some(kld) = file.most_kld {
+        notes.push(format!("types for a mean KLD of at most {kld}"));
+    }
     if file.is_calibrated {
         notes.push("calibrated".to_owned());
     } else if file.is_alone {
@@ -56,10 +59,12 @@ pub(super) fn plan(session: &Session, plan: &LadderPlan) -> anyhow::Result<()> {
     }
     session.print(|out| {
         table(plan.files.iter()).print(out)?;
+        let is_open = plan.files.iter().any(|file| file.most_kld.is_some());
         writeln!(
             out,
-            "\n{}, {}; {} to quantize, since tensors that several files share are quantized once{}",
+            "\n{}, {}{}; {} to quantize, since tensors that several files share are quantized once{}",
             plural(plan.files.len() as u64, "file"),
+            if is_open { "at most " } else { "" },
             bytes(plan.file_bytes),
             bytes(plan.made_bytes),
             plan.free_bytes.map_or_else(String::new, |free| format!("; {} free", bytes(free))),
