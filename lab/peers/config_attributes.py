@@ -80,7 +80,13 @@ def made(config_class, **changes):
 
 
 def plain(config):
-    return {key: value for key, value in config.to_dict().items() if key not in BASE}
+    """The attributes; a whole number that may be any other is 1.0, not 1."""
+    kinds = {}
+    for parent in reversed(type(config).__mro__):
+        kinds |= parent.__dict__.get("__annotations__", {})
+    may_break = {key for key, kind in kinds.items() if re.search(r"\bfloat\b", str(kind))}
+    own = {key: value for key, value in config.to_dict().items() if key not in BASE}
+    return {key: float(value) if key in may_break and type(value) is int else value for key, value in own.items()}
 
 
 def words(path):

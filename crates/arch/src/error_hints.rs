@@ -2,6 +2,7 @@
 
 use crate::error::ArchError;
 use crate::missing_input::{CONFIG, add_to};
+use crate::read::base;
 use crate::tied::is_of_head;
 use gguf_core::Hint;
 use gguf_core::text::escape;
@@ -22,12 +23,14 @@ impl Hint for ArchError {
                 let way = "a card with `kind = \"mmproj\"` describes what becomes of the towers' tensors: `--card FILE`";
                 similar.filter(|_| !nearest.is_empty()).into_iter().chain([way.to_owned()]).collect()
             }
-            Self::UnknownClass { nearest, resembles, .. } => {
+            Self::UnknownClass { class, nearest, resembles } => {
+                let lacks = base().no_graph.get(class);
+                let lacks = lacks.map(|lacks| format!("llama.cpp has no graph of it: it lacks {lacks}"));
                 let resembles = resembles.as_ref().map(|card| format!("the checkpoint is most like {card}"));
                 let similar = Some(format!("similar classes: {}", nearest.join(", ")));
                 let draft = "write a first card with `gguf-convert draft DIR > my.toml`, convert with `--card my.toml`";
                 let list = "list all classes with `gguf-convert archs`".to_owned();
-                let hints = [resembles, similar.filter(|_| !nearest.is_empty())];
+                let hints = [lacks, resembles, similar.filter(|_| !nearest.is_empty())];
                 hints.into_iter().flatten().chain([list, draft.to_owned()]).collect()
             }
             Self::Unmerged { .. } => vec![

@@ -10,6 +10,7 @@ use crate::heads::DraftHeads;
 use crate::hparams;
 use crate::load::Registry;
 use crate::metadata_rows;
+use crate::model_types::usual_text_part;
 use crate::names::{Pattern, Placeholder};
 use crate::ops::OpSpec;
 use crate::roots::ROOTS;
@@ -214,6 +215,7 @@ const ONE_WAY: &[&str] = &[
 
 /// Returns facts about the cards and variants of an architecture, a variant (`llama/internlm3`), or a class.
 pub fn facts(registry: &Registry, name: &str) -> Vec<CardFacts> {
+    let name = usual_text_part(name).filter(|_| registry.kind() == CardKind::Text).unwrap_or(name);
     let all = registry.cards().iter();
     let is_meant = |card: &&Card| {
         card.base() == name || card.name() == name || card.classes.iter().any(|class| class == name)

@@ -28,7 +28,9 @@ fn settle_part(part: &mut Map<String, Json>) -> Result<Vec<ArchWarning>, ArchErr
     let mut warnings = Vec::new();
     let Some((layers_key, n_layers)) = own_blocks_key(part) else { return Ok(warnings) };
     let most = n_layers.saturating_add(stated_heads(part));
-    for key in &base().by_layer {
+    let model_type = part.get("model_type").and_then(Json::as_str).unwrap_or_default();
+    let is_by_modality = base().by_modality.iter().any(|own| own == model_type);
+    for key in base().by_layer.iter().filter(|key| !(is_by_modality && key.starts_with("moe_"))) {
         // An empty list counts as absent.
         let Some(list) = part.get_mut(key).and_then(Json::as_array_mut).filter(|list| !list.is_empty())
         else {

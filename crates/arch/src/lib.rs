@@ -120,6 +120,7 @@ pub use mapping::{
 };
 pub use metadata_rows::derived_keys;
 pub use missing_input::MissingInput;
+pub use model_types::{text_parts, without_graph};
 pub use names::{Pattern, PatternError, Stars};
 pub use needs::{ForeignTensors, MissingTensors, foreign_names, foreign_tensors, missing_tensors};
 pub use ops::{MathOp, Op, OpError, WholeOp};

@@ -50,6 +50,9 @@ pub(super) fn recognized(
     };
     match named {
         Ok(found) if is_known(&found) => Ok((found, None)),
+        Ok(found) if let Some(class) = of_text_part(&found, config).filter(|class| is_known(class)) => {
+            Ok((class, None))
+        }
         Ok(found) => {
             let inner = unwrapped(&found).find(|class| is_known(class)).map(str::to_owned);
             let is_wrapper = base().wrapper_classes.contains(&found);
@@ -70,6 +73,30 @@ pub(super) fn recognized(
         }
         Err(error) => Err(error),
     }
+}
+
+/// Returns the classes of models of several parts whose text part is a model of its own type, unchanged; with the
+/// `model_type` of a text part that names none.
+pub fn text_parts() -> impl Iterator<Item = (&'static str, &'static str)> {
+    base().text_parts.iter().map(|(class, model_type)| (class.as_str(), model_type.as_str()))
+}
+
+/// Returns the classes that no graph of llama.cpp computes, with what it lacks.
+pub fn without_graph() -> impl Iterator<Item = (&'static str, &'static str)> {
+    base().no_graph.iter().map(|(class, lacks)| (class.as_str(), lacks.as_str()))
+}
+
+/// Returns the class of the text part of a model of several parts, if its configuration names no type.
+pub(super) fn usual_text_part(class: &str) -> Option<&'static str> {
+    CLASSES.get(base().text_parts.get(class)?).map(String::as_str)
+}
+
+/// Returns the class of the text part, of a model that adds nothing to it but embeddings of images and sounds.
+fn of_text_part(class: &str, config: &Map<String, Json>) -> Option<String> {
+    let default = base().text_parts.get(class)?;
+    let text = config.get("text_config")?.as_object()?;
+    let model_type = text.get("model_type").and_then(Json::as_str).unwrap_or(default);
+    CLASSES.get(model_type).cloned()
 }
 
 /// Returns the known class of a model with its head for the class of the model inside: `Qwen3VLModel` is saved by

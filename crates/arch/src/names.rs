@@ -4,6 +4,8 @@ pub(super) use gguf_core::similar::{distance, nearest};
 
 use std::fmt;
 
+use crate::read::base;
+
 /// Endings that carry over from source to target.
 pub(super) const SUFFIXES: [&str; 2] = [".weight", ".bias"];
 /// Endings that carry over for layers with clamped inputs and outputs.
@@ -373,7 +375,7 @@ pub(super) fn undo_shared_rewrite(name: String) -> String {
 /// Returns true for tensors of other modalities, which a text model does not need.
 ///
 /// # Exactness
-/// Equals `TextModel.filter_tensors` of llama.cpp 0.5.0.
+/// Equals `TextModel.filter_tensors` of llama.cpp 0.5.0, but for the names in `base.toml` of classes that it does not know.
 pub(super) fn is_multimodal(name: &str) -> bool {
     const HEADS: [&str; 10] = [
         "mlp",
@@ -405,7 +407,10 @@ pub(super) fn is_multimodal(name: &str) -> bool {
         "patch_merge_mlp.",
         "model.connector.",
     ];
-    HEADS.iter().any(|head| name.starts_with(head)) || PARTS.iter().any(|part| name.contains(part))
+    let own = name.strip_prefix("model.").unwrap_or(name);
+    HEADS.iter().any(|head| name.starts_with(head))
+        || PARTS.iter().any(|part| name.contains(part))
+        || base().tower_heads.iter().any(|head| own.starts_with(head.as_str()))
 }
 
 /// Returns true for buffers in checkpoints that no runtime reads.

@@ -11,6 +11,7 @@ use crate::inputs::Inputs;
 use crate::kinds::{TensorKind, block_prefix, kinds};
 use crate::load::Registry;
 use crate::matching::{IgnoreStage, Matcher};
+use crate::names::Captures;
 use crate::options::ResolveOptions;
 use crate::schema::{Card, Optional};
 use crate::scope::scope;
@@ -79,7 +80,7 @@ pub fn similar(
     let inputs = Inputs { weights: &few, stored: &[], values: None, ..*inputs };
 
     let cards = registry.cards().iter().filter(|card| !card.is_abstract && card.variant.is_none());
-    let mut all: Vec<(Similarity, [usize; 3])> = cards
+    let mut all: Vec<(Similarity, bool, [usize; 3])> = cards
         .map(|card| {
             let scope = lenient_scope(card, class, config, &inputs);
             let (n_kinds, rename, n_idle) = match_names(card, &scope, &names, prefix);
@@ -96,16 +97,20 @@ pub fn similar(
                 rename,
             };
             let by_name = card.classes.iter().map(|own| common_start(own, class)).max().unwrap_or(0);
-            (similarity, [n_idle, by_name, card.classes.len()])
+            // A card whose conditions do not hold converts no such model, whatever it knows.
+            let holds = |condition| matches!(scope.holds(Some(condition), Captures::default()), Ok(true));
+            let is_refused = !card.require.iter().all(|(condition, _)| holds(condition));
+            (similarity, is_refused, [n_idle, by_name, card.classes.len()])
         })
         .collect();
-    all.sort_by_cached_key(|(card, [n_idle, by_name, n_classes])| {
+    all.sort_by_cached_key(|(card, is_refused, [n_idle, by_name, n_classes])| {
         let more = |n: usize| std::cmp::Reverse(n);
-        let rank = (more(card.n_kinds), !card.is_model_type, card.rename.is_some(), more(card.n_config_keys));
+        let is_other = (!card.is_model_type, *is_refused, card.rename.is_some());
+        let rank = (more(card.n_kinds), is_other, more(card.n_config_keys));
         // Ties are decided by a similar class name, then by the number of classes.
         (rank, more(*by_name), more(*n_classes), *n_idle, card.card.clone())
     });
-    all.into_iter().map(|(card, _)| card).collect()
+    all.into_iter().map(|(card, ..)| card).collect()
 }
 
 /// Returns the length of the common start of two class names; a start of fewer than 4 characters counts as 0.

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use gguf_foundry::arch::diffusion::DiffusionCards;
-use gguf_foundry::arch::{CardFacts, CardKind, KeyDefault, Registry, all_facts, facts};
+use gguf_foundry::arch::{
+    CardFacts, CardKind, KeyDefault, Registry, all_facts, facts, text_parts, without_graph,
+};
 use gguf_foundry::engine::{Stage, stage};
 
-use crate::support::{programs, root};
+use crate::support::{fixture, programs, root};
 
 const TABLE: &str = "docs/architecture-table.md";
 /// Set to write the table instead of comparing it.
@@ -25,6 +27,33 @@ an architecture, and `gguf2hf` converts its files back:
 
 | architecture | classes | limits |
 |---|---|---|
+";
+
+const FIGURES: &str = "
+## Classes that only transformers has
+
+Largest difference of the logits of tiny random models to those of transformers 5.24 (`lab/peers/new_classes.py`). Where llama.cpp's
+is larger, it looks up GELU in half precision.
+
+| class | architecture | llama.cpp 0.5.0 | gguf-verify |
+|---|---|---|---|
+";
+
+const TEXT_PARTS: &str = "
+## Models of several parts
+
+Their text part is a model of its own `text_config.model_type`, or of this type if it names none, and converted as one.
+
+| class | type |
+|---|---|
+";
+
+const WITHOUT: &str = "
+## Without a graph
+
+Classes of transformers 5.24 that llama.cpp 0.5.0 could not run, and the one thing that it lacks.
+| class | missing |
+|---|---|
 ";
 
 const TOWERS: &str = "
@@ -53,7 +82,8 @@ fn table() -> String {
     for card in all_facts(&registry) {
         let row = rows.entry(card.head.gguf).or_insert((Vec::new(), true));
         row.0.extend(card.head.classes.iter().map(|class| format!("`{class}`")));
-        row.1 &= card.one_way.is_empty();
+        // Files go back by the card itself.
+        row.1 &= card.head.variant.is_some() || card.one_way.is_empty();
     }
     let mut text = HEAD.to_owned();
     for (arch, (mut classes, back)) in rows {
@@ -63,6 +93,19 @@ fn table() -> String {
         let limits = [if back { "" } else { "not back" }, run].into_iter().filter(|limit| !limit.is_empty());
         let limits = limits.collect::<Vec<_>>().join(", ");
         writeln!(text, "| `{arch}` | {} | {limits} |", classes.join(", ")).unwrap();
+    }
+    let figures = fs_err::read_to_string(fixture("class_figures.tsv")).unwrap();
+    let figure = |line: &str| {
+        let cells: Vec<&str> = line.split('\t').collect();
+        format!("| `{}` | `{}` | {} | {} |\n", cells[0], cells[1], cells[2], cells[3])
+    };
+    for (head, rows) in [
+        (FIGURES, figures.lines().map(figure).collect::<String>()),
+        (TEXT_PARTS, text_parts().map(|(class, of)| format!("| `{class}` | `{of}` |\n")).collect()),
+        (WITHOUT, without_graph().map(|(class, lacks)| format!("| `{class}` | {lacks} |\n")).collect()),
+    ] {
+        text.push_str(head);
+        text.push_str(&rows);
     }
     text.push_str(TOWERS);
     for CardFacts { head, .. } in all_facts(&Registry::embedded_of(CardKind::Mmproj).unwrap()) {
@@ -141,6 +184,8 @@ fn facts_say_what_a_card_reads_and_writes() {
         assert_eq!(modes.len(), head.tokenizer.len(), "{}: {:?}", head.name, head.tokenizer);
     }
     assert!(facts(&registry, "no-such").is_empty());
+    // Of a model of several parts, the card of its text part.
+    assert_eq!(one("AyaVisionForConditionalGeneration").gguf, "cohere2");
 }
 
 #[test]

@@ -14,6 +14,7 @@ const TEXT: &str = include_str!("../base.toml");
 
 const BASE_KEYS: &[&str] = &[
     "by_layer",
+    "by_modality",
     "companions",
     "config_keys",
     "counts",
@@ -22,13 +23,16 @@ const BASE_KEYS: &[&str] = &[
     "long_rope",
     "metadata",
     "mtp_keep",
+    "no_graph",
     "not_negative",
     "outputs",
     "positive",
     "read_by",
     "tables",
+    "text_parts",
     "tied",
     "together",
+    "tower_heads",
     "tower_let",
     "widths",
     "wrapper_classes",
@@ -56,6 +60,14 @@ pub(crate) struct Base {
     pub(crate) long_rope: Vec<String>,
     /// GGUF keys, with the only architecture that reads them.
     pub(crate) read_by: IndexMap<String, String>,
+    /// Classes that no graph of the runtime computes, with what it lacks.
+    pub(crate) no_graph: IndexMap<String, String>,
+    /// Classes of models of several parts, with the `model_type` of a text part that names none.
+    pub(crate) text_parts: IndexMap<String, String>,
+    /// Beginnings of names.
+    pub(crate) tower_heads: Vec<String>,
+    /// Model types.
+    pub(crate) by_modality: Vec<String>,
     /// Model types.
     pub(crate) tied: Vec<String>,
     /// Targets of a block, separated by spaces.
@@ -100,6 +112,10 @@ fn parsed(text: &str) -> Read<Base> {
         inverse: names(&top, "inverse")?,
         long_rope: top.texts("long_rope")?,
         read_by: names(&top, "read_by")?,
+        no_graph: names(&top, "no_graph")?,
+        text_parts: names(&top, "text_parts")?,
+        tower_heads: top.texts("tower_heads")?,
+        by_modality: top.texts("by_modality")?,
         tied: top.texts("tied")?,
         together: top.texts("together")?,
         counts: top.texts("counts")?,

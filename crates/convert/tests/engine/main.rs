@@ -9,6 +9,7 @@
 mod alibi;
 mod bad_input;
 mod chatglm;
+mod classes;
 mod continued;
 #[path = "../arch/fixture.rs"]
 mod fixture;
