@@ -55,8 +55,7 @@ def quantize(options, kind, solver, path, size=None):
 def evaluate(options, path, text):
     command = [os.path.join(options.programs, "gguf-verify"), path, "--baseline", options.model, "--prompts", text]
     command += ["--ctx", str(options.ctx), "--json", "--quiet"]
-    report = json.loads(call(command, fine=(0, 3, 4)))
-    report = report[0] if isinstance(report, list) else report
+    report = json.loads(call(command, fine=(0, 3, 4)))["models"][0]
     return report["kld"] | {"top1": report["top1_agreement"]}, report["perplexity"]
 
 
