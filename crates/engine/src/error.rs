@@ -43,6 +43,8 @@ pub enum EngineError {
     SequenceTooLong { sequence: usize, tokens: usize, limit: usize },
     #[error("the model cannot go on from where it stopped, token by token: {what}")]
     NotContinued { what: &'static str },
+    #[error("the model has no gradient: {what}")]
+    NoGradient { what: &'static str },
     #[error("logits are not finite: there is no distribution to draw a token from")]
     NoDistribution,
     #[error("vocabularies differ: {model} and {baseline} rows")]

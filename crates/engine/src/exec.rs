@@ -9,6 +9,7 @@ pub(super) mod context;
 pub(super) mod count;
 pub(super) mod cross_products;
 pub(super) mod decode;
+pub(super) mod gradient;
 pub(super) mod gram;
 pub(super) mod gram_sum;
 pub(super) mod hidden;

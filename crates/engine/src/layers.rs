@@ -5,6 +5,7 @@ pub(super) mod continued;
 pub(super) mod encoder;
 mod ends;
 pub(super) mod forward;
+pub(super) mod gradient;
 pub(super) mod graph;
 mod hyper;
 mod kept;

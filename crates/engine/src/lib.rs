@@ -40,6 +40,7 @@ pub use exec::activation::{Activation, GateFunction, GatedActivation, PlainActiv
 pub use exec::batch::TokenChunk;
 pub use exec::buffers::{Buffer, BufferPool};
 pub use exec::cross_products::add_cross;
+pub use exec::gradient::Gradients;
 pub use exec::gram::Gram;
 pub use exec::gram_sum::GramSum;
 pub use exec::hidden::Hidden;
@@ -52,6 +53,7 @@ pub use exec::weights::WeightReader;
 pub use exec::weights::{Matrix, Norm, NormFormula, Vector};
 pub use layers::continued::Continuation;
 pub use layers::forward::{Engine, EngineOptions};
+pub use layers::gradient::Reference;
 pub use layers::graph::GraphPlan;
 pub use layers::layer::LayerPlan;
 pub use layers::stage::{Stage, stage};

@@ -3,6 +3,6 @@
 mod draw;
 mod embeddings;
 pub(super) mod fold;
-mod head;
+pub(super) mod head;
 mod pair;
 pub(super) mod rows;

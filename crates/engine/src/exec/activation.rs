@@ -1,5 +1,7 @@
 //! Activations of feed-forward networks, and functions of gates.
 
+mod gradient;
+
 use crate::exec::weights::Matrix;
 
 /// Activation of one projection.

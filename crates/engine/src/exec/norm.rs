@@ -1,5 +1,7 @@
 //! Norms of rows: RMS norm and layer norm.
 
+mod gradient;
+
 use rayon::prelude::*;
 
 use crate::EngineError;

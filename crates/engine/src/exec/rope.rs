@@ -189,6 +189,15 @@ impl RopeTable {
     }
 }
 
+impl RopeTable {
+    /// Turns gradients of rotated heads into those of the heads: the rotation by the opposite angle.
+    pub(crate) fn rotate_back(&self, level: SimdLevel, row: &mut [f32], dk: usize, position: usize) {
+        let angles = position * self.half..(position + 1) * self.half;
+        let sin: Vec<f32> = self.sin[angles.clone()].iter().map(|sin| -sin).collect();
+        level.vectorize(Rotation { pairs: self.pairs, cos: &self.cos[angles], sin: &sin, row, dk });
+    }
+}
+
 /// Rotation of one token's heads.
 struct Rotation<'a> {
     pairs: PairLayout,

@@ -136,6 +136,7 @@ impl Attention {
     }
 }
 
+mod gradient;
 pub(crate) mod heads;
 
 pub(crate) mod kv_cache;

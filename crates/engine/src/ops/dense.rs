@@ -1,5 +1,7 @@
 //! Dense feed-forward network: `down(act(up x))`, or `down(act(gate x) * up x)` with a gate.
 
+mod gradient;
+
 use rayon::prelude::*;
 
 use crate::EngineError;
