@@ -53,6 +53,10 @@ pub(super) fn offer(program: &Command, arguments: &[OsString]) -> Option<String>
     if let Some(line) = other_command(program, &words) {
         return quoted(&line);
     }
+    // Several types to choose from are meant.
+    if words.iter().any(|word| ["--target-size", "--target-bpw", "--target-kld"].contains(word)) {
+        return None;
+    }
     let line = words.join(" ");
     let (form, offer) = COMPILED.iter().find(|(form, _)| form.is_match(&line))?;
     if let Some(advice) = offer.strip_prefix(':') {
@@ -136,7 +140,12 @@ mod tests {
         ] {
             assert!(offered(line).is_some_and(|text| text.contains(advice)), "{line}");
         }
-        for line in ["gguf-quantize a b q4_0", "gguf-inspect zzz", "gguf-verify --structure-only m.gguf"] {
+        for line in [
+            "gguf-quantize a b --target-kld 0.1 --types q4_0,q8_0",
+            "gguf-quantize a b q4_0",
+            "gguf-inspect zzz",
+            "gguf-verify --structure-only m.gguf",
+        ] {
             assert_eq!(offered(line), None, "{line}");
         }
     }

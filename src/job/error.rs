@@ -134,7 +134,7 @@ pub enum Contradiction {
     NoSize { option: &'static str },
     #[error("{option}: a divergence above 0 expected")]
     NoKld { option: &'static str },
-    #[error("--target-kld: the divergence is measured on a text; `--calibrate TEXT` gives one")]
+    #[error("a limit of the divergence is measured on a text: `--calibrate TEXT` gives one")]
     KldWithoutText,
     #[error(
         "--check-text {}: that is what `--calibrate {}` gives to the solver; another text expected",

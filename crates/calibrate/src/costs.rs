@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::CalibrateError;
 use crate::sequential::Quiet;
+use crate::{CalibrateError, WorkFolder};
 use gguf_core::progress::Progress;
 use gguf_core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use gguf_engine::{EngineError, EngineOptions, ModelKind};
@@ -16,7 +16,7 @@ use gguf_verification::{Model, Recall, Window, divergence_on};
 
 /// Options for measuring costs.
 #[derive(Clone, Copy, Debug)]
-pub struct MeasureOptions {
+pub struct MeasureOptions<'a> {
     /// Threads, memory and vector instructions.
     pub engine: EngineOptions,
     /// Relative error of the type that is measured, or the nearest that the types allow. It is large enough to stand
@@ -24,6 +24,8 @@ pub struct MeasureOptions {
     pub error: f64,
     /// Maximum number of model runs. With fewer runs than tensors, layers share runs.
     pub n_runs: usize,
+    /// Folder that keeps the figures of finished runs.
+    pub work: Option<&'a WorkFolder>,
 }
 
 /// Operations that measuring may always take, however short the text is: seconds to a minute.
@@ -43,10 +45,10 @@ pub(super) fn runs_for(n_elems: u64, n_run_tokens: usize, n_text_tokens: usize) 
     usize::try_from(ops.clamp(LEAST_OPS, MOST_OPS) / of_run).unwrap_or(usize::MAX)
 }
 
-impl MeasureOptions {
+impl MeasureOptions<'_> {
     /// Measures each tensor at about four bits, with at most 256 runs.
     pub fn new(engine: EngineOptions) -> Self {
-        Self { engine, error: 0.01, n_runs: 256 }
+        Self { engine, error: 0.01, n_runs: 256, work: None }
     }
 }
 
@@ -66,7 +68,7 @@ pub fn measure_costs(
     survey: &Survey<'_>,
     costs: &mut [TensorCost],
     windows: &[Window],
-    options: &MeasureOptions,
+    options: &MeasureOptions<'_>,
     progress: &dyn Progress,
 ) -> Result<usize, CalibrateError> {
     if model.plan()?.kind == ModelKind::Encoder {
@@ -89,15 +91,23 @@ pub fn measure_costs(
     progress.steps(1);
     progress.begin("measuring what types cost by runs of the model", n_groups as u64);
     progress.units("run", n_groups as u64);
-    for group in groups {
+    for (number, group) in groups.into_iter().enumerate() {
         if progress.is_cancelled() {
             return Err(EngineError::Cancelled.into());
+        }
+        if let Some(kld) = options.work.and_then(|work| work.cost(number)) {
+            share_out(costs, &group, &types, kld);
+            progress.advance(1);
+            continue;
         }
         let members = group.iter().map(|&at| &survey.tensors()[at]);
         let partly = PartlyQuantized::new(model.source, &plan, members);
         let one = Model { source: &partly, file: None, recall: None, ..*model };
         let found = divergence_on(&one, model, windows, options.engine, &Quiet(progress))?;
         let kld = found.ok_or(CalibrateError::NoText)?.mean.value;
+        if let Some(work) = options.work {
+            work.add_cost(number, kld)?;
+        }
         share_out(costs, &group, &types, kld);
         progress.advance(1);
     }

@@ -30,6 +30,8 @@ pub(super) enum Record {
     Done { attempt: usize, importance: String },
     /// Figures on the held-out text; without an attempt, those of the importance matrix's file.
     Judged { attempt: Option<usize>, figures: [f64; 4] },
+    /// Divergence with only one group of tensors quantized.
+    Cost { group: usize, kld: f64 },
     /// Figures of a candidate on the held-out text.
     Tried { candidate: String, figures: [f64; 4] },
 }

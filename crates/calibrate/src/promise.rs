@@ -84,7 +84,7 @@ pub fn keep_promise(
     options.survey(input, text, Some(&equal_importance(input, text)?), |_| ())?;
     let run = PromiseRun { model, input, text, options, keep, progress };
     run.begin()?;
-    let TextCosts { costs, imatrix, n_runs } = text_costs(model, input, text, options, progress)?;
+    let TextCosts { costs, imatrix, n_runs } = text_costs(model, input, text, options, keep.work, progress)?;
     let (allocation, fidelity, tried) = options
         .survey(input, text, Some(&imatrix), |survey| run.search(&survey.choices(&costs), most_kld))??;
     let chosen = ChosenTypes { allocation: Allocation { n_runs, ..allocation }, imatrix };
@@ -167,7 +167,8 @@ impl PromiseRun<'_> {
             progress: self.progress,
         };
         let mut facts = attempts.facts()?;
-        facts.add("choice of types", "for a divergence");
+        let types: Vec<&str> = self.options.types.iter().map(|ty| ty.name()).collect();
+        facts.add("choice of types", format!("for a divergence, of {types:?}"));
         Ok(work.begin(facts)?)
     }
 

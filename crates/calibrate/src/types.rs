@@ -8,7 +8,7 @@ use crate::calibration_run::{CalibrateOptions, CalibrationRun};
 use crate::costs::{MeasureOptions, measure_costs, runs_for};
 use crate::fidelity::keys_to_come;
 use crate::importance::total_importance;
-use crate::{CalibrateError, CalibrationText, Solver, calibration_run, sequential};
+use crate::{CalibrateError, CalibrationText, Solver, WorkFolder, calibration_run, sequential};
 use gguf_core::progress::{Progress, Titled};
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_engine::{Engine, EngineOptions, ModelKind};
@@ -89,7 +89,7 @@ pub fn choose_types(
     check_budget(model, input, text, options)?;
     let alike = equal_importance(input, text)?;
     options.survey(input, text, Some(&alike), |survey| survey.check(target))??;
-    let TextCosts { costs, imatrix, n_runs } = text_costs(model, input, text, options, progress)?;
+    let TextCosts { costs, imatrix, n_runs } = text_costs(model, input, text, options, None, progress)?;
     let found = options.survey(input, text, Some(&imatrix), |survey| survey.choose(&costs, target))??;
     Ok(ChosenTypes { allocation: Allocation { n_runs, ..found }, imatrix })
 }
@@ -115,6 +115,7 @@ pub(super) fn text_costs(
     input: &Input<'_>,
     text: &CalibrationText,
     options: &TypesOptions<'_>,
+    work: Option<&WorkFolder>,
     progress: &dyn Progress,
 ) -> Result<TextCosts, CalibrateError> {
     let plan = model.plan()?;
@@ -134,7 +135,7 @@ pub(super) fn text_costs(
     let n_run_tokens = windows.iter().map(|window| window.chunk.tokens.len()).sum();
     let n_elems =
         input.source.tensors().iter().fold(0, |sum: u64, meta| sum.saturating_add(meta.shape.n_elems()));
-    let mut measure = MeasureOptions::new(options.engine);
+    let mut measure = MeasureOptions { work, ..MeasureOptions::new(options.engine) };
     measure.n_runs = measure.n_runs.min(runs_for(n_elems, n_run_tokens, text.n_tokens()));
     let tensors = model.source.tensors();
     let heads = tensors.get(plan.head.tensor).map(|meta| meta.name.as_str());

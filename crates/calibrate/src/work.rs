@@ -281,6 +281,19 @@ impl WorkFolder {
         Self::open(&self.path.join(format!("{CANDIDATE}{digits}")), self.sync)
     }
 
+    /// Measured divergence with only this group of tensors quantized.
+    pub(super) fn cost(&self, group: usize) -> Option<f64> {
+        self.state().records.iter().find_map(|record| match record {
+            Record::Cost { group: own, kld } if *own == group => Some(*kld),
+            _ => None,
+        })
+    }
+
+    /// Records the measured divergence of a group.
+    pub(super) fn add_cost(&self, group: usize, kld: f64) -> Result<(), WorkError> {
+        if kld.is_finite() { self.add(&Record::Cost { group, kld }) } else { Ok(()) }
+    }
+
     /// Measured figures of a candidate.
     pub(super) fn tried(&self, candidate: &str) -> Option<HeldOutFigures> {
         self.state().records.iter().find_map(|record| match record {

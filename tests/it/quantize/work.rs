@@ -86,8 +86,9 @@ fn a_search_for_a_divergence_goes_on() {
     let args = [&asked[..], &ARGS[2..]].concat();
     let whole = run(dir, &[&args[..], &["whole.gguf", "--json"]].concat()).ok().json();
     let kept = [&args[..], &["out.gguf", "--json", "--work-dir", "work"]].concat();
-    // After two candidates.
-    assert_eq!(stopped_by("KILL", dir, &kept, 2).0, None);
+    // While costs are measured, then while candidates are.
+    assert_eq!(stopped_by("KILL", dir, &kept, 5).0, None);
+    assert_eq!(stopped_by("KILL", dir, &kept, 17).0, None);
     assert!(!dir.join("out.gguf").exists());
     // Another number of tokens measures other figures.
     let other: Vec<&str> = kept.iter().map(|arg| if *arg == "2048" { "1024" } else { arg }).collect();
