@@ -102,6 +102,13 @@ CASES = {
     "GraniteDoclingForConditionalGeneration": {
         **text("granite_docling_text", attention_multiplier=0.2, residual_multiplier=0.5, embedding_multiplier=3.0, logits_scaling=2.0),
         "vision_config": {**TOWER, "out_hidden_size": 64}},
+    "Molmo2ForConditionalGeneration": {
+        **text("molmo2_text", head_dim=16, additional_vocab_size=8),
+        "vision_config": {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+                          "num_key_value_heads": 2, "head_dim": 16, "image_default_input_size": [28, 28], "image_num_pos": 4},
+        "adapter_config": {"hidden_size": 32, "intermediate_size": 32, "text_hidden_size": 64, "num_attention_heads": 2,
+                           "num_key_value_heads": 2, "head_dim": 16, "vit_layers": [0]}},
+    "Apertus1p5TextForCausalLM with a cut head": {**TEXT, "rope_parameters": LLAMA3, "output_vocab_size": 80},
     "Phi4MultimodalForCausalLM": {**TEXT, "vision_config": TOWER, "audio_config": {"hidden_size": 32, "intermediate_size": 32,
         "num_blocks": 1, "num_attention_heads": 2, "ext_pw_out_channel": 32, "depthwise_separable_out_channel": 32, "nemo_conv_channels": 32}},
     "Apertus1p5TextForCausalLM": {**TEXT, "rope_parameters": LLAMA3},
@@ -180,7 +187,7 @@ def make(name, folder):
     odd = {key: value for key, value in info.items() if any(not str(one).endswith(COMPUTED) for one in value)}
     if odd:
         raise ValueError(f"transformers reads its own checkpoint with {odd}")
-    n_vocab = config.get_text_config().vocab_size
+    n_vocab = 80 if "a cut head" in name else config.get_text_config().vocab_size
     ids = [3 + 5 * i % (n_vocab - 4) for i in range(LENGTH)]
     with torch.no_grad():
         return ids, model.eval()(input_ids=torch.tensor([ids])).logits[0].float(), shapes

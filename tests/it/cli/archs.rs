@@ -99,13 +99,15 @@ fn table() -> String {
         let cells: Vec<&str> = line.split('\t').collect();
         format!("| `{}` | `{}` | {} | {} |\n", cells[0], cells[1], cells[2], cells[3])
     };
+    let parts = text_parts().map(|(class, of)| format!("| `{class}` | `{of}` |\n"));
+    let without = without_graph().map(|(class, lacks)| format!("| `{class}` | {lacks} |\n"));
     for (head, rows) in [
-        (FIGURES, figures.lines().map(figure).collect::<String>()),
-        (TEXT_PARTS, text_parts().map(|(class, of)| format!("| `{class}` | `{of}` |\n")).collect()),
-        (WITHOUT, without_graph().map(|(class, lacks)| format!("| `{class}` | {lacks} |\n")).collect()),
+        (FIGURES, figures.lines().map(figure).collect::<Vec<_>>()),
+        (TEXT_PARTS, parts.collect()),
+        (WITHOUT, without.collect()),
     ] {
         text.push_str(head);
-        text.push_str(&rows);
+        text.push_str(&rows.concat());
     }
     text.push_str(TOWERS);
     for CardFacts { head, .. } in all_facts(&Registry::embedded_of(CardKind::Mmproj).unwrap()) {

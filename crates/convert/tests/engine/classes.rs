@@ -70,11 +70,13 @@ fn what_the_graph_does_not_compute_is_refused() {
         ("HyperCLOVAXForCausalLM", json!({"mlp_bias": true}), "`mlp_bias`"),
         ("GPTJForCausalLM", json!({"rotary_dim": null}), "`rotary_dim`"),
         ("CohereCompassForCausalLM", json!({"layer_types": all_of("full_attention")}), "`layer_types`"),
-        ("Apertus1p5TextForCausalLM", json!({"output_vocab_size": 48}), "`output_vocab_size`"),
+        ("Molmo2ForConditionalGeneration", json!({"qk_norm_type": "olmo"}), "`qk_norm_type`"),
         ("BailingHybridForCausalLM", json!({"layer_group_size": 3}), "`layer_group_size`"),
     ] {
         let mut case = case(name);
-        case["config"].as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let config = &mut case["config"];
+        let part = if config["text_config"].is_object() { &mut config["text_config"] } else { config };
+        part.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         let error = planned(&case).map(|_| ()).unwrap_err();
         assert!(error.to_string().contains(words), "{name} {changes}: {error}");
     }
