@@ -8,6 +8,7 @@ use crate::json::JsonError;
 use crate::safetensors::HeaderError;
 use crate::torch::TorchError;
 use gguf_core::Hint;
+use gguf_core::input::INCOMPLETE;
 use gguf_core::text::{bytes, escape};
 
 /// Reasons why a checkpoint cannot be opened.
@@ -135,9 +136,10 @@ impl Hint for CheckpointError {
                 HeaderError::TooLong { declared, .. } if is_lfs_pointer(*declared) => {
                     "this is a git LFS pointer, not the file: run `git lfs pull`"
                 }
-                HeaderError::NoLength { .. }
+                HeaderError::Empty
+                | HeaderError::NoLength { .. }
                 | HeaderError::Truncated { .. }
-                | HeaderError::DataTruncated { .. } => "the file is cut short: fetch it again",
+                | HeaderError::DataTruncated { .. } => INCOMPLETE,
                 HeaderError::TooLong { declared, .. } if is_text(*declared) => {
                     "this is text, perhaps the answer of a server in place of the file: fetch it again"
                 }

@@ -39,6 +39,8 @@ pub struct TensorRange {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum HeaderError {
+    #[error("the file is empty")]
+    Empty,
     #[error("offset 0: 8 bytes of header length expected, {present} present")]
     NoLength { present: u64 },
     #[error("offset 0: header of {declared} bytes declared, at most {limit} allowed")]
@@ -67,8 +69,12 @@ pub enum HeaderError {
     Reversed { name: String, begin: u64, end: u64 },
     #[error("tensor `{}`: {dtype} {shape} takes {expected} bytes, range holds {found}", escape(name))]
     Size { name: String, dtype: ElementType, shape: Shape, expected: u64, found: u64 },
-    #[error("tensor `{}`: data up to offset {end} declared, file ends at {present}", escape(name))]
-    DataTruncated { name: String, end: u64, present: u64 },
+    #[error(
+        "tensor `{}`: data up to offset {end} declared, file ends at {present}{}",
+        escape(name),
+        if whole > end { format!("; {whole} bytes expected") } else { String::new() }
+    )]
+    DataTruncated { name: String, end: u64, present: u64, whole: u64 },
     #[error(
         "tensor `{}`: range begins at {begin}, inside `{}`, which ends at {end}",
         escape(name),
@@ -111,6 +117,9 @@ pub(super) fn read_header(
 
 /// Parses the header of a file of `n_bytes`, given `file`, a prefix that contains at least the header.
 fn parse_head(file: &[u8], n_bytes: u64, limits: &Limits) -> Result<Header, HeaderError> {
+    if file.is_empty() {
+        return Err(HeaderError::Empty);
+    }
     let (length, rest) =
         file.split_first_chunk::<8>().ok_or(HeaderError::NoLength { present: file.len() as u64 })?;
     let declared = u64::from_le_bytes(*length);
@@ -245,7 +254,8 @@ fn check_cover(entries: &[HeaderEntry], data: u64, file_len: u64) -> Result<(), 
         }
         if entry.end > data_len {
             let end = data.saturating_add(entry.end);
-            return Err(HeaderError::DataTruncated { name: name.clone(), end, present: file_len });
+            let whole = entries.iter().map(|e| data.saturating_add(e.end)).max().unwrap_or(end);
+            return Err(HeaderError::DataTruncated { name: name.clone(), end, present: file_len, whole });
         }
         if entry.begin > end {
             return Err(HeaderError::Gap { offset: data + end, n_bytes: entry.begin - end });

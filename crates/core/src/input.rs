@@ -6,6 +6,9 @@ use std::path::Path;
 
 use crate::ranged;
 
+/// Suggestion for a file that is empty, or ends before what it declares.
+pub const INCOMPLETE: &str = "the download is incomplete: fetch the file again";
+
 /// Opens a file for reading; links are followed.
 ///
 /// # Errors
@@ -55,6 +58,8 @@ pub fn own_content(path: &Path, mut bytes: Vec<u8>) -> io::Result<Vec<u8>> {
     let begins = |word: &[u8]| start.get(..word.len()).is_some_and(|found| found.eq_ignore_ascii_case(word));
     let what = if begins(b"version https://git-lfs") {
         "a pointer of git LFS, not the file itself: run `git lfs pull`"
+    } else if ends(&["json", "model"]) && start.is_empty() {
+        "the file is empty: fetch it again"
     } else if ends(&["json", "model"]) && (begins(b"<!doctype html") || begins(b"<html")) {
         "a web page (HTML), not the file itself: fetch it again"
     } else if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
@@ -181,6 +186,8 @@ mod tests {
                 b"\n<!DOCTYPE HTML><p>",
                 "a web page (HTML), not the file itself: fetch it again",
             ),
+            ("config.json", b"", "the file is empty: fetch it again"),
+            ("spiece.model", b"\n", "the file is empty: fetch it again"),
             ("merges.txt", b"\xff\xfea\0", "text in UTF-16, by its byte order mark: save it as UTF-8"),
         ] {
             let error = own_content(Path::new(name), bytes.to_vec()).unwrap_err();

@@ -7,6 +7,7 @@ use crate::foreign::{OLLAMA, foreign_type};
 use crate::split_keys::SPLIT_ID;
 use crate::{OtherFile, TensorLimits, ValueType};
 use gguf_core::bytes::Truncated;
+use gguf_core::input::INCOMPLETE;
 use gguf_core::mmap::LockError;
 use gguf_core::text::{escape, escape_bytes};
 use gguf_core::{GgmlType, Hint};
@@ -135,10 +136,24 @@ pub enum HeaderError {
     #[error("offset {offset}: tensor data begins at {data_offset}, the file ends at {file_bytes}")]
     DataStart { offset: u64, data_offset: u64, file_bytes: u64 },
     #[error(
-        "offset {offset}: tensor `{}`: {n_bytes} bytes of data end beyond the file of {file_bytes} bytes",
+        "offset {offset}: tensor `{}`: {n_bytes} bytes of data end beyond the file of {file_bytes} bytes; {whole} expected",
         escape(tensor)
     )]
-    DataEnd { offset: u64, tensor: String, n_bytes: u64, file_bytes: u64 },
+    DataEnd { offset: u64, tensor: String, n_bytes: u64, file_bytes: u64, whole: u64 },
+}
+
+impl HeaderError {
+    /// Returns true if the file ends before what it declares.
+    pub(super) const fn is_cut(&self) -> bool {
+        matches!(
+            self,
+            Self::Truncated { .. }
+                | Self::Count { .. }
+                | Self::ArrayLength { .. }
+                | Self::DataStart { .. }
+                | Self::DataEnd { .. }
+        )
+    }
 }
 
 /// Formats name and program of a type that is not llama.cpp's.
@@ -231,9 +246,7 @@ impl Hint for GgufError {
             Self::Header { error: HeaderError::Version { .. }, .. } => {
                 "the file may be newer than this program, or damaged"
             }
-            Self::Header { error: HeaderError::DataEnd { .. } | HeaderError::DataStart { .. }, .. } => {
-                "the file is probably an incomplete download"
-            }
+            Self::Header { error, .. } if error.is_cut() => INCOMPLETE,
             Self::Header { error: HeaderError::ForeignType { found, .. }, .. } => {
                 let program = foreign_type(*found).map_or("its program", |row| row.1);
                 if program == OLLAMA {

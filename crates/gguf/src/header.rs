@@ -194,19 +194,23 @@ impl<'a> HeaderParser<'a> {
                 tensor: tensors[last].name.clone(),
                 n_bytes: 0,
                 file_bytes,
+                whole: data_offset.saturating_add(rel_offsets[last]),
             })?;
             let name = std::mem::take(&mut tensors[last].name);
             tensors[last] = bytes_of(header_bytes, name, n_bytes)?;
         }
         let mut offsets = Vec::with_capacity(tensors.len());
         let mut data_end = data_offset;
-        for (meta, rel_offset) in tensors.iter().zip(rel_offsets) {
+        for (meta, rel_offset) in tensors.iter().zip(rel_offsets.iter().copied()) {
             let n_bytes = meta.n_bytes().unwrap_or(u64::MAX);
             let offset = data_offset.saturating_add(rel_offset);
             data_end = offset.saturating_add(n_bytes);
             if data_end > file_bytes {
                 let tensor = meta.name.clone();
-                return Err(HeaderError::DataEnd { offset, tensor, n_bytes, file_bytes });
+                let last = tensors.len() - 1;
+                let whole = tensors[last].n_bytes().unwrap_or(u64::MAX);
+                let whole = data_offset.saturating_add(rel_offsets[last]).saturating_add(whole);
+                return Err(HeaderError::DataEnd { offset, tensor, n_bytes, file_bytes, whole });
             }
             offsets.push(offset);
         }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::path::Path;
 
+use gguf_core::input::INCOMPLETE;
+
 /// Maximum number of bytes that are examined at the start of a file.
 const HEAD_BYTES: usize = 1 << 20;
 /// Number of bytes that decide whether a file is text.
@@ -13,6 +15,8 @@ const MAX_PIECES: u32 = 99;
 /// Kind of a file that is not a GGUF file, or not a whole one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OtherFile {
+    /// No bytes.
+    Empty,
     /// Zeros at the start of the file.
     Zeros {
         /// Number of zeros found.
@@ -47,6 +51,9 @@ impl OtherFile {
     }
 
     fn of_bytes(bytes: &[u8], n_beyond: u64) -> Option<Self> {
+        if bytes.is_empty() {
+            return (n_beyond == 0).then_some(Self::Empty);
+        }
         let head = &bytes[..bytes.len().min(HEAD_BYTES)];
         let n_zeros = head.iter().take_while(|&&byte| byte == 0).count();
         if n_zeros >= 64 || (n_zeros > 0 && n_zeros == head.len()) {
@@ -79,6 +86,7 @@ impl OtherFile {
     /// Suggests a remedy.
     pub(super) fn hint(&self) -> String {
         match self {
+            Self::Empty => INCOMPLETE.to_owned(),
             Self::Zeros { .. } => "the download or the copy failed: fetch the file again".to_owned(),
             Self::WebPage | Self::Json | Self::Text(_) => {
                 "a server answered this in place of the file: look at it, then fetch the file again"
@@ -93,6 +101,7 @@ impl OtherFile {
 impl fmt::Display for OtherFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Empty => write!(f, "the file is empty"),
             Self::Zeros { whole: true, .. } => write!(f, "nothing but zeros"),
             Self::Zeros { n_bytes, .. } => write!(f, "it begins with {n_bytes} zeros"),
             Self::WebPage => write!(f, "a web page (HTML)"),
@@ -146,8 +155,9 @@ mod tests {
         assert_eq!(of(br#"{"error":"Repository not found"}"#), Some(OtherFile::Json));
         assert_eq!(of(b"Entry not found\n"), Some(OtherFile::Text("Entry not found".to_owned())));
         assert_eq!(of(b"version https://git-lfs.github.com/spec/v1\n"), Some(OtherFile::LfsPointer));
-        // A safetensors file, an older model, a legacy importance matrix, an empty file.
-        for bytes in [&b"\x40\x01\0\0\0\0\0\0{}"[..], b"ggml", b"\x02\0\0\0\x05\0\0\0blk.0", b""] {
+        assert_eq!(of(b""), Some(OtherFile::Empty));
+        // A safetensors file, an older model, a legacy importance matrix.
+        for bytes in [&b"\x40\x01\0\0\0\0\0\0{}"[..], b"ggml", b"\x02\0\0\0\x05\0\0\0blk.0"] {
             assert_eq!(of(bytes), None);
         }
     }

@@ -232,12 +232,9 @@ fn open_for_reading(path: &Path, file_bytes: u64, options: &OpenOptions) -> Resu
 fn refused(path: &Path, error: HeaderError, bytes: &[u8], n_beyond: u64) -> GgufError {
     let what = match error {
         HeaderError::Magic { .. } => OtherFile::of(path, bytes, n_beyond),
+        HeaderError::Truncated { ref at, .. } if at.offset == 0 => OtherFile::of(path, bytes, n_beyond),
         // The first piece of a split file has a valid start and ends at any byte.
-        HeaderError::Truncated { .. }
-        | HeaderError::Count { .. }
-        | HeaderError::ArrayLength { .. }
-        | HeaderError::DataStart { .. }
-        | HeaderError::DataEnd { .. } => OtherFile::piece(path),
+        ref error if error.is_cut() => OtherFile::piece(path),
         _ => None,
     };
     let path = path.to_owned();

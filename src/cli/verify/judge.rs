@@ -24,6 +24,7 @@ use crate::cli::verify::trace::Trace;
 use crate::cli::verify::{CutArgs, engine_options, pairs, printout, report};
 use crate::cli::{Common, Exit, Session, UsageError, is_interrupted};
 use crate::convert::{ConvertOptions, registry};
+use crate::core::Hint;
 use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::text::escape;
 use crate::engine::Observer;
@@ -458,8 +459,10 @@ impl VerifyArgs {
             Err(error) => match error.downcast_ref::<GgufError>() {
                 None => return Err(error),
                 Some(refused) if refused.is_unread() => return Err(error),
-                Some(_) => {
-                    let report = Report::unreadable(crate::cli::render::error_line(&error));
+                Some(refused) => {
+                    let line = crate::cli::render::error_line(&error);
+                    let line = [vec![line], refused.hints()].concat().join("; ");
+                    let report = Report::unreadable(line);
                     let size_bytes = Some(fs_err::metadata(path)?.len());
                     let inputs = vec![path.to_owned()];
                     let path = path.to_owned();

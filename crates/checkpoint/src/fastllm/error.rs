@@ -127,7 +127,7 @@ impl FlmError {
                 "FastLLM's own `SaveModel` leaves the adapters' dictionaries out and keeps `peft_size`: export the \
                  file again from the original model"
             }
-            Self::Truncated { .. } | Self::DataTruncated { .. } => "the file is cut short: fetch it again",
+            Self::Truncated { .. } | Self::DataTruncated { .. } => gguf_core::input::INCOMPLETE,
             Self::NoModelType => "`--arch NAME` names the architecture, `gguf-convert archs` lists them",
             _ => return Vec::new(),
         };

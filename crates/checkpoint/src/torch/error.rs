@@ -157,7 +157,8 @@ impl Hint for TorchError {
     fn hints(&self) -> Vec<String> {
         let hint = match self {
             Self::LfsPointer => "run `git lfs pull`",
-            Self::WebPage | Self::Empty => "the download failed: fetch the file again",
+            Self::Empty | Self::StorageTruncated { .. } => gguf_core::input::INCOMPLETE,
+            Self::WebPage => "the download failed: fetch the file again",
             Self::Safetensors => "rename it to `model.safetensors` and give the directory",
             Self::Tar => "load and save it again with a current PyTorch",
             Self::TorchScript | Self::Top { .. } | Self::NoTensors => {
@@ -165,10 +166,9 @@ impl Hint for TorchError {
             }
             Self::Zip(_)
             | Self::Directory { .. }
-            | Self::StorageTruncated { .. }
             | Self::Record { problem: RecordProblem::Outside { .. } | RecordProblem::Checksum, .. }
             | Self::Pickle(PickleError::Truncated(_) | PickleError::NoStop { .. }) => {
-                "the file is cut short or damaged: fetch it again"
+                "the download is incomplete, or the file is damaged: fetch it again"
             }
             Self::Pickle(PickleError::Name { .. } | PickleError::Opcode { .. }) => {
                 "if you trust the file, load it in PyTorch and save `model.state_dict()`, best as safetensors"

@@ -99,6 +99,7 @@ fn the_safetensors_crate_agrees() {
 #[test]
 fn malformed_lengths() {
     let say = |bytes: &[u8]| parse(bytes).unwrap_err().to_string();
+    assert_eq!(say(b""), "the file is empty");
     assert_eq!(say(b"\x02\0\0"), "offset 0: 8 bytes of header length expected, 3 present");
     let mut huge = (1u64 << 63).to_le_bytes().to_vec();
     huge.extend(b"{}");
@@ -133,6 +134,8 @@ fn malformed_tensors() {
         cut.starts_with("tensor `b`: data up to offset ") && cut.contains(" declared, file ends at "),
         "{cut}"
     );
+    let cut = refusal(&[a(), entry("b", "U8", "[4]", 4, 8)], 2);
+    assert!(cut.starts_with("tensor `a`: ") && cut.ends_with(" bytes expected"), "{cut}");
     let far = u64::MAX;
     assert_eq!(
         refusal(&[entry("a", "U8", "[4]", far - 4, far)], 4).split(" declared").next(),

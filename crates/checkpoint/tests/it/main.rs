@@ -227,7 +227,7 @@ fn a_truncated_file_is_named_with_what_is_missing() {
             end + 1
         )
     );
-    assert_eq!(open(&dir).unwrap_err().hints(), ["the file is cut short: fetch it again"]);
+    assert_eq!(open(&dir).unwrap_err().hints(), [gguf_core::input::INCOMPLETE]);
 }
 
 #[test]

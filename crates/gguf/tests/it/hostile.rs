@@ -1,6 +1,7 @@
 //! One minimal malformed file for each rule of a GGUF file, and the exact message.
 
 use gguf_core::Hint;
+use gguf_core::input::INCOMPLETE;
 use gguf_core::limits::Limits;
 use gguf_format::{GgufError, GgufFile, HeaderError, OpenOptions, Strictness, parse_header};
 
@@ -88,11 +89,11 @@ fn padding_wraps() {
 fn data_beyond_the_end() {
     refused(
         &one_tensor(&[17], F32),
-        "offset 64: tensor `w`: 68 bytes of data end beyond the file of 128 bytes",
+        "offset 64: tensor `w`: 68 bytes of data end beyond the file of 128 bytes; 132 expected",
     );
     refused(
         &one_tensor(&[(1 << 60) - 8], 28),
-        "offset 64: tensor `w`: 9223372036854775744 bytes of data end beyond the file of 128 bytes",
+        "offset 64: tensor `w`: 9223372036854775744 bytes of data end beyond the file of 128 bytes; 9223372036854775808 expected",
     );
     let header_only = Raw::header(1, 0).tensor(b"w", &[4], F32, 0);
     refused(&header_only, "offset 57: tensor data begins at 64, the file ends at 57");
@@ -344,9 +345,18 @@ fn the_file_is_named_and_a_way_out_is_given() {
     let (message, hints) = open(&one_tensor(&[17], F32).0);
     assert_eq!(
         message,
-        "model.gguf: offset 64: tensor `w`: 68 bytes of data end beyond the file of 128 bytes"
+        "model.gguf: offset 64: tensor `w`: 68 bytes of data end beyond the file of 128 bytes; 132 expected"
     );
-    assert_eq!(hints, ["the file is probably an incomplete download"]);
+    assert_eq!(hints, [INCOMPLETE]);
+    assert_eq!(
+        open(b""),
+        ("model.gguf: not a GGUF file: the file is empty".to_owned(), vec![INCOMPLETE.to_owned()])
+    );
+    let whole = Raw::header(1, 1).str(b"k").u32(8).str(b"value").tensor(b"w", &[16], F32, 0).data(32, 64).0;
+    for n_bytes in 1..whole.len() {
+        let (message, hints) = open(&whole[..n_bytes]);
+        assert_eq!(hints, [INCOMPLETE], "{n_bytes}: {message}");
+    }
 
     // Files that are tolerated by default can be refused.
     fs_err::write(&path, &one_tensor(&[0], F32).0).unwrap();

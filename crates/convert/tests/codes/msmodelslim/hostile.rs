@@ -10,7 +10,7 @@ const ERRORS: &[(&str, &str)] = &[
     ("description-array", "expected"),
     ("description-comments", "line 1, column 31"),
     ("description-not-json", "line 1, column 2"),
-    ("empty-weights-file", "8 bytes of header length expected, 0 present"),
+    ("empty-weights-file", "the file is empty"),
     ("header-length-huge", "quant_model_weights.safetensors: "),
     ("index-missing-shard", "shard `quant_model_weights-00001-of-00002.safetensors` is missing"),
     ("index-path-escape", "is outside the directory"),
