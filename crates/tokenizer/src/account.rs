@@ -6,6 +6,7 @@
 
 mod added;
 mod config;
+mod known;
 mod model;
 mod pieces;
 mod steps;
@@ -66,7 +67,7 @@ struct Account<'a> {
 /// Compares `tokenizer.json` with the keys that were written.
 ///
 /// # Errors
-/// I/O errors, malformed JSON.
+/// I/O errors, malformed JSON, a step that the library does not have.
 pub(super) fn check(
     directory: &Directory<'_>,
     hf: &HfJson,
@@ -75,6 +76,9 @@ pub(super) fn check(
     rows: &Metadata,
     warnings: &mut Vec<TokenizerWarning>,
 ) -> Result<(), TokenizerError> {
+    if reads_json(mode) {
+        known::check(hf, request, directory.join(FILE))?;
+    }
     let model = rows.get("tokenizer.ggml.model").and_then(Value::as_str);
     let Some(algorithm) = model.and_then(Algorithm::named).filter(|_| reads_json(mode)) else {
         return Ok(());

@@ -65,6 +65,12 @@ pub enum TokenizerError {
     TooManyTokens { path: PathBuf, size: u64, limit: u64 },
     #[error("{}: `decoder`: unknown or incomplete step `{}`", path.display(), escape(found))]
     Decoder { path: PathBuf, found: String },
+    #[error("{}: `{}`: unknown {}, by which texts may get other tokens", path.display(), member, match member.as_str() {
+        "model" => format!("type `{}`", escape(found)),
+        FILE => format!("member `{}`", escape(found)),
+        _ => format!("step `{}`", escape(found)),
+    })]
+    UnknownStep { path: PathBuf, member: String, found: String },
     #[error("{}: line {line}: {problem}", path.display())]
     Line { path: PathBuf, line: usize, problem: &'static str },
     #[error("{}: `{list}[{at}]`: {problem}", path.display())]
@@ -136,6 +142,11 @@ impl Hint for TokenizerError {
                 names.sort_unstable();
                 vec![format!("the names are {}", names.join(", "))]
             }
+            Self::UnknownStep { .. } => vec![
+                "transformers does not load the file either: fetch it again, or that of the model that this one was made of"
+                    .to_owned(),
+                no_tokenizer,
+            ],
             Self::PreNotSaid { .. } => vec![
                 "`--pre NAME` says it: `llama-bpe` for Llama 3, `gpt-2` where there is no other; see the original \
                  model's tokenizer.json"

@@ -5,20 +5,13 @@ use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::text::escape;
 use serde_json::{Map, Value as Json};
 
+use super::known::{STEPS, other_members};
 use super::reads_json;
 use super::steps::shown;
 use crate::files::{CONFIG, Directory};
 use crate::hf_json::{FILE, HfJson};
 use crate::pretokenizer::flatten;
 use crate::{Mode, TokenizerError, TokenizerWarning};
-
-/// Members with steps, and those of their sequences.
-const STEPS: [(&str, &str); 4] = [
-    ("normalizer", "normalizers"),
-    ("pre_tokenizer", "pretokenizers"),
-    ("post_processor", "processors"),
-    ("decoder", "decoders"),
-];
 
 /// Flags that BPE models do not have.
 const OTHERS: [&str; 2] = ["unk_id", "max_input_chars_per_word"];
@@ -33,6 +26,10 @@ pub(crate) fn pieces(
     warnings: &mut Vec<TokenizerWarning>,
 ) -> Result<Vec<Piece>, TokenizerError> {
     let mut pieces = hf.map(|hf| of_keys(FILE, FILE, &members(hf))).unwrap_or_default();
+    pieces.extend(hf.into_iter().flat_map(steps).flat_map(|(name, step)| {
+        let others = other_members(name.split('[').next().unwrap_or_default(), step);
+        others.map(|key| unknown(format!("{name}.{key}"))).collect::<Vec<_>>()
+    }));
     if !reads_json(mode) {
         for piece in &mut pieces {
             none(piece, "another file of the folder has the vocabulary");
@@ -68,6 +65,11 @@ pub(crate) fn pieces(
     Ok(pieces)
 }
 
+/// A member of a step that the library passes over.
+fn unknown(name: String) -> Piece {
+    Piece::not(PieceKind::Key, name, Fate::Unknown, "no rule knows this member: it is not read").within(FILE)
+}
+
 fn none(piece: &mut Piece, why: &str) {
     let of = std::mem::take(&mut piece.name);
     *piece = Piece { file: piece.file.take(), ..Piece::not(PieceKind::Key, of, Fate::WithoutEffect, why) };
@@ -77,7 +79,7 @@ fn none(piece: &mut Piece, why: &str) {
 fn steps(hf: &HfJson) -> Vec<(String, &Json)> {
     let parts = [&hf.normalizer, &hf.pre_tokenizer, &hf.post_processor, &hf.decoder];
     let mut all = Vec::new();
-    for ((member, parts_key), part) in STEPS.into_iter().zip(parts) {
+    for ((member, parts_key, _), part) in STEPS.into_iter().zip(parts) {
         let mut own = Vec::new();
         flatten(part, parts_key, 0, &mut |step| own.push(step));
         let is_single = own.first().is_some_and(|first| std::ptr::eq(*first, part));
@@ -108,9 +110,9 @@ fn members(hf: &HfJson) -> Map<String, Json> {
     let has_added = !hf.added_tokens.is_empty();
     let added = added.map(|flag| format!("added_tokens.{flag}")).into_iter();
     let added = std::iter::once("added_tokens".to_owned()).chain(added);
-    let steps: Vec<String> = steps(hf).into_iter().map(|(name, _)| name).collect();
     let mut keys = Map::new();
-    for (member, _) in STEPS.iter().filter(|row| !steps.iter().any(|step| step.starts_with(row.0))) {
+    let steps: Vec<String> = steps(hf).into_iter().map(|(name, _)| name).collect();
+    for (member, ..) in STEPS.iter().filter(|row| !steps.iter().any(|step| step.starts_with(row.0))) {
         keys.insert((*member).to_owned(), Json::Null);
     }
     keys.extend(steps.into_iter().chain(added.filter(|_| has_added)).map(|name| (name, true.into())));

@@ -494,3 +494,60 @@ fn tokens_that_only_the_json_file_has_are_written() {
         built.warnings
     );
 }
+
+#[test]
+fn what_the_library_does_not_have_is_refused() {
+    let parts = [
+        ("normalizer", "normalizers"),
+        ("pre_tokenizer", "pretokenizers"),
+        ("post_processor", "processors"),
+        ("decoder", "decoders"),
+    ];
+    let (mut n, mut wrong) = (0, Vec::new());
+    for case in cases() {
+        let dir = tempfile::tempdir().unwrap();
+        let known = match built(dir.path(), &case, &case.file) {
+            Ok(built) => built.warnings.len(),
+            Err(error) => panic!("{}: {error}", case.name),
+        };
+        for (member, steps) in parts {
+            let step = json!({"type": "Regroup", "content": "x"});
+            for file in
+                [step.clone(), sequence(steps, &[sequence(steps, &[case.file[member].clone(), step])])]
+            {
+                let mut changed = case.file.clone();
+                changed[member] = file;
+                n += 1;
+                match built(dir.path(), &case, &changed) {
+                    Err(error) if error.to_string().contains("unknown") => {}
+                    other => {
+                        wrong.push(format!("{} {member}: {:?}", case.name, other.map(|built| built.warnings)))
+                    }
+                }
+            }
+            // The library passes over members that it does not know, and so does the conversion, with a warning.
+            if let Some(step) =
+                case.file.get(member).filter(|step| step["type"] != "Sequence" && step.is_object())
+            {
+                let (mut changed, mut step) = (case.file.clone(), step.clone());
+                step["regroups"] = json!(1);
+                changed[member] = step;
+                let warnings = built(dir.path(), &case, &changed).unwrap().warnings;
+                let said = warnings
+                    .iter()
+                    .filter(|warning| warning.to_string().contains(&format!("`{member}.regroups`")));
+                if (said.count(), warnings.len()) != (1, known + 1) {
+                    wrong.push(format!("{} {member}: {warnings:?}", case.name));
+                }
+            }
+        }
+        for (pointer, found) in [("", "regroup"), ("/model", "type")] {
+            let mut changed = case.file.clone();
+            changed.pointer_mut(pointer).unwrap()[found] = json!("Regroup");
+            if built(dir.path(), &case, &changed).is_ok() {
+                wrong.push(format!("{} {pointer}", case.name));
+            }
+        }
+    }
+    assert!(wrong.is_empty() && n == 72, "{n}\n{}", wrong.join("\n"));
+}
