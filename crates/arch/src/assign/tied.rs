@@ -42,8 +42,13 @@ impl Assigner<'_> {
         }
         let yields =
             |entry: &TensorEntry, tensor| entry.targets.iter().any(|to| is_named(to.name.text(), tensor));
-        let of =
-            |tensor| self.emissions.iter().find(|(key, _)| yields(&self.card.entries[key.entry], tensor));
+        // A bias of the head may be stored without its weight.
+        let of = |tensor| {
+            let is_weight = |key: &EmissionKey| key.suffix != ".bias";
+            self.emissions
+                .iter()
+                .find(|(key, _)| is_weight(key) && yields(&self.card.entries[key.entry], tensor))
+        };
         let (None, Some((_, embedding))) = (of(HEAD), of(EMBEDDING)) else { return Ok(()) };
         let (weight, captures) = (embedding.last, Captures::default());
         for (index, entry) in self.card.entries.iter().enumerate() {

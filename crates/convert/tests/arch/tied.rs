@@ -15,11 +15,7 @@ const OTHERS: &[&str] = &[
     "chatglm/transformers.json",
     "chatglm1/defaults.json",
     "glm4moe/further_block_alone.json",
-    "hy_v4/hy_v4.json",
     "minimax-01/minimax_text_01.json",
-    "phi2/defaults.json",
-    "phi2/phi.json",
-    "phimoe/phimoe_gqa.json",
     "qwen3next/further_block_alone.json",
     "qwen3vl/rerank.json",
     "t5/with_lm_head.json",
@@ -103,5 +99,20 @@ fn a_required_head_of_a_tied_model_is_written() {
         assert!(planned.warnings().is_empty(), "{at}: {:?}", planned.warnings());
         let [embedding, head] = ["token_embd.weight", "output.weight"].map(|name| source(&planned, name));
         assert!(embedding.is_some() && embedding == head, "{at}: {embedding:?} {head:?}");
+    }
+}
+
+/// Where the head alone is stored, it is both matrices, also if it has a bias.
+#[test]
+fn a_required_head_that_is_stored_alone_is_both() {
+    for at in ["olmo2/olmo2.json", "phi2/phi.json", "phimoe/phimoe_gqa.json", "hy_v4/hy_v4.json"] {
+        let alone = fixture::case(at).with_head_alone("model.embed_tokens.weight", "lm_head.weight");
+        let dir = tempfile::tempdir().unwrap();
+        alone.write(dir.path());
+        let planned = alone.plan(dir.path(), OutType::F32).unwrap();
+        assert!(planned.warnings().is_empty(), "{at}: {:?}", planned.warnings());
+        for name in ["token_embd.weight", "output.weight"] {
+            assert_eq!(source(&planned, name).as_deref(), Some("lm_head.weight"), "{at}: {name}");
+        }
     }
 }
