@@ -11,6 +11,7 @@ use std::sync::LazyLock;
 
 use crate::Registry;
 use crate::fusion::Fusion;
+use crate::shapes::MAX_BLOCKS;
 use gguf_core::TensorMeta;
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
@@ -26,6 +27,26 @@ const AND_KEY: &str = " & ";
 const OPTIONAL: &str = "?";
 /// Stands in that column for all architectures whose loader takes the weight of the same name.
 const LIKE_ITS_WEIGHT: &str = "*";
+
+/// Architectures in which every block has experts but those that two keys name: the first `leading_dense_block_count`, and,
+/// where the second member is true, those that `interleave_moe_layer_step` does not divide.
+const EXPERT_BLOCKS: [(&str, bool); 14] = [
+    ("bailingmoe2", false),
+    ("cohere2moe", false),
+    ("deepseek", false),
+    ("deepseek2", false),
+    ("deepseek2-ocr", false),
+    ("deepseek32", false),
+    ("dots1", false),
+    ("dots3note", false),
+    ("ernie4_5-moe", false),
+    ("exaone-moe", false),
+    ("glm-dsa", false),
+    ("glm4moe", false),
+    ("hy_v4", false),
+    ("llama4", true),
+];
+const ROUTER: &str = "ffn_gate_inp.weight";
 
 struct Need {
     /// Name of the tensor; for a tensor in blocks, the part after the block number.
@@ -207,8 +228,28 @@ pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Mi
             None => ask(None),
         }
     }
+    for (block, has_experts) in expert_blocks(arch, metadata) {
+        let name = |part: &str| format!("{BLOCK}{block}.{part}");
+        let needed = name(if has_experts { ROUTER } else { "ffn_down.weight" });
+        // Blocks that the file leaves out are another matter.
+        let is_here = names.contains(name(if has_experts { "ffn_down.weight" } else { ROUTER }).as_str());
+        if is_here && !names.contains(needed.as_str()) {
+            missing.insert((Some(block), needed));
+        }
+    }
     let names: Vec<String> = missing.into_iter().map(|(_, name)| name).collect();
     (!names.is_empty()).then(|| MissingTensors { arch: arch.to_owned(), names })
+}
+
+/// Returns for each block of the model whether the runtime expects experts in it, by the keys of the file.
+fn expert_blocks(arch: &str, metadata: &Metadata) -> Vec<(u64, bool)> {
+    let number = |key: &str| metadata.get(&format!("{arch}.{key}")).and_then(Value::as_u64);
+    let Some((_, by_step)) = EXPERT_BLOCKS.into_iter().find(|row| row.0 == arch) else { return Vec::new() };
+    let drafts = number("nextn_predict_layers").unwrap_or(0);
+    let n = number("block_count").unwrap_or(0).saturating_sub(drafts).min(MAX_BLOCKS as u64);
+    let lead = number("leading_dense_block_count").unwrap_or(0);
+    let step = if by_step { number("interleave_moe_layer_step").unwrap_or(0) } else { 1 };
+    (0..n).map(|block| (block, block >= lead && step > 0 && (block + 1).is_multiple_of(step))).collect()
 }
 
 /// Returns the joins of tensors that the runtime of an architecture reads in place of their parts.
@@ -355,6 +396,38 @@ mod tests {
         let latent = "blk.0.ffn_routed_down.weight".to_owned();
         assert!(found(Some(32)).contains(&latent));
         assert!(!found(Some(0)).contains(&latent) && !found(None).contains(&latent));
+    }
+
+    #[test]
+    fn blocks_with_experts_are_those_of_the_keys() {
+        let of = |arch: &str, keys: &[(&str, u32)], with_experts: [bool; 3]| {
+            let mut metadata = Metadata::new();
+            metadata.set("general.architecture", arch);
+            for (key, value) in [("block_count", 3u32)].iter().chain(keys) {
+                metadata.set(format!("{arch}.{key}"), *value);
+            }
+            let part = |has: bool| if has { ROUTER } else { "ffn_down.weight" };
+            let tensors = (0..3).map(|block| TensorMeta {
+                name: format!("blk.{block}.{}", part(with_experts[block])),
+                shape: Shape::new(vec![1]).unwrap(),
+                ty: GgmlType::F32,
+            });
+            let missing = missing_tensors(&metadata, &tensors.collect::<Vec<_>>());
+            let names = missing.map_or_else(Vec::new, |missing| missing.names);
+            let is_feed = |name: &&String| name.ends_with(ROUTER) || name.ends_with(".ffn_down.weight");
+            names.iter().filter(is_feed).cloned().collect::<Vec<_>>()
+        };
+        let (lead, step) = ("leading_dense_block_count", "interleave_moe_layer_step");
+        assert_eq!(of("deepseek2", &[(lead, 1)], [false, true, true]), [""; 0]);
+        assert_eq!(
+            of("deepseek2", &[(lead, 1)], [false; 3]),
+            ["blk.1.ffn_gate_inp.weight", "blk.2.ffn_gate_inp.weight"]
+        );
+        assert_eq!(of("deepseek2", &[(lead, 3)], [false; 3]), [""; 0]);
+        assert_eq!(of("llama4", &[(step, 2)], [false, true, false]), [""; 0]);
+        assert_eq!(of("llama4", &[(step, 1)], [false, true, true]), ["blk.0.ffn_gate_inp.weight"]);
+        assert_eq!(of("llama4", &[(step, 0)], [false, true, false]), ["blk.1.ffn_down.weight"]);
+        assert_eq!(of("qwen3", &[], [false; 3]), [""; 0]);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use gguf_core::Hint;
 use gguf_core::text::escape;
 use gguf_format::key_faults::key_faults;
 use gguf_format::number_faults::number_faults;
+use gguf_format::required_keys::missing_keys;
 use gguf_format::{KeyFault, Metadata, Value};
 
 /// Value of the configuration that gives a key no runtime reads.
@@ -36,12 +37,13 @@ impl KeysError {
         let numbers = number_faults(metadata).into_iter();
         let mut all = types.chain(numbers.map(|fault| (fault.key.clone(), fault.to_string())));
         let Some((key, fault)) = all.find(|(key, _)| !set.iter().any(|(own, _)| own == key)) else {
-            return Ok(None);
+            return Ok(absent(file, metadata, set));
         };
         let origins = mapping.origins.get(&key).map_or(&[][..], Vec::as_slice);
         // A dense model of a family with experts: transformers states the number of experts used in any case.
         let experts = metadata.get(&format!("{}.expert_count", mapping.card.gguf)).and_then(Value::as_u64);
-        let is_dense = key.ends_with(".expert_used_count") && experts.unwrap_or(0) == 0;
+        let is_count = [".expert_used_count", ".expert_count"].iter().any(|end| key.ends_with(end));
+        let is_dense = is_count && experts.unwrap_or(0) == 0;
         let is_absent = is_dense
             || !origins.is_empty()
                 && origins.iter().all(|origin| origin.stated.as_ref().is_none_or(serde_json::Value::is_null));
@@ -49,6 +51,17 @@ impl KeysError {
         let error = Self { file, origins, fault };
         if is_absent { Ok(Some(error.to_string())) } else { Err(Box::new(error)) }
     }
+}
+
+/// Returns a warning about keys that the runtime requires and the configuration has no value for.
+fn absent(file: &str, metadata: &Metadata, set: &[(String, Value)]) -> Option<String> {
+    let is_set = |key: &String| set.iter().any(|(own, _)| own == key);
+    let missing = missing_keys(metadata).into_iter().filter(|key| !is_set(key));
+    let missing: Vec<String> = missing.map(|key| format!("`{key}`")).collect();
+    let names = missing.join(", ");
+    (!missing.is_empty()).then(|| {
+        format!("{file} has no value for {names}, without which llama.cpp does not load the file; `--set KEY=TYPE:VALUE` adds one")
+    })
 }
 
 /// Returns the beginning of the message.

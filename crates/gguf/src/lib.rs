@@ -40,6 +40,7 @@ mod other_file;
 mod part;
 mod plan;
 mod reader;
+pub mod required_keys;
 mod share;
 pub mod split;
 mod split_id;

@@ -18,6 +18,27 @@ const MOST_BLOCKS: u64 = 512;
 const MOST_EXPERTS: u64 = 1024;
 /// Architectures that rotate whole heads.
 const WHOLE_HEADS: [&str; 4] = ["llama", "deci", "falcon", "llama-embed"];
+/// Architectures that llama.cpp loads with experts only.
+const WITH_EXPERTS: [&str; 18] = [
+    "bailingmoe",
+    "bailingmoe2",
+    "cohere2moe",
+    "dbrx",
+    "glm4moe",
+    "grok",
+    "grovemoe",
+    "llada-moe",
+    "llama4",
+    "maple",
+    "mellum",
+    "olmoe",
+    "qwen2moe",
+    "qwen3moe",
+    "qwen3next",
+    "qwen3vlmoe",
+    "rnd1",
+    "smallthinker",
+];
 /// Architectures whose dense models may declare experts.
 const ONE_EXPERT: [&str; 2] = ["hunyuan_vl", "hunyuan-dense"];
 const SCALINGS: [&str; 4] = ["none", "linear", "yarn", "longrope"];
@@ -69,6 +90,7 @@ pub fn number_faults(metadata: &Metadata) -> Vec<NumberFault> {
     let Some(arch) = metadata.get("general.architecture").and_then(Value::as_str) else { return Vec::new() };
     let numbers = NumericKeys { metadata, arch };
     let mut findings = blocks(&numbers);
+    findings.extend(heads(&numbers));
     findings.extend(experts(&numbers));
     findings.extend(groups(&numbers));
     findings.extend(rotation(&numbers));
@@ -89,10 +111,28 @@ fn blocks(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
     findings
 }
 
+/// A head without a width: the runtime divides by it.
+fn heads(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
+    if numbers.largest("attention.head_count").unwrap_or(0) == 0 {
+        return Vec::new();
+    }
+    let widths = ["embedding_length", "attention.key_length", "attention.value_length"];
+    widths
+        .into_iter()
+        .filter(|name| numbers.number(name) == Some(0))
+        .map(|name| numbers.error(name, "is 0"))
+        .collect()
+}
+
 fn experts(numbers: &NumericKeys<'_>) -> Option<NumberFault> {
     let n = numbers.number("expert_count").unwrap_or(0);
     if ONE_EXPERT.contains(&numbers.arch) && n <= 1 {
         return None;
+    }
+    if n == 0 && WITH_EXPERTS.contains(&numbers.arch) {
+        let found = if numbers.value("expert_count").is_some() { "0" } else { "missing" };
+        let problem = format!("is {found}, and a `{}` has experts", numbers.arch);
+        return Some(numbers.error("expert_count", &problem));
     }
     if n > MOST_EXPERTS {
         return Some(numbers.error("expert_count", &format!("is {n}, not at most {MOST_EXPERTS}")));
@@ -170,6 +210,11 @@ mod tests {
         assert!(message("block_count", 513).contains("is 513, not 1 to 512"));
         assert!(message("nextn_predict_layers", 5).contains("is 5, more than all 4 blocks"));
         assert_eq!(message("nextn_predict_layers", 4), "");
+        assert!(message("attention.key_length", 0).contains("`llama.attention.key_length` is 0: llama.cpp"));
+        assert!(
+            found("llama4", |_| ())[0]
+                .contains("`llama4.expert_count` is missing, and a `llama4` has experts")
+        );
         assert!(message("expert_used_count", 2).contains("is 2, of 0 experts"));
         assert!(message("expert_count", 8).contains("is missing or 0, of 8 experts"));
         assert!(message("expert_group_count", 2).contains("is 2, of 0 experts"));
