@@ -91,7 +91,41 @@ impl CarriedCheck<'_, '_> {
                 Err((fate, why)) => Piece::not(PieceKind::Key, name, fate, why),
             }
         };
-        all.into_iter().map(piece).collect()
+        let pieces = all.into_iter().map(piece).collect();
+        self.with_rope_members(pieces)
+    }
+
+    /// Lists the members of rope parameters in place of the key that holds them.
+    fn with_rope_members(&mut self, mut pieces: Vec<Piece>) -> Vec<Piece> {
+        let holds = |piece: &Piece, name: &str| {
+            name.strip_prefix(&piece.name).is_some_and(|rest| rest.starts_with('.'))
+        };
+        let mut members: Vec<Piece> = Vec::new();
+        for path in self.descriptions() {
+            let description = self.at(&path).cloned().unwrap_or_default();
+            for (member, value) in description.iter().filter(|(_, value)| !value.is_object()) {
+                let name = path.iter().chain([member]).map(String::as_str).collect::<Vec<_>>().join(".");
+                let lost = self.lost_member(&path, member).map(|lost| Cow::from(lost.to_string()));
+                let without = self.with_members(&path, &[(member, Json::Null)]);
+                members.push(match (lost, without.and_then(|changed| self.changed_by(&changed))) {
+                    (Some(why), _) => Piece::not(PieceKind::Key, name, Fate::LeftOut, why),
+                    _ if is_nothing(value) => Piece::not(PieceKind::Key, name, Fate::WithoutEffect, NOTHING),
+                    // Nothing can be planned without it: it is in what the whole is.
+                    (None, Some(to)) if to.is_empty() => {
+                        let whole = pieces.iter().find(|piece| holds(piece, &name));
+                        let to = whole.map(|piece| piece.to.clone()).unwrap_or_default();
+                        Piece::written(PieceKind::Key, name, to)
+                    }
+                    (None, Some(to)) => Piece::written(PieceKind::Key, name, to),
+                    (None, None) => Piece::not(PieceKind::Key, name, Fate::WithoutEffect, ANYWAY),
+                });
+            }
+        }
+        let is_whole = |piece: &Piece| members.iter().any(|own| holds(piece, &own.name));
+        if let Some(at) = pieces.iter().position(is_whole) {
+            pieces.splice(at..=at, members);
+        }
+        pieces
     }
 
     /// Returns what a key is written as. The error is its other fate, with the reason.
@@ -170,7 +204,12 @@ impl CarriedCheck<'_, '_> {
         if let Some(text) = changed.get_mut(TEXT).and_then(Json::as_object_mut) {
             *text = without(Some(TEXT), text);
         }
-        let Ok((plan, annotations)) = config_plan(self.card, &changed, &mut self.scope) else {
+        self.changed_by(&changed)
+    }
+
+    /// Returns the keys of the file that are other ones under this configuration.
+    fn changed_by(&mut self, changed: &ConfigMap) -> Option<Vec<String>> {
+        let Ok((plan, annotations)) = config_plan(self.card, changed, &mut self.scope) else {
             return Some(Vec::new());
         };
         if plan == self.plan && annotations == self.annotations {

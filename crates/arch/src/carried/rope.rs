@@ -7,6 +7,7 @@ use crate::carried::same::{number, same};
 use crate::carried::{CarriedCheck, ConfigMap, Effect};
 use crate::graph::Positions;
 use crate::hparams::{ROPE_BASES, ROPE_PARTS};
+use crate::lost_value::LostValue;
 
 /// Members that hold rope parameters.
 const DESCRIPTIONS: [&str; 2] = ["rope_parameters", "rope_scaling"];
@@ -50,7 +51,7 @@ pub(super) fn is_judged(name: &str) -> bool {
 }
 
 /// Path from the top of the configuration to a set of rope parameters.
-type ConfigPath = Vec<String>;
+pub(super) type ConfigPath = Vec<String>;
 
 impl CarriedCheck<'_, '_> {
     /// Checks the rope, if the model has one.
@@ -116,7 +117,7 @@ impl CarriedCheck<'_, '_> {
     }
 
     /// Returns the paths of all sets of rope parameters: one, or one per layer type.
-    fn descriptions(&self) -> Vec<ConfigPath> {
+    pub(super) fn descriptions(&self) -> Vec<ConfigPath> {
         let text = self.config.get("text_config").and_then(Json::as_object);
         let (part, config) = text.map_or((None, self.config), |text| (Some("text_config"), text));
         let Some(name) = DESCRIPTIONS.into_iter().find(|name| config.get(*name).is_some_and(Json::is_object))
@@ -132,12 +133,12 @@ impl CarriedCheck<'_, '_> {
         if kinds.is_empty() { vec![path] } else { kinds }
     }
 
-    fn at(&self, path: &ConfigPath) -> Option<&ConfigMap> {
+    pub(super) fn at(&self, path: &ConfigPath) -> Option<&ConfigMap> {
         path.iter().try_fold(self.config, |config, name| config.get(name)?.as_object())
     }
 
     /// Returns the configuration with other members in a set of rope parameters; null removes a member.
-    fn with_members(&self, path: &ConfigPath, members: &[(&str, Json)]) -> Option<ConfigMap> {
+    pub(super) fn with_members(&self, path: &ConfigPath, members: &[(&str, Json)]) -> Option<ConfigMap> {
         let mut changed = self.config.clone();
         let description =
             path.iter().try_fold(&mut changed, |config, name| config.get_mut(name)?.as_object_mut())?;
@@ -160,6 +161,13 @@ impl CarriedCheck<'_, '_> {
             AttributeDefault::Value(value) => Some(value),
             AttributeDefault::Period(_) | AttributeDefault::Derived => None,
         })
+    }
+
+    /// Returns what is lost of a member; with the type, all that acts under it is.
+    pub(super) fn lost_member(&self, path: &ConfigPath, member: &str) -> Option<&LostValue> {
+        let of = |member: &str| self.lost.iter().find(|lost| lost.key == place(path, member));
+        let acts_alone = ["rope_theta", "partial_rotary_factor"].contains(&member);
+        of(member).or_else(|| ["rope_type", "type"].into_iter().filter(|_| !acts_alone).find_map(of))
     }
 
     fn described(&mut self, path: &ConfigPath) {

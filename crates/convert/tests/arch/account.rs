@@ -53,6 +53,28 @@ fn every_piece_has_one_fate() {
 }
 
 #[test]
+fn members_of_rope_parameters_have_fates_of_their_own() {
+    let yarn = |rope_type: &str| json!({"rope_type": rope_type, "factor": 4.0, "original_max_position_embeddings": 128, "beta_slow": null, "odd": 1});
+    let (found, _) = account("llama/plain", |config| config["rope_scaling"] = yarn("yarn"));
+    let key = |name: &str| fate(&found, PieceKind::Key, &format!("rope_scaling.{name}"));
+    let (written, to) = key("factor");
+    assert!(written == Fate::Written && to.contains(&"llama.rope.scaling.factor".to_owned()), "{to:?}");
+    assert_eq!([key("beta_slow").0, key("odd").0], [Fate::WithoutEffect; 2]);
+    assert_eq!(key("rope_type").0, Fate::Written);
+    assert!(found.iter().all(|piece| piece.name != "rope_scaling"));
+    // With the type, its members are lost.
+    let (found, _) = account("qwen2/plain", |config| {
+        config["rope_parameters"] = yarn("llama3");
+        config["rope_parameters"]["rope_theta"] = 5e5.into();
+    });
+    let key = |name: &str| fate(&found, PieceKind::Key, &format!("rope_parameters.{name}")).0;
+    assert_eq!(
+        [key("rope_type"), key("factor"), key("rope_theta")],
+        [Fate::LeftOut, Fate::LeftOut, Fate::Written]
+    );
+}
+
+#[test]
 fn tensors_of_an_option_and_of_other_parts_are_left_out() {
     let dir = tempfile::tempdir().unwrap();
     let mut case = files::json(fixture("cards/llama/plain.json"));
@@ -233,8 +255,8 @@ fn what_no_rule_knows_of_a_tokenizer_or_a_quantization_is_told() {
     for (file, change, told) in [
         (
             "tokenizer.json",
-            json!({"of_tomorrow": {"a": 1}}),
-            "tokenizer.json: a key that no rule knows: `of_tomorrow`",
+            json!({"normalizer": {"type": "NFC", "of_tomorrow": 1}}),
+            "tokenizer.json: a key that no rule knows: `normalizer.of_tomorrow`",
         ),
         ("tokenizer.json", json!({"of_tomorrow": false, "padding": {"length": 3}}), ""),
         (
