@@ -8,14 +8,13 @@ use serde_json::{Value as Json, json};
 use crate::core::output::MODELFILE;
 use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
+use crate::tokenizer::EndTokens;
 use crate::verify::{Chat, renderer};
 
 /// Places of a prompt's texts.
 const SYSTEM: &str = "{system_prompt}";
 const PROMPT: &str = "{prompt}";
 const RESPONSE: &str = "{response}";
-/// Keys of tokens that end an answer.
-const ENDS: [&str; 3] = ["eos", "eot", "eom"];
 
 /// Form of a prompt.
 #[derive(Clone, Debug, Serialize)]
@@ -98,21 +97,12 @@ fn token(metadata: &Metadata, name: &str) -> Option<String> {
     Some(tokens.get(usize::try_from(id).ok()?)?.as_str()?.to_owned())
 }
 
-/// Returns the tokens that end an answer: those of the keys, and the one that the template puts after an answer.
+/// Returns the tokens that end an answer: those at which the runtime ends it, and the one that the template puts after an answer.
 fn stop_tokens(metadata: &Metadata, closing: &str) -> Vec<String> {
-    let closing = closing.trim();
-    let tokens = metadata.get("tokenizer.ggml.tokens").and_then(Value::as_array);
-    let is_token = |text: &str| {
-        tokens.is_some_and(|all| {
-            (0..all.len()).any(|at| all.get(at).is_some_and(|token| token.as_str() == Some(text)))
-        })
-    };
-    let own = (!closing.is_empty() && is_token(closing)).then(|| closing.to_owned());
-    let mut found: Vec<String> = Vec::new();
-    for text in ENDS.iter().filter_map(|name| token(metadata, name)).chain(own) {
-        if !text.is_empty() && !found.contains(&text) {
-            found.push(text);
-        }
+    let Some(ends) = EndTokens::of(metadata) else { return Vec::new() };
+    let (mut found, closing) = (ends.texts(), closing.trim());
+    if ends.special(closing).is_some() && !found.iter().any(|own| own == closing) {
+        found.push(closing.to_owned());
     }
     found
 }
@@ -124,6 +114,9 @@ mod tests {
 
     fn model(template: &str) -> Metadata {
         let mut metadata = Metadata::new();
+        metadata.set("tokenizer.ggml.model", "gpt2");
+        metadata.set("tokenizer.ggml.pre", "gpt-2");
+        metadata.set("tokenizer.ggml.token_type", Value::Array(Array::I32(vec![3; 4])));
         let tokens = ["<s>", "<|im_start|>", "<|im_end|>", "</s>"].map(|token| token.as_bytes().to_vec());
         metadata.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens.to_vec())));
         metadata.set("tokenizer.ggml.bos_token_id", 0_u32);
@@ -165,7 +158,10 @@ mod tests {
         let form = PromptForm::of(&model(refusing));
         assert_eq!(
             (form.lines.as_slice(), form.stop.as_slice()),
-            (&["[INST] {prompt} [/INST]".to_owned()][..], &["</s>".to_owned()][..])
+            (
+                &["[INST] {prompt} [/INST]".to_owned()][..],
+                &["</s>", "<|im_end|>"].map(str::to_owned)[..] // the runtime ends at both
+            )
         );
         assert!(
             form.modelfile("m", &[]).contains("\"\"\"[INST] {{ .Prompt }} [/INST]{{ .Response }}</s>\"\"\"")

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::core::output::{GuardError, OutputGuard, OutputKind};
 use crate::core::progress::Progress;
+use crate::core::shard_name::ShardName;
 use crate::gguf::split::sibling_paths;
 use crate::job::NameTaken;
 use crate::job::default_name::Unnamed;
@@ -87,13 +88,8 @@ impl<'a> Guard<'a> {
 /// Returns all parts of a split model, by the name of one: `NAME-00001-of-00003.gguf`.
 fn parts(path: &Path) -> Vec<PathBuf> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let mut words = name.strip_suffix(".gguf").unwrap_or_default().rsplitn(4, '-');
-    let (n_parts, of, part) = (words.next(), words.next(), words.next());
-    let number = |word: Option<&str>| word.and_then(|word| word.parse::<u16>().ok()).map(u64::from);
-    match (number(part), of, number(n_parts)) {
-        (Some(part), Some("of"), Some(n_parts)) => sibling_paths(path, part, n_parts).unwrap_or_default(),
-        _ => Vec::new(),
-    }
+    let part = ShardName::of(name).filter(|part| part.suffix == "gguf" && part.count <= u32::from(u16::MAX));
+    part.and_then(|part| sibling_paths(path, part.number.into(), part.count.into())).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -49,12 +49,14 @@ pub mod progress;
 pub mod ranged;
 pub mod scratch;
 pub mod sha256;
+pub mod shard_name;
 pub mod simd;
 pub mod similar;
 pub mod small_float;
 pub mod spill;
 pub mod sync;
 pub mod text;
+pub mod unique_keys;
 pub mod weight_file;
 pub mod written;
 

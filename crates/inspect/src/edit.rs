@@ -195,8 +195,11 @@ impl EditPlan {
             edited.apply(edit, &file)?;
         }
         let changes = changes(before, &metadata, &keys);
-        // Without the other parts only the keys can be checked, not the model as a whole.
-        let whole = GgufFile::open_foreign(file.path()).ok();
+        // Without the other parts, or if they do not fit, only the keys can be checked, not the model as a whole.
+        let whole = match GgufFile::open_foreign(file.path()) {
+            Err(error @ (GgufError::Io(_) | GgufError::Header { .. })) => return Err(error.into()),
+            opened => opened.ok(),
+        };
         let tensors = whole.as_ref().map(TensorSource::tensors);
         let inputs = whole.as_ref().map_or_else(|| file.paths(), GgufFile::paths);
         let tensors_after = if edited.changes().is_empty() { tensors } else { Some(edited.metas()) };

@@ -13,6 +13,7 @@ use crate::exchange::text_of;
 use crate::kind::WEIGHTS;
 use crate::target::RequestTarget;
 use gguf_core::text::is_unsafe;
+use gguf_core::unique_keys::UniqueKeys;
 
 /// Maximum size of a list in bytes.
 const LIST_BYTES: u64 = 64 << 20;
@@ -94,7 +95,8 @@ pub(super) fn of_hub(
         Err(error) => return Err(error),
     };
     let broken = |reason: &str| RemoteError::Listing { url: shown(&api), reason: reason.to_owned() };
-    let answer: Json = serde_json::from_slice(&text).map_err(|error| broken(&error.to_string()))?;
+    let read = serde_json::from_slice::<UniqueKeys>(&text).and_then(|_| serde_json::from_slice(&text));
+    let answer: Json = read.map_err(|error| broken(&error.to_string()))?;
     let commit =
         answer["sha"].as_str().filter(|sha| is_hex(sha, 40)).ok_or_else(|| broken("`sha` is missing"))?;
     let siblings = answer["siblings"].as_array().ok_or_else(|| broken("`siblings` is missing"))?;

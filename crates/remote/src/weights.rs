@@ -8,6 +8,7 @@ use crate::kind::WEIGHTS;
 use crate::listing::{CONFIGURATIONS, FileListing, RemoteEntry, of_names};
 use crate::names::{FileRole, role};
 use crate::stored;
+use gguf_core::shard_name::ShardName;
 
 /// Maximum number of shards on a web server, which does not list its files.
 const MAX_SHARDS: usize = 1000;
@@ -41,7 +42,7 @@ pub(super) fn listed(client: &Client, address: &FileAddress) -> Result<(FileList
     };
     let own = |entry_name: &str| -> Option<String> {
         let (entry_folder, entry) = entry_name.rsplit_once('/').unwrap_or(("", entry_name));
-        let is_shard = || counted(name).is_some_and(|(stem, _, _)| is_of_set(entry, stem));
+        let is_shard = || ShardName::of(name).is_some_and(|own| is_of_set(entry, own.stem));
         (entry_folder == folder && (entry == name || is_shard())).then(|| entry.to_owned())
     };
     if !listing.entries.iter().any(|entry| own(&entry.name).as_deref() == Some(name)) {
@@ -61,24 +62,14 @@ pub(super) fn listed(client: &Client, address: &FileAddress) -> Result<(FileList
 
 /// Returns true for the shards of a set, and for their index.
 fn is_of_set(name: &str, stem: &str) -> bool {
-    counted(name).is_some_and(|(own, _, _)| own == stem)
+    ShardName::of(name).is_some_and(|own| own.stem == stem)
         || name.strip_prefix(stem).is_some_and(|rest| rest == ".safetensors.index.json")
-}
-
-/// Returns stem, count and suffix of a name like `model-00001-of-00003.safetensors`.
-fn counted(name: &str) -> Option<(&str, usize, &str)> {
-    let (rest, suffix) = name.rsplit_once('.')?;
-    let (rest, count) = rest.rsplit_once("-of-")?;
-    let (stem, number) = rest.rsplit_once('-')?;
-    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit());
-    let count = count.parse().ok().filter(|_| is_number(count) && is_number(number))?;
-    Some((stem, count, suffix))
 }
 
 /// Names of all shards of the set that a file belongs to, and of their index; empty for a file that is no shard.
 fn siblings(name: &str) -> Vec<String> {
-    let Some((stem, count, suffix)) = counted(name) else { return Vec::new() };
-    let shards = 1..=count.min(MAX_SHARDS);
+    let Some(ShardName { stem, count, suffix, .. }) = ShardName::of(name) else { return Vec::new() };
+    let shards = 1..=count.min(MAX_SHARDS as u32);
     let mut names: Vec<String> =
         shards.map(|shard| format!("{stem}-{shard:05}-of-{count:05}.{suffix}")).collect();
     names.push(format!("{stem}.safetensors.index.json"));

@@ -9,6 +9,7 @@ use serde_json::Value as Json;
 use crate::prompts::form;
 use crate::prompts::shape::{TextShape, shape_of};
 use crate::{PromptError, PromptSource, VerifyError};
+use gguf_core::unique_keys::UniqueKeys;
 
 /// Number of bytes that are examined before the whole file is read.
 const HEAD_BYTES: u64 = 64 << 10;
@@ -98,14 +99,14 @@ fn detected(path: &Path, text: &str) -> Result<Vec<PromptSource>, PromptError> {
         Suffix::Table(form) => Err(PromptError::Table { path: owned(), form }),
         Suffix::Lines => match lines(path, body) {
             // An array over several lines, misnamed `.jsonl`.
-            Err(error) => match serde_json::from_str(body) {
+            Err(error) => match parsed(body) {
                 Ok(value @ Json::Array(_)) => whole(path, value),
                 _ => Err(error),
             },
             read => read,
         },
         Suffix::Json if body.trim().is_empty() => Ok(Vec::new()),
-        Suffix::Json => match serde_json::from_str(body) {
+        Suffix::Json => match parsed(body) {
             Ok(value) => whole(path, value),
             // JSON lines, misnamed `.json`: the first line is a complete value.
             Err(_) if starts_with_value(body) => lines(path, body),
@@ -120,6 +121,12 @@ fn detected(path: &Path, text: &str) -> Result<Vec<PromptSource>, PromptError> {
             TextShape::Table(form) => Err(PromptError::Table { path: owned(), form }),
         },
     }
+}
+
+/// Reads JSON in which no object has a key twice.
+fn parsed(text: &str) -> serde_json::Result<Json> {
+    serde_json::from_str::<UniqueKeys>(text)?;
+    serde_json::from_str(text)
 }
 
 /// Returns true if the first line that is not blank is a complete JSON value.
@@ -145,7 +152,7 @@ fn lines(path: &Path, text: &str) -> Result<Vec<PromptSource>, PromptError> {
     let filled = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let read = |(at, line): (usize, &str)| {
         let place = PromptPlace::Line(at + 1);
-        match serde_json::from_str(line) {
+        match parsed(line) {
             Ok(value) => prompt(path, place, value),
             Err(source) => Err(PromptError::Json { path: path.to_owned(), place, source }),
         }

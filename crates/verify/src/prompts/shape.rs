@@ -1,6 +1,7 @@
 //! Detection of a file's form (prose, JSON, table) by content. The rules are narrow on purpose: prose with brackets and
 //! commas is prose.
 
+use gguf_core::unique_keys::UniqueKeys;
 use serde_json::Value as Json;
 
 /// Maximum number of records of a table that are examined.
@@ -36,7 +37,11 @@ pub(super) fn shape_of(text: &str) -> TextShape {
 
 fn json_shape(body: &str) -> TextShape {
     let error = match serde_json::from_str::<Json>(body) {
-        Ok(value) => return TextShape::Whole(value),
+        Ok(value) => {
+            let keys = serde_json::from_str::<UniqueKeys>(body);
+            return keys
+                .map_or_else(|error| TextShape::Broken(error.to_string()), |_| TextShape::Whole(value));
+        }
         Err(error) => error,
     };
     // If most lines are JSON, the text is JSON lines, possibly with a broken one. A line that parses by chance (`[1]`,

@@ -86,6 +86,8 @@ fn bad_lines_and_entries_are_named() {
         ("p.json", br#"["a", 3]"#, "entry 2: found a number"),
         ("p.json", br#"["a", {"prompt": "b"}]"#, "entry 2: found `prompt` without `completion`"),
         ("p.json", b"[[1, 2], [3]]", "entry 1: found an array"),
+        ("p.json", br#"{"text": "a", "text": "b"}"#, "line 1: key `text` is given twice"),
+        ("p.jsonl", br#"[{"tokens": [1], "tokens": [2]}]"#, "line 1: key `tokens` is given twice"),
         ("p.json", br#"{"prompts": ["a"]}"#, "JSON: unknown field `prompts`"),
         ("p.json", b"7", "JSON: found a number"),
         ("p.json", b"once upon a time", "looks like JSON, but is not valid"),
@@ -99,6 +101,7 @@ fn bad_lines_and_entries_are_named() {
 fn data_that_is_no_prompt_is_refused_under_any_name() {
     for (content, expected) in [
         (r#"{"a": 1}"#, "unknown field `a`"),
+        (r#"{"text": "a", "text": "b"}"#, "key `text` is given twice"),
         ("[1, 2, 3]", "entry 1: found a number"),
         (r#"["a", "b",]"#, "looks like JSON"),
         (r#"["a", "b"#, "looks like JSON"),

@@ -12,6 +12,7 @@ use crate::cli::remote::{RemoteArgs, gguf_names, open_header};
 use crate::cli::render::{Align, Table, count};
 use crate::convert::ConvertOptions;
 use crate::core::progress::Progress as _;
+use crate::core::shard_name::ShardName;
 use crate::core::text::{bytes, escape};
 use crate::core::written::as_path;
 use crate::core::{GgmlType, TensorSource};
@@ -218,9 +219,8 @@ fn files_of(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
 /// Returns true for a GGUF file that is not a later part of a split model.
 pub(in crate::cli) fn is_first(file: &Path) -> bool {
     let is_gguf = file.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-    let stem = file.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-    let part = stem.rsplit_once("-of-").and_then(|(front, _)| front.rsplit_once('-')?.1.parse::<u32>().ok());
-    is_gguf && part.is_none_or(|part| part == 1)
+    let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    is_gguf && ShardName::of(name).is_none_or(|part| part.number == 1)
 }
 
 /// Returns the choice that a file is; `None` with a note for one that is no model by itself.
