@@ -130,8 +130,8 @@ impl<'p> Search<'p> {
         let kept = self.kept()?;
         let most_bytes = (kept.file_bytes as f64 * (1.0 - LEAST_STEP)) as u64;
         let is_new = |set: &TypeSet| !self.tried.iter().any(|(known, _)| known == set);
-        let steps = self.proposals.downgrades(kept).into_iter();
-        steps.filter(|set| set.file_bytes <= most_bytes && is_new(set)).next()
+        let mut steps = self.proposals.downgrades(kept).into_iter();
+        steps.find(|set| set.file_bytes <= most_bytes && is_new(set))
     }
 }
 
