@@ -1,4 +1,4 @@
-//! A PEFT adapter: `adapter_config.json`, and its matrices in one file.
+//! An adapter of PEFT or MLX: `adapter_config.json`, and its matrices in one file.
 
 use std::path::{Path, PathBuf};
 
@@ -20,16 +20,19 @@ const CONFIG: &str = "adapter_config.json";
 /// File names of the matrices; the first that exists is read.
 const SAFETENSORS: &str = "adapter_model.safetensors";
 const TORCH: &str = "adapter_model.bin";
-/// File names of the matrices of MLX adapters, which are refused.
-const MLX: [&str; 2] = ["adapters.safetensors", "adapters.npz"];
-/// Hint for users of an MLX adapter.
+/// File name of the matrices of MLX, and that of older ones, which is refused.
+const MLX: &str = "adapters.safetensors";
+const MLX_OLD: &str = "adapters.npz";
+/// Configuration keys that only MLX writes.
+const MLX_KEYS: [&str; 2] = ["lora_parameters", "fine_tune_type"];
+/// Hint for users of an MLX adapter that cannot be read.
 pub const MLX_WAY_OUT: &str = "`mlx_lm.fuse --model BASE --adapter-path ADAPTER --dequantize --save-path OUT` merges it \
                                       into its base model: convert OUT";
 
 /// Returns a warning if the directory of a model also holds an adapter: transformers loads both.
 pub fn unmerged_adapter(dir: &ModelDir) -> Option<String> {
     dir.file(CONFIG)?;
-    let file = [SAFETENSORS, TORCH].into_iter().find(|name| dir.file(name).is_some())?;
+    let file = [SAFETENSORS, TORCH, MLX].into_iter().find(|name| dir.file(name).is_some())?;
     let path = escape(&dir.path().display().to_string()).to_string();
     Some(format!(
         "the directory also has an adapter (`{file}`), which is not merged: if its base is this model, \
@@ -64,6 +67,11 @@ impl AdapterDir {
         let missing = |name| CheckpointError::FileMissing { dir: path.to_owned(), name };
         let config = dir.json(CONFIG)?.ok_or_else(|| missing(CONFIG))?;
         let dir = dir.with_config(config);
+        let is_of_mlx = MLX_KEYS.iter().any(|key| dir.config().contains_key(*key));
+        if dir.file(MLX).is_some() && (is_of_mlx || dir.file(SAFETENSORS).is_none()) {
+            let container = Box::new(SafetensorsShards::in_data_order(&dir, MLX)?);
+            return Ok(Self::over(dir, container, MLX));
+        }
         if dir.file(SAFETENSORS).is_some() {
             let container = Box::new(SafetensorsShards::in_data_order(&dir, SAFETENSORS)?);
             return Ok(Self::over(dir, container, SAFETENSORS));
@@ -71,8 +79,8 @@ impl AdapterDir {
         let refused = |name: &str, what, way_out| {
             Err(CheckpointError::Unsupported { path: path.join(name), what, way_out })
         };
-        if let Some(name) = MLX.into_iter().find(|name| dir.file(name).is_some()) {
-            return refused(name, "an adapter of MLX", MLX_WAY_OUT);
+        if dir.file(MLX_OLD).is_some() {
+            return refused(MLX_OLD, "an adapter of an old MLX", MLX_WAY_OUT);
         }
         if dir.file(TORCH).is_none() {
             let whole = ["model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"];
@@ -92,6 +100,18 @@ impl AdapterDir {
         let mut warnings = container.warnings().to_vec();
         warnings.extend(wrappers::unwrap(&mut weights, Owner::Adapter));
         Self { dir, container, file, weights, warnings }
+    }
+
+    /// Returns true if MLX saved the matrices.
+    pub fn is_of_mlx(&self) -> bool {
+        self.file == MLX
+    }
+
+    /// Gives the matrices other names, and shapes of as many elements.
+    pub fn reshape(&mut self, original: impl Fn(&WeightMeta) -> WeightMeta) {
+        for meta in &mut self.weights {
+            *meta = original(meta);
+        }
     }
 
     /// The directory and its small files.

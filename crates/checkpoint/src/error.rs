@@ -105,7 +105,8 @@ impl Hint for CheckpointError {
                 "Mistral's own format is `params.json` next to `consolidated*.safetensors`"
             }
             Self::FileMissing { name: "adapter_config.json" | "adapter_model.safetensors", .. } => {
-                "an adapter of PEFT is a directory with `adapter_config.json` and `adapter_model.safetensors`"
+                "an adapter of PEFT is a directory with `adapter_config.json` and `adapter_model.safetensors` (of MLX: \
+                 `adapters.safetensors`)"
             }
             Self::FileMissing { .. } | Self::NotADirectory { .. } => {
                 "give the directory that holds `config.json` and the weights"

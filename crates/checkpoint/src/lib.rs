@@ -25,6 +25,7 @@ pub mod torch;
 
 mod adapter;
 mod bare;
+mod channels;
 mod error;
 mod files;
 mod probe;
@@ -40,6 +41,7 @@ use wrappers::Owner;
 
 pub use adapter::{AdapterDir, MLX_WAY_OUT, unmerged_adapter};
 pub use bare::{BarePath, BareWeights};
+pub use channels::ChannelsFirst;
 pub use config::{ModelDir, load_object, parse_object};
 pub use error::{CheckpointError, hub_id};
 pub use selected::SelectedWeights;

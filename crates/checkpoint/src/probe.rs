@@ -155,14 +155,21 @@ static PROBES: &[FormatProbe] = &[
         ends: &[""],
         handling: FormatHandling::Refused {
             what: "an adapter without its base model",
-            way_out: "`gguf-convert lora2gguf DIR --base BASE` converts it, `gguf-convert merge-lora BASE DIR` merges it into its \
-                      base model",
+            way_out: ADAPTER_WAY_OUT,
         },
     },
     FormatProbe {
         starts: "adapters.",
-        ends: &["safetensors", "npz"],
-        handling: FormatHandling::Refused { what: "an adapter of MLX", way_out: super::MLX_WAY_OUT },
+        ends: &["npz"],
+        handling: FormatHandling::Refused { what: "an adapter of an old MLX", way_out: super::MLX_WAY_OUT },
+    },
+    FormatProbe {
+        starts: "adapters.",
+        ends: &["safetensors"],
+        handling: FormatHandling::Refused {
+            what: "an adapter without its base model",
+            way_out: ADAPTER_WAY_OUT,
+        },
     },
     FormatProbe {
         starts: "",
@@ -183,6 +190,8 @@ static PROBES: &[FormatProbe] = &[
     },
 ];
 
+const ADAPTER_WAY_OUT: &str = "`gguf-convert lora2gguf DIR --base BASE` converts it, `gguf-convert merge-lora BASE DIR` \
+                               merges it into its base model";
 const FSDP: &str = "a checkpoint of FSDP, in parts of torch.distributed.checkpoint,";
 const FSDP_WAY_OUT: &str = "put the parts together with `accelerate merge-weights`, or with `python -m \
                             torch.distributed.checkpoint.format_utils dcp_to_torch DIR pytorch_model.bin`";

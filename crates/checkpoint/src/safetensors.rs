@@ -4,7 +4,7 @@
 //! `u64` little-endian header length `n`; `n` bytes of JSON (it starts with `{` and may end in spaces); data. The
 //! header maps each name to `{"dtype", "shape", "data_offsets": [begin, end]}`, offsets relative to the data. The
 //! ranges must cover the data from its first byte to its last without gap or overlap. `__metadata__` maps text to
-//! text. Numbers are little-endian, tensors row-major. Specification: the `safetensors` crate, release 0.8.
+//! text, or is null. Numbers are little-endian, tensors row-major. Specification: the `safetensors` crate, release 0.8.
 
 use std::collections::HashSet;
 
@@ -143,7 +143,13 @@ fn parse_head(file: &[u8], n_bytes: u64, limits: &Limits) -> Result<Header, Head
             if metadata.is_some() {
                 return Err(reader.error_at(offset, JsonProblem::DuplicateKey(name)).into());
             }
-            metadata = Some(read_metadata(reader)?);
+            // MLX writes null where it has none.
+            metadata = Some(if reader.peek() == Some(b'n') {
+                reader.value()?;
+                Vec::new()
+            } else {
+                read_metadata(reader)?
+            });
             return Ok(());
         }
         if entries.len() as u64 >= limits.n_tensors {

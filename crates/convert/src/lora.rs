@@ -9,6 +9,7 @@ mod config;
 mod error;
 mod experts;
 mod mapped;
+mod mlx;
 mod names;
 mod parts;
 mod pieces;
@@ -89,11 +90,12 @@ impl AdapterConversion {
         adapter_options: &AdapterOptions,
         options: &ConvertOptions,
     ) -> Result<Self, ConvertError> {
-        let adapter = AdapterDir::open(path, &options.limits)?;
+        let mut adapter = AdapterDir::open(path, &options.limits)?;
         let config = AdapterConfig::of(&adapter)?;
         let mut warnings = adapter.warnings().to_vec();
         let base = base_dir(&adapter, &config, adapter_options)?;
         let base = ModelDir::open(&base, &options.limits)?;
+        mlx::original(&mut adapter, &config, base.config())?;
         let mut paths = adapter.paths();
         paths.push(base.path().join("config.json"));
 

@@ -151,9 +151,6 @@ impl ModelSource {
         source.pieces = of_notes(&checkpoint.parts());
         source.mlx = SavedByMlx::find(&checkpoint);
         if let Some(mlx) = &source.mlx {
-            if is_of_towers {
-                refuse_channels_last(&checkpoint, &mlx.path)?;
-            }
             mlx.check()?;
             source.warnings.extend(mlx.doubt());
         }
@@ -183,7 +180,16 @@ impl ModelSource {
             _ => Arc::new(weights),
         });
         if let Some(mlx) = &source.mlx {
-            source.weights = source.weights.map(|weights| mlx.as_saved_by_transformers(weights));
+            let stored = source.metas().iter().map(|meta| (mlx.original_name(&meta.name), meta.name.clone()));
+            let stored: Vec<_> = stored.filter(|(own, stored)| own != stored).collect();
+            source.stored_names.extend(stored);
+            source.quantization.iter_mut().for_each(|quantization| mlx.rename(quantization));
+            let weights = source.weights.take();
+            let weights = weights.map(|weights| mlx.as_saved_by_transformers(weights, options.level));
+            source.weights = match weights {
+                Some(weights) if is_of_towers => Some(mlx.with_channels_first(weights)?),
+                weights => weights,
+            };
         }
         Ok(source)
     }
@@ -205,15 +211,6 @@ impl ModelSource {
     pub fn metas(&self) -> &[WeightMeta] {
         self.weights.as_ref().map_or(&[], |weights| weights.weights())
     }
-}
-
-/// Refuses towers saved by MLX: their convolution kernels have the channels last, and no name declares it.
-fn refuse_channels_last(checkpoint: &Checkpoint, path: &Path) -> Result<(), ConvertError> {
-    if checkpoint.weights().iter().any(|meta| meta.shape.rank() >= 4) {
-        let (path, change) = (path.to_owned(), "with the channels of a tower's convolutions last".to_owned());
-        return Err(CheckpointError::SavedByMlx { path, change }.into());
-    }
-    Ok(())
 }
 
 /// Reads the files that may describe a quantization.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::adapted::{Change, adapted};
 use crate::layer::{Weight, WeightOrigin};
+use crate::lengths::with_lengths;
 use crate::lora::{LoraError, LoraPair, merge};
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
@@ -47,6 +48,8 @@ pub struct AdapterChanges {
     pub rows: Vec<ReplacedRows>,
     /// Biases of matrices B.
     pub biases: Vec<AddedBias>,
+    /// Weights whose rows, once all else is changed, get the lengths that a weight of the adapter has (DoRA).
+    pub lengths: Vec<(usize, usize)>,
 }
 
 /// Returns a source that merges an adapter into a model's weights while these are read.
@@ -100,7 +103,16 @@ pub fn with_adapter(
         moved.push(LoraPair { a: weights.len(), b: weights.len() + 1, ..pair.clone() });
         weights.extend([of_adapter(pair.a), of_adapter(pair.b)]);
     }
-    let merged = merge(weights, &moved)?;
+    let mut merged = merge(weights, &moved)?;
+    // The matrices, which are merged now, were the last ones: the indices of others stay.
+    for &(at, by) in &changes.lengths {
+        let (own, lengths) = (merged[at].meta.clone(), of_adapter(by));
+        if lengths.meta.shape.dims() != [own.shape.n_rows()] {
+            return Err(LoraError::Replaced { name: own.name, base: own.shape, by: lengths.meta.shape });
+        }
+        let weight = std::mem::replace(&mut merged[at], Weight::plain(&*base, 0));
+        merged[at] = with_lengths(weight, lengths);
+    }
     Ok(Arc::new(Dequantized::over(base, level, merged)))
 }
 

@@ -108,6 +108,25 @@ impl InnerTensor<'_> {
     }
 }
 
+impl InnerSource<'_> {
+    /// Passes some bytes of a tensor of codes to `use_them`, as if its words were bytes.
+    ///
+    /// # Errors
+    /// The source failed.
+    pub(super) fn with_bytes<T>(
+        self,
+        index: usize,
+        range: Range<u64>,
+        use_them: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, SourceError> {
+        let tensor = self.tensor(index);
+        let size = tensor.elem_bytes as u64;
+        let (words, skip) = (range.start / size..range.end.div_ceil(size), (range.start % size) as usize);
+        let n = (range.end - range.start) as usize;
+        tensor.with_elems(words, |bytes| use_them(&bytes[skip..skip + n]))
+    }
+}
+
 /// One weight that the checkpoint stores as codes, or that is computed from others and has no codes of its own.
 ///
 /// It is read as a matrix: the columns are the last dimension, the rows are all other dimensions together.

@@ -15,8 +15,6 @@ pub enum DequantError {
     UnknownMethod { file: String, method: String, known: String },
     #[error("{file}: unsupported quantization `{}`: {reason}", escape(method))]
     UnsupportedMethod { file: String, method: String, reason: String },
-    #[error("tensor `{}`: words of integers as MLX packs them{form}", escape(tensor))]
-    Mlx { tensor: String, form: String },
     #[error("{place}: unsupported variant `{}`: {reason}", escape(found))]
     UnsupportedVariant { place: String, found: String, reason: String },
     #[error("{file}: `{}` {problem}", escape(key))]
@@ -64,7 +62,7 @@ impl DequantError {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::UnknownMethod { .. } => "unknown-method",
-            Self::UnsupportedMethod { .. } | Self::Mlx { .. } => "unsupported-method",
+            Self::UnsupportedMethod { .. } => "unsupported-method",
             Self::UnsupportedVariant { .. } => "unsupported-variant",
             Self::BadConfig { .. } => "bad-config",
             Self::MissingTensor { .. } => "missing-tensor",
@@ -85,10 +83,9 @@ impl DequantError {
     /// Returns true if the checkpoint may be valid but is stored in an unsupported way; false if it is broken.
     pub fn is_unsupported(&self) -> bool {
         match self {
-            Self::UnknownMethod { .. }
-            | Self::UnsupportedMethod { .. }
-            | Self::Mlx { .. }
-            | Self::UnsupportedVariant { .. } => true,
+            Self::UnknownMethod { .. } | Self::UnsupportedMethod { .. } | Self::UnsupportedVariant { .. } => {
+                true
+            }
             Self::MsModelSlim(error) => error.is_unsupported(),
             _ => false,
         }
@@ -109,11 +106,6 @@ impl Hint for DequantError {
             Self::UnknownMethod { .. } | Self::UnsupportedMethod { .. } | Self::UnsupportedVariant { .. } => {
                 vec!["convert from the checkpoint in its original float weights".to_owned()]
             }
-            Self::Mlx { .. } => vec![
-                "`mlx_lm.convert --hf-path DIR --mlx-path OUT --dequantize` writes the model as floats (`mlx_vlm.convert` for one \
-                 that sees): convert OUT"
-                    .to_owned(),
-            ],
             Self::BadConfig { key, .. } if key.ends_with("quant_method") => vec![
                 "name the tool that quantized the model as `quant_method`; where the weights are plain floats, delete \
                  `quantization_config`"

@@ -2,7 +2,7 @@
 //!
 //! MXFP4 has a power-of-two scale for each 32 columns. NVFP4 has an E4M3 scale for each 16 columns and one factor for
 //! the tensor: `e2m1 · (scale · factor)`, or `e2m1 · (scale / factor)`, each step rounded to F32. Matrices of a stack
-//! may have their own factors.
+//! may have their own factors. MLX's NVFP4 may have none, and packs the same bytes in words.
 
 use std::ops::Range;
 
@@ -16,15 +16,21 @@ use gguf_core::{ElementType, GgmlType, Packing, Shape, StackFactors};
 use gguf_quant::pack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
 
 /// Global factor of a tensor, or of each matrix of a stack.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Factor {
     /// No factor.
+    #[default]
     None,
     /// Scales are multiplied by the factor.
     Times(NumberTensor),
     /// Scales are divided by the factor.
     Over(NumberTensor),
+    /// Scales are multiplied by the factor over [`NV_RANGE`]: it is the largest magnitude of the tensor (MLX).
+    Largest(NumberTensor),
 }
+
+/// Largest product of a code and an E4M3 scale.
+const NV_RANGE: f32 = 6.0 * 448.0;
 
 impl Factor {
     /// Checks that the factor is one number, or one per matrix, and not zero if it divides.
@@ -32,7 +38,7 @@ impl Factor {
     /// # Errors
     /// Another number of elements; a number that is not finite; a divisor of zero.
     fn check(self, tensors: &Tensors<'_>, n_mats: u64) -> Result<(), DequantError> {
-        let (Self::Times(values) | Self::Over(values)) = self else { return Ok(()) };
+        let Some(values) = self.values() else { return Ok(()) };
         if values.n != 1 && !is_by_matrix(&tensors.meta(values.index).shape, n_mats) {
             let expected = match n_mats {
                 1 => "1 element".to_owned(),
@@ -54,56 +60,52 @@ impl Factor {
         matrix: u64,
         scales: &mut [f32],
     ) -> Result<(), DequantError> {
+        let Some(values) = self.values() else { return Ok(()) };
+        let factor = values.get(inner, if values.n == 1 { 0 } else { matrix })?;
         match self {
-            Self::None => {}
-            Self::Times(values) => {
-                let factor = values.get(inner, if values.n == 1 { 0 } else { matrix })?;
-                for scale in scales {
-                    *scale *= factor;
-                }
-            }
-            Self::Over(values) => {
-                let factor = values.get(inner, if values.n == 1 { 0 } else { matrix })?;
-                for scale in scales {
-                    *scale /= factor;
-                }
-            }
+            Self::Over(_) => scales.iter_mut().for_each(|scale| *scale /= factor),
+            _ => scales.iter_mut().for_each(|scale| *scale *= self.as_multiplier(factor)),
         }
         Ok(())
     }
 
-    /// Index of the tensor that holds the factor.
-    pub(super) fn member(self) -> Option<usize> {
+    fn values(self) -> Option<NumberTensor> {
         match self {
             Self::None => None,
-            Self::Times(values) | Self::Over(values) => Some(values.index),
+            Self::Times(values) | Self::Over(values) | Self::Largest(values) => Some(values),
         }
+    }
+
+    fn as_multiplier(self, factor: f32) -> f32 {
+        match self {
+            Self::Over(_) => 1.0 / factor,
+            Self::Largest(_) => factor / NV_RANGE,
+            Self::None | Self::Times(_) => factor,
+        }
+    }
+
+    /// Index of the tensor that holds the factor.
+    pub(super) fn member(self) -> Option<usize> {
+        self.values().map(|values| values.index)
     }
 
     /// Returns true if every matrix of a stack has its own factor.
     fn is_by_matrix(self) -> bool {
-        matches!(self, Self::Times(values) | Self::Over(values) if values.n != 1)
+        self.values().is_some_and(|values| values.n != 1)
     }
 
     /// Returns the factor as a multiplier of a product.
     fn multiplier(self, inner: InnerSource<'_>) -> Result<Option<f32>, DequantError> {
-        Ok(match self {
-            Self::None => None,
-            Self::Times(values) => Some(values.get(inner, 0)?),
-            Self::Over(values) => Some(1.0 / values.get(inner, 0)?),
-        })
+        let Some(values) = self.values() else { return Ok(None) };
+        Ok(Some(self.as_multiplier(values.get(inner, 0)?)))
     }
 
     /// Returns the factors of `n_mats` matrices as multipliers; empty without factors.
     fn multipliers(self, inner: InnerSource<'_>, n_mats: u64) -> Result<Vec<f32>, DequantError> {
-        let (Self::Times(values) | Self::Over(values)) = self else { return Ok(Vec::new()) };
+        let Some(values) = self.values() else { return Ok(Vec::new()) };
         let mut all = Vec::new();
         values.read(inner, 0..values.n, &mut all)?;
-        if matches!(self, Self::Over(_)) {
-            for value in &mut all {
-                *value = 1.0 / *value;
-            }
-        }
+        all.iter_mut().for_each(|value| *value = self.as_multiplier(*value));
         if let [one] = *all {
             all.resize(usize::try_from(n_mats).unwrap_or(1), one);
         }
@@ -112,7 +114,7 @@ impl Factor {
 }
 
 /// Parameters of an NVFP4 matrix in addition to codes and scales.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Nvfp4Params {
     /// Factor of the matrix.
     pub(super) factor: Factor,
@@ -155,9 +157,9 @@ impl Fp4 {
         shape: &Shape,
     ) -> Result<Self, DequantError> {
         tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
+        tensors.check_type(codes, &[ElementType::U8, ElementType::I8])?;
         let scales = NumberTensor::exponents(tensors, scale);
-        let params = Nvfp4Params { factor: Factor::None, input: Factor::None, float_activations: false };
-        Self::new(tensors, codes, scales, params, 32, shape)
+        Self::new(tensors, codes, scales, Nvfp4Params::default(), 32, shape)
     }
 
     /// Creates an NVFP4 matrix: a scale for each 16 columns, and a factor for the tensor or for each matrix of a
@@ -173,8 +175,29 @@ impl Fp4 {
         shape: &Shape,
     ) -> Result<Self, DequantError> {
         let scales = NumberTensor::new(tensors, scale, &[ElementType::F8E4M3])?;
+        tensors.check_type(codes, &[ElementType::U8, ElementType::I8])?;
         params.check(tensors, matrices(shape).0)?;
         Self::new(tensors, codes, scales, params, 16, shape)
+    }
+
+    /// Creates a matrix whose codes are packed in words, as MLX does: NVFP4 if there are `params`, or MXFP4.
+    ///
+    /// # Errors
+    /// As [`Fp4::mx`] and [`Fp4::nv`].
+    pub(super) fn in_words(
+        tensors: &Tensors<'_>,
+        codes: usize,
+        scale: usize,
+        params: Option<Nvfp4Params>,
+        shape: &Shape,
+    ) -> Result<Self, DequantError> {
+        tensors.check_type(scale, &[ElementType::U8])?;
+        let Some(params) = params else {
+            let scales = NumberTensor::exponents(tensors, scale);
+            return Self::new(tensors, codes, scales, Nvfp4Params::default(), 32, shape);
+        };
+        params.check(tensors, matrices(shape).0)?;
+        Self::new(tensors, codes, NumberTensor::e4m3(tensors, scale), params, 16, shape)
     }
 
     fn new(
@@ -186,9 +209,10 @@ impl Fp4 {
         shape: &Shape,
     ) -> Result<Self, DequantError> {
         let (n_rows, n_cols) = (shape.n_rows(), shape.n_cols());
-        tensors.check_type(codes, &[ElementType::U8, ElementType::I8])?;
         let n_bytes = n_cols.div_ceil(2).checked_mul(n_rows);
-        if n_cols % 2 != 0 || Some(tensors.meta(codes).shape.n_elems()) != n_bytes {
+        let stored = tensors.meta(codes);
+        let n_stored = stored.shape.n_elems().checked_mul(stored.ty.bytes().unwrap_or(1) as u64);
+        if n_cols % 2 != 0 || n_stored != n_bytes {
             return Err(tensors.shape_error(codes, format!("{n_rows} rows of {n_cols} columns, two a byte")));
         }
         let n_groups = n_cols.div_ceil(group);
@@ -235,7 +259,7 @@ impl Fp4 {
         out: &mut [u8],
     ) -> Result<(), DequantError> {
         let first = row * (self.n_cols / 2);
-        inner.with_elems(self.codes, first + cols.start / 2..first + cols.end / 2, |bytes| {
+        inner.with_bytes(self.codes, first + cols.start / 2..first + cols.end / 2, |bytes| {
             for (pair, &byte) in out.as_chunks_mut().0.iter_mut().zip(bytes) {
                 *pair = [byte & 15, byte >> 4];
             }
@@ -251,7 +275,7 @@ impl CodedWeight for Fp4 {
             self.row_scales(inner, row, &mut scales)?;
             let (first, cols) = (row * (self.n_cols / 2), &part.cols);
             let bytes = first + cols.start / 2..first + cols.end.div_ceil(2);
-            inner.with_elems(self.codes, bytes, |bytes| {
+            inner.with_bytes(self.codes, bytes, |bytes| {
                 let mut at = cols.start;
                 while at < cols.end {
                     let end = cols.end.min((at / self.group + 1) * self.group);
@@ -267,15 +291,13 @@ impl CodedWeight for Fp4 {
     }
 
     fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
-        match self.params.factor {
-            Factor::None if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
+        match self.group {
+            32 if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
                 // Reading checks that no exponent encodes NaN.
                 self.scales.all(inner, |_| true)?;
                 Ok(vec![Packing::exact(GgmlType::Mxfp4)])
             }
-            Factor::Times(_) | Factor::Over(_)
-                if self.n_cols.is_multiple_of(GgmlType::Nvfp4.block_elems() as u64) =>
-            {
+            16 if self.n_cols.is_multiple_of(GgmlType::Nvfp4.block_elems() as u64) => {
                 // Scales of the GGML block are unsigned.
                 let is_plain = self.scales.all(inner, f32::is_sign_positive)?;
                 Ok(if is_plain { vec![self.nv_packing(inner)?] } else { Vec::new() })
@@ -318,7 +340,7 @@ impl CodedWeight for Fp4 {
     }
 
     fn form(&self) -> String {
-        let kind = if matches!(self.params.factor, Factor::None) { "MXFP4" } else { "NVFP4" };
+        let kind = if self.group == 32 { "MXFP4" } else { "NVFP4" };
         let factors = if self.params.factor.is_by_matrix() { ", a factor by matrix" } else { "" };
         format!("{kind}, groups of {}{factors}", self.group)
     }

@@ -155,6 +155,14 @@ impl Fp8 {
         Ok(this)
     }
 
+    /// Creates the MXFP8 matrix whose codes MLX packs in words: `shape` is that of the matrix, whose scales fit.
+    pub(super) fn in_words(tensors: &Tensors<'_>, codes: usize, scale: usize, shape: &Shape) -> Self {
+        let grid = ScaleLayout::Block { rows: 1, cols: 32 };
+        let (n_rows, n_cols) = (matrices(shape).1, shape.n_cols());
+        let scales = NumberTensor::exponents(tensors, scale);
+        Self { format: Fp8Format::E4M3, scales, grid, n_rows, n_cols, members: [codes, scale] }
+    }
+
     /// Returns true if `shape`, whose number of elements is right, is that of the grid.
     ///
     /// Some writers leave out dimensions of 1.
@@ -264,7 +272,7 @@ impl CodedWeight for Fp8 {
         let mut scales = Vec::new();
         for (row, out) in part.split_rows(out, part.width()) {
             self.row_scales(inner, row, &mut scales)?;
-            inner.with_elems(self.members[0], part.elems(row, self.n_cols), |codes| {
+            inner.with_bytes(self.members[0], part.elems(row, self.n_cols), |codes| {
                 let row = CodeRow { codes, scales: &scales, cols: part.cols.clone(), run, out };
                 match self.format {
                     Fp8Format::E4M3 => inner.level.vectorize(RowOf::<4, 3>(row)),

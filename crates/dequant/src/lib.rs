@@ -22,7 +22,7 @@
 //! | `grouped` | integer matrices with a scale and a zero point for each group of columns |
 //! | `gptq` `awq` `autoround` `compressed` | the methods that use `grouped`, and their layouts |
 //! | `sparse` | sparse matrices: a bit mask and values |
-//! | `mlx` | detection and refusal of MLX checkpoints |
+//! | `mlx` `affine` | words of MLX, and integers with a scale and a bias for each group |
 //! | `fp4` `mxfp4` `modelopt` | FP4 with power-of-two or E4M3 scales |
 //! | `stack` `fp4_transposed` | stacks of experts, and stacks that are packed across rows |
 //! | `linear_shape` | shapes that a file does not declare |
@@ -31,7 +31,8 @@
 //! | `comfy` | FP8 weights of image and video models, with ComfyUI's scales |
 //! | `msmodelslim` | Ascend's msModelSlim, with its own description file |
 //! | `flm` | FastLLM, with value ranges in place of scales |
-//! | `adapter` `lora` `replaced_rows` | adapters merged while weights are read: pairs of matrices, rows that replace others |
+//! | `adapter` `lora` `replaced_rows` `lengths` | adapters merged while weights are read: pairs of matrices, rows that replace others, lengths of rows |
+//! | `joined` | weights that are stored in two parts |
 //! | `adapted` `operand` | a weight that an adapter changes, and the matrices from which it is computed |
 //!
 //! ```no_run
@@ -62,6 +63,7 @@ pub mod msmodelslim;
 
 mod adapted;
 mod adapter;
+mod affine;
 mod autoround;
 mod awq;
 mod bitnet;
@@ -79,7 +81,9 @@ mod gptq;
 mod grouped;
 mod hqq;
 mod integers;
+mod joined;
 mod layer;
+mod lengths;
 mod linear_shape;
 mod lora;
 mod mlx;
@@ -105,7 +109,9 @@ pub use adapter::{AdapterChanges, AddedBias, Replaced, with_adapter};
 pub use comfy::ImageWeights;
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
+pub use joined::{Join, with_joined};
 pub use lora::{LoraError, LoraPair, LoraPart};
+pub use mlx::has_words;
 pub use replaced_rows::ReplacedRows;
 pub use settings::{Configurations, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
 
@@ -149,13 +155,13 @@ pub fn open(
         return Ok(msmodelslim::open(description, &files.config, source, options)?);
     }
     let mut warnings = Vec::new();
-    mlx::refuse(files, source.weights())?;
-    let settings = match mlx::passed_over(files, source.weights()) {
-        Some(warning) => {
+    let settings = match (mlx::find(files, source.weights()), mlx::passed_over(files, source.weights())) {
+        (Some(settings), _) => Some(settings),
+        (None, Some(warning)) => {
             warnings.push(warning);
             None
         }
-        None => settings::find(files)?,
+        (None, None) => settings::find(files)?,
     };
     let mut tensors = Tensors::new(&*source, options.level);
     let settings = settings.or_else(|| fp8::undescribed(&tensors));
@@ -195,5 +201,6 @@ fn plan(
         Method::Hqq => hqq::plan(settings, tensors),
         Method::Quanto => quanto::plan(settings, &files.config, tensors),
         Method::Bitnet => bitnet::plan(settings, tensors),
+        Method::Mlx => mlx::plan(settings, &files.config, tensors, warnings),
     }
 }

@@ -20,9 +20,10 @@ use gguf_core::{Shape, scratch};
 pub struct LoraPair {
     /// Index of W, `[n, k]`; `[k, n]` if it is transposed. A stack of experts has their number in front.
     pub base: usize,
-    /// Index of A, `[r, k]`; `[experts · r, k]`, expert after expert.
+    /// Index of A, `[r, k]`; `[experts · r, k]` or `[experts, r, k]`, expert after expert.
     pub a: usize,
-    /// Index of B, `[n, r]`; `[n, r · experts]`, with the experts side by side for each rank.
+    /// Index of B, `[n, r]`; `[n, r · experts]`, with the experts side by side for each rank; `[experts, n, r]` if A has
+    /// three dimensions, too.
     pub b: usize,
     /// Scale factor, `lora_alpha / r`.
     pub scale: f32,
@@ -106,6 +107,8 @@ struct Part {
     rows: Range<u64>,
     /// Rows of B.
     n_out: u64,
+    /// True if B has its experts one after the other, too.
+    b_by_expert: bool,
 }
 
 /// Returns the sizes of a pair's product.
@@ -116,7 +119,14 @@ fn part(weights: &[Weight], pair: &LoraPair) -> Result<Part, LoraError> {
     let [base, a, b] = [pair.base, pair.a, pair.b].map(|index| &weights[index].meta);
     let LoraPart { n_experts, experts, skip, n_rows, first_row } = pair.part.clone();
     let found = || {
-        let (&[a_rows, k], &[n, b_cols]) = (a.shape.dims(), b.shape.dims()) else { return None };
+        let (a_rows, k, n, b_cols, b_by_expert) = match (a.shape.dims(), b.shape.dims()) {
+            (&[a_rows, k], &[n, b_cols]) => (a_rows, k, n, b_cols, false),
+            (&[n_a, r, k], &[n_b, n, own]) if [n_a, n_b, own] == [n_experts, n_experts, r] => {
+                let all = n_a.checked_mul(r)?;
+                (all, k, n, all, true)
+            }
+            _ => return None,
+        };
         let (&n_cols, stacked) =
             base.shape.dims().split_last().filter(|(_, rows)| (1..=2).contains(&rows.len()))?;
         let [all, across] = if pair.is_transposed { [k, n] } else { [n, k] };
@@ -142,6 +152,7 @@ fn part(weights: &[Weight], pair: &LoraPair) -> Result<Part, LoraError> {
             skip,
             rows: first_row..end,
             n_out: n,
+            b_by_expert,
         })
     };
     found().ok_or_else(|| {
@@ -228,8 +239,10 @@ impl LowRank {
         let rank = self.part.rank as usize;
         let mut sums = vec![0.0f64; values.len()];
         scratch::with_floats(n_across * rank, |block| {
-            if self.part.n_experts == 1 {
-                self.b.read(inner, &Rectangle { rows: across, cols: 0..self.part.rank }, block)?;
+            if self.part.n_experts == 1 || self.part.b_by_expert {
+                let first = if self.part.b_by_expert { expert * self.part.n_out } else { 0 };
+                let rows = first + across.start..first + across.end;
+                self.b.read(inner, &Rectangle { rows, cols: 0..self.part.rank }, block)?;
             } else {
                 let all = self.block_of(inner, expert)?;
                 let start = across.start as usize * rank;

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::layer::{Weight, WeightOrigin};
 use crate::rectangle::Rectangle;
 use crate::{DequantError, InnerSource};
-use gguf_core::{ElementType, Shape};
+use gguf_core::{ElementType, GgmlType, Packing, Shape};
 use gguf_quant::decode_elements;
 
 /// A matrix that is read as an operand.
@@ -40,6 +40,38 @@ impl Operand {
             decoded.map_err(|_| inner.wrong_type(index, "numbers"))?;
         }
         Ok(())
+    }
+
+    /// Returns the types that hold the matrix, as [`WeightSource::packings`].
+    pub(super) fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+        match self.origin.place(inner.source) {
+            Ok((source, index)) => Ok(source.packings(index)?),
+            Err(coded) => coded.packings(inner),
+        }
+    }
+
+    /// Writes a part of one row as blocks of a type that [`Operand::packings`] lists.
+    pub(super) fn pack(
+        &self,
+        inner: InnerSource<'_>,
+        ty: GgmlType,
+        part: &Rectangle,
+        out: &mut [u8],
+    ) -> Result<(), DequantError> {
+        match self.origin.place(inner.source) {
+            Ok((source, index)) => {
+                Ok(source.read_packed(index, ty, part.elems(part.rows.start, self.n_cols).start, out)?)
+            }
+            Err(coded) => coded.pack(inner, ty, part, out),
+        }
+    }
+
+    /// Element type of the codes.
+    pub(super) fn code_type(&self, inner: InnerSource<'_>) -> Option<ElementType> {
+        match self.origin.place(inner.source) {
+            Ok((source, index)) => source.code_type(index),
+            Err(coded) => coded.code_type(inner),
+        }
     }
 
     pub(super) fn expect(&self, inner: InnerSource<'_>) {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::DequantError;
+use crate::{DequantError, mlx};
 use gguf_checkpoint::msmodelslim::Description;
 use gguf_checkpoint::pieces::of_keys;
 use gguf_core::account::Piece;
@@ -57,6 +57,8 @@ pub(super) enum Method {
     Quanto,
     /// `bitnet`
     Bitnet,
+    /// MLX, whose settings name no method.
+    Mlx,
 }
 
 /// Method names of configurations, in lower case, with `-` for `_`.
@@ -92,6 +94,7 @@ impl Method {
             Self::Hqq => "HQQ",
             Self::Quanto => "quanto",
             Self::Bitnet => "BitNet",
+            Self::Mlx => "MLX",
         }
     }
 }
@@ -127,7 +130,8 @@ pub(super) struct Settings {
     pub(super) map: Map<String, Value>,
 }
 
-const CONFIG: &str = "config.json";
+/// File name of a model's configuration.
+pub(super) const CONFIG: &str = "config.json";
 const KEY: &str = "quantization_config";
 
 /// Finds the settings; `None` if no file mentions quantization.
@@ -195,8 +199,12 @@ fn bad(file: &str, key: &str, problem: &str) -> DequantError {
 impl Settings {
     /// Returns what becomes of each key.
     pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
-        let group = if self.file == QUANTO_QMAP { QUANTO_QMAP } else { "quantization" };
-        let parent = if self.file == CONFIG { format!("{KEY}.") } else { String::new() };
+        let (group, key) = match self.method {
+            _ if self.file == QUANTO_QMAP => (QUANTO_QMAP, KEY),
+            Method::Mlx => ("quantization of MLX", mlx::KEY),
+            _ => ("quantization", KEY),
+        };
+        let parent = if self.file == CONFIG { format!("{key}.") } else { String::new() };
         let pieces = of_keys(group, self.file, &self.map).into_iter();
         pieces.map(move |piece| Piece { name: format!("{parent}{}", piece.name), ..piece })
     }

@@ -68,6 +68,7 @@ fn test(settings: &Settings) -> Result<Test<'_>, DequantError> {
                 None => !is_listed(module),
             })
         }
+        Method::Mlx => Box::new(|module| settings.map.get(module).is_some_and(serde_json::Value::is_object)),
         _ => Box::new(move |module| !is_listed(module)),
     })
 }

@@ -58,6 +58,12 @@ impl NumberTensor {
         Self { index, ty: meta.ty, n: meta.shape.n_elems(), is_exponent: true }
     }
 
+    /// Creates a reader for E4M3 bytes, stored under any type of a byte.
+    pub(super) fn e4m3(tensors: &Tensors<'_>, index: usize) -> Self {
+        let n = tensors.meta(index).shape.n_elems();
+        Self { index, ty: ElementType::F8E4M3, n, is_exponent: false }
+    }
+
     /// Returns true if bytes are exponents.
     pub(super) fn is_exponent(&self) -> bool {
         self.is_exponent

@@ -13,6 +13,7 @@
 //! | int2, int3 with any zero (I in -8..=7) | Q4_0 | I + 8 | s |
 //! | int4 asymmetric, integer zero (I in -16..=15) | Q5_0 | I + 16 | s |
 //! | int4 asymmetric, any zero: code in 0..=15 | Q4_1 | code | s, -zero · s |
+//! | code in 0..=31 with a minimum m | Q5_1 | code | s, m |
 //! | int4 with two scales (one per row, one per group) | Q4_0 | I + 8 | product of both |
 //! | MXFP4 | MXFP4 | the same nibbles | the same exponent byte |
 //! | NVFP4 | NVFP4 | the same nibbles | the same four E4M3 bytes; the factor goes into a companion tensor |
@@ -34,6 +35,7 @@ const Q8_0_BYTES: usize = 34;
 const Q4_0_BYTES: usize = 18;
 const Q4_1_BYTES: usize = 20;
 const Q5_0_BYTES: usize = 22;
+const Q5_1_BYTES: usize = 24;
 const MXFP4_BYTES: usize = 17;
 
 /// Returns the value that a block stores for a scale or minimum; infinite if F16 cannot hold its magnitude.
@@ -102,11 +104,21 @@ pub fn pack_q4_1(codes: &[u8], scale: f32, min: f32, out: &mut [u8]) {
 pub fn pack_q5_0(codes: &[u8], scale: f32, out: &mut [u8]) {
     let d = f32_to_f16(scale).to_le_bytes();
     for (codes, out) in blocks::<_, Q5_0_BYTES>(codes, out) {
-        let fifths =
-            codes.iter().enumerate().fold(0u32, |word, (i, code)| word | u32::from(code >> 4 & 1) << i);
         out[..2].copy_from_slice(&d);
-        out[2..6].copy_from_slice(&fifths.to_le_bytes());
-        nibbles(codes, &mut out[6..]);
+        fifths(codes, &mut out[2..]);
+    }
+}
+
+/// Packs codes 0..=31 with one scale and one minimum: an element is `code * scale + min`.
+///
+/// # Panics
+/// If `codes` are not whole blocks or `out` does not have their size.
+pub fn pack_q5_1(codes: &[u8], scale: f32, min: f32, out: &mut [u8]) {
+    let (d, m) = (f32_to_f16(scale).to_le_bytes(), f32_to_f16(min).to_le_bytes());
+    for (codes, out) in blocks::<_, Q5_1_BYTES>(codes, out) {
+        out[..2].copy_from_slice(&d);
+        out[2..4].copy_from_slice(&m);
+        fifths(codes, &mut out[4..]);
     }
 }
 
@@ -160,6 +172,13 @@ fn blocks<'a, C, const BYTES: usize>(
     assert!(no_codes.is_empty() && no_bytes.is_empty(), "blocks are whole");
     assert_eq!(codes.len(), out.len(), "as many blocks are written as there are codes for");
     codes.iter().zip(out)
+}
+
+/// Packs codes of five bits: the fifth bits in a word, then the nibbles.
+fn fifths(codes: &[u8; BLOCK_ELEMS], out: &mut [u8]) {
+    let fifths = codes.iter().enumerate().fold(0u32, |word, (i, code)| word | u32::from(code >> 4 & 1) << i);
+    out[..4].copy_from_slice(&fifths.to_le_bytes());
+    nibbles(codes, &mut out[4..]);
 }
 
 /// Packs codes into nibbles: byte `j` holds the low four bits of code `j` below those of code `j + 16`.
@@ -220,6 +239,15 @@ mod tests {
         let (d, m) = (f16_rounded(0.02), f16_rounded(-0.13));
         let expected: Vec<f32> = codes.iter().map(|&code| f32::from(code) * d + m).collect();
         assert_eq!(decoded(GgmlType::Q4_1, &out), expected);
+    }
+
+    #[test]
+    fn q5_1_holds_every_code_and_the_minimum() {
+        let (codes, mut out) = (every_code(32), vec![0; 3 * Q5_1_BYTES]);
+        pack_q5_1(&codes, -0.02, 0.13, &mut out);
+        let (d, m) = (f16_rounded(-0.02), f16_rounded(0.13));
+        let expected: Vec<f32> = codes.iter().map(|&code| f32::from(code) * d + m).collect();
+        assert_eq!(decoded(GgmlType::Q5_1, &out), expected);
     }
 
     #[test]

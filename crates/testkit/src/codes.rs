@@ -1,6 +1,7 @@
 //! Generated modules of quantized checkpoints, with a value for every element that was computed bit by bit.
 
 pub mod floats;
+pub mod mlx;
 pub mod packed;
 pub mod stacks;
 pub mod tools;
@@ -13,6 +14,7 @@ pub use crate::memory::f32_bytes as f32s;
 pub use crate::noise::Noise;
 
 use floats::{Grid, fp8, mxfp4, mxfp8, nvfp4};
+use mlx::mlx;
 use packed::{awq, gptq, int_quantized, pack_quantized};
 use stacks::{Packed, Scales, fp8_stack, nvfp4_stack};
 use tools::{bitnet, eight_bits, four_bits, hqq, quanto_bytes, quanto_packed, sparse};
@@ -173,5 +175,9 @@ pub fn all(noise: &mut Noise) -> Vec<Made> {
         sparse(shape, noise, false),
     ];
     all.extend(pack_quantized(bits, shape, noise));
+    let bits = [2, 3, 4, 5, 6, 8][noise.below(6) as usize];
+    for form in [("affine", bits, 32), ("nvfp4", 4, 16), ("mxfp8", 8, 32)] {
+        all.push(mlx(shape, noise, form));
+    }
     all
 }

@@ -9,7 +9,7 @@ use serde_json::{Map, Value as Json};
 use crate::lora::config::AdapterConfig;
 use crate::lora::names::{WeightNames, is_head};
 use crate::lora::parts::{AdapterParts, MatrixPair, ProductForm, WholeTensor};
-use crate::lora::{AdapterError, adapter_vocabulary, experts, pieces, tokenizer};
+use crate::lora::{AdapterError, adapter_vocabulary, experts, mlx, pieces, tokenizer};
 use crate::source::MergedAdapter;
 use crate::{ConvertError, ConvertOptions, ModelSource, left_out};
 use gguf_arch::{CardKind, Mapping};
@@ -33,8 +33,9 @@ impl ModelSource {
     /// An adapter that cannot be read or merged, or that belongs to another model.
     pub fn merged(mut self, path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let Some(base) = self.weights.take() else { return Ok(self) };
-        let adapter = AdapterDir::open(path, &options.limits)?;
+        let mut adapter = AdapterDir::open(path, &options.limits)?;
         let config = AdapterConfig::of(&adapter)?;
+        let saved_by_mlx = mlx::original(&mut adapter, &config, self.dir.config())?;
         if !config.invocation_tokens.is_empty() {
             return Err(AdapterError::Activated { path: adapter.config_path() }.into());
         }
@@ -42,6 +43,11 @@ impl ModelSource {
         parts.check(&config, &adapter)?;
         if parts.is_empty() {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
+        }
+        if let Some(saved) = saved_by_mlx.filter(|saved| saved.has_norms_with_one() && self.mlx.is_none())
+            && let Some(norm) = parts.whole.iter().find(|whole| whole.name.contains("norm"))
+        {
+            return Err(AdapterError::MlxNorm { path: saved.path, tensor: norm.name.clone() }.into());
         }
         let names = WeightNames::of(base.weights(), parts.base_names());
         let merge =
@@ -139,8 +145,9 @@ fn made_of(changes: &AdapterChanges, weights: &[WeightMeta], n_tensors: usize) -
     let replaced = changes.replaced.iter().map(|row| (row.by, row.base));
     let rows = changes.rows.iter().map(|row| (row.by, row.base));
     let biases = changes.biases.iter().map(|row| (row.by, row.base));
+    let lengths = changes.lengths.iter().map(|row| (row.1, row.0));
     let mut made = vec![Vec::new(); n_tensors];
-    for (tensor, base) in pairs.chain(replaced).chain(rows).chain(biases) {
+    for (tensor, base) in pairs.chain(replaced).chain(rows).chain(biases).chain(lengths) {
         made[tensor].extend(weights.get(base).map(|meta| meta.name.clone()));
     }
     made
@@ -179,8 +186,12 @@ struct Merge<'a> {
 
 impl Merge<'_> {
     fn changes(&self) -> Result<AdapterChanges, AdapterError> {
-        let mut changes =
-            AdapterChanges { biases: self.biases()?, rows: self.rows()?, ..AdapterChanges::default() };
+        let mut changes = AdapterChanges {
+            biases: self.biases()?,
+            rows: self.rows()?,
+            lengths: self.lengths()?,
+            ..AdapterChanges::default()
+        };
         let mut layers = Vec::new();
         for pair in &self.parts.pairs {
             match self.names.find(&pair.name) {
@@ -249,6 +260,11 @@ impl Merge<'_> {
         rows.collect()
     }
 
+    /// Returns the weights whose rows have lengths of their own.
+    fn lengths(&self) -> Result<Vec<(usize, usize)>, AdapterError> {
+        self.parts.lengths.iter().map(|own| Ok((self.names.find(&own.name)?, own.index))).collect()
+    }
+
     fn biases(&self) -> Result<Vec<AddedBias>, AdapterError> {
         let biases = self.parts.biases.iter().map(|bias| {
             let tensor = self.adapter.weights()[bias.index].name.clone();
@@ -280,9 +296,10 @@ fn transposes_layers(config: &AdapterConfig, found: &[(&MatrixPair, usize, &Weig
 
 fn is_transposed(pair: &MatrixPair, meta: &WeightMeta, transposes_layers: bool) -> bool {
     let (dims, own) = (meta.shape.dims(), pair.meta.shape.dims());
-    match pair.form {
+    let is_turned = match pair.form {
         ProductForm::Embedding => true,
         ProductForm::Linear if own.iter().rev().eq(own.iter()) => transposes_layers,
         ProductForm::Linear => dims != own && own.iter().rev().eq(dims.iter()),
-    }
+    };
+    is_turned != pair.is_of_mlx
 }

@@ -5,9 +5,11 @@ use std::path::Path;
 use regex::Regex;
 use serde_json::{Map, Value as Json};
 
+use crate::lora::mlx::{self, MlxSettings};
 use crate::lora::{AdapterError, settings};
 use gguf_checkpoint::AdapterDir;
 use gguf_checkpoint::json::as_f64;
+use gguf_core::WeightSource as _;
 use gguf_core::account::Piece;
 use gguf_core::numeric::held_by_f32;
 
@@ -43,6 +45,8 @@ pub(super) struct AdapterConfig {
     pub(super) invocation_tokens: Vec<u32>,
     /// Base model, as a path or a name on the hub.
     pub(super) base: Option<String>,
+    /// Settings of an adapter of MLX.
+    pub(super) mlx: Option<MlxSettings>,
     /// What becomes of each key.
     pub(super) pieces: Vec<Piece>,
 }
@@ -57,8 +61,8 @@ impl AdapterConfig {
         let config = adapter.config();
         let wrong =
             |key: &str, expected| AdapterError::Value { path: path.clone(), key: key.to_owned(), expected };
-        if let Some(key) = MLX_KEYS.into_iter().find(|key| config.contains_key(*key)) {
-            return Err(AdapterError::Mlx { path, key });
+        if adapter.is_of_mlx() || mlx::is_configured(config) {
+            return Self::of_mlx(adapter);
         }
         let kind = config.get("peft_type").and_then(Json::as_str).unwrap_or(LORA);
         if ![LORA, TRAINABLE_TOKENS].contains(&kind) {
@@ -112,7 +116,31 @@ impl AdapterConfig {
             target_parameters: parameters.ok_or_else(|| wrong("target_parameters", "a list of names"))?,
             invocation_tokens,
             base: base.map(str::to_owned),
+            mlx: None,
             pieces,
+        })
+    }
+
+    /// Reads the configuration of an adapter of MLX.
+    fn of_mlx(adapter: &AdapterDir) -> Result<Self, AdapterError> {
+        let (path, config) = (adapter.config_path(), adapter.config());
+        let settings = MlxSettings::of(&path, config)?;
+        let rank = mlx::rank(adapter.weights());
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        Ok(Self {
+            rank,
+            rank_pattern: Vec::new(),
+            tokens: TrainedTokens::None,
+            alpha: settings.scale * rank.unwrap_or(1) as f64,
+            use_rslora: false,
+            alpha_pattern: Vec::new(),
+            fan_in_fan_out: false,
+            use_dora: false,
+            target_parameters: Vec::new(),
+            invocation_tokens: Vec::new(),
+            base: config.get("model").and_then(Json::as_str).map(str::to_owned),
+            mlx: Some(settings),
+            pieces: mlx::pieces(&file, config),
         })
     }
 
@@ -123,6 +151,9 @@ impl AdapterConfig {
 
     /// Returns the alpha that makes runtimes, which divide it by the rank, reproduce the strength used in training.
     pub(super) fn effective_alpha(&self, module: &str, rank: u64) -> f64 {
+        if let Some(settings) = self.mlx {
+            return settings.scale * rank as f64;
+        }
         let own = self.alpha_pattern.iter().find(|(pattern, _)| pattern.is_match(module));
         let alpha = own.map_or(self.alpha, |(_, alpha)| *alpha);
         if self.use_rslora { alpha * rank as f64 / (rank as f64).sqrt() } else { alpha }
@@ -158,6 +189,7 @@ impl AdapterConfig {
     /// Names the settings that make the strength differ from alpha, for a message.
     pub(super) fn why_scaled(&self) -> &'static str {
         match (self.use_rslora, self.alpha_pattern.is_empty()) {
+            _ if self.mlx.is_some() => "the rank of their matrices",
             (true, true) => "`use_rslora`",
             (false, _) => "`alpha_pattern`",
             (true, false) => "`use_rslora` and `alpha_pattern`",
@@ -169,8 +201,6 @@ const TOKENS: &str = "alora_invocation_tokens";
 /// Adapter types that can be read.
 const LORA: &str = "LORA";
 const TRAINABLE_TOKENS: &str = "TRAINABLE_TOKENS";
-/// Keys that only MLX's configurations have.
-const MLX_KEYS: [&str; 2] = ["lora_parameters", "fine_tune_type"];
 /// Keys that list the tokens with trained rows: in addition to other matrices, and for an adapter of rows only.
 const TRAINED: [&str; 2] = ["trainable_token_indices", "token_indices"];
 
@@ -255,7 +285,9 @@ mod tests {
             (r#"{"lora_alpha": 1e300}"#, "`lora_alpha` is not a number"),
             (r#"{"lora_alpha": 8, "alpha_pattern": {"(": 1}}"#, "`(` is not a pattern of names"),
             (r#"{"lora_alpha": 8, "alpha_pattern": {"q": null}}"#, "`q` is not a number"),
-            (r#"{"fine_tune_type": "lora", "lora_parameters": {}}"#, "an adapter of MLX (`lora_parameters`)"),
+            (r#"{"fine_tune_type": "lora", "lora_parameters": {}}"#, "`lora_parameters.scale` is missing"),
+            (r#"{"lora_parameters": {"scale": "8"}}"#, "`lora_parameters.scale` is not a number"),
+            (r#"{"fine_tune_type": "x"}"#, "`fine_tune_type` is not `lora`, `dora` or `full`"),
             (
                 r#"{"lora_alpha": 8, "trainable_token_indices": {"embed_tokens": [-1]}}"#,
                 "`trainable_token_indices` is not a list of token ids",

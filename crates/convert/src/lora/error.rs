@@ -15,6 +15,8 @@ pub enum Stray {
     Magnitude,
     /// A matrix with the adapter's name in its own name.
     Named,
+    /// Lengths of rows, as MLX saves them (DoRA).
+    Lengths,
     /// A matrix of an MLX adapter.
     Mlx,
     /// Rows of single trained tokens.
@@ -34,6 +36,7 @@ impl Stray {
         match self {
             Self::Magnitude => "a vector of magnitudes (DoRA)",
             Self::Named => "a matrix with the adapter's name in its own",
+            Self::Lengths => "lengths of rows (DoRA)",
             Self::Mlx => "a matrix as MLX saves adapters",
             Self::Tokens => "rows for single tokens",
             Self::LoraBias => "a bias of matrix B (`lora_bias`)",
@@ -52,7 +55,7 @@ impl Stray {
                 "save the adapter with PEFT's `save_pretrained`: names end in `.lora_A.weight` and `.lora_B.weight`"
             }
             Self::Mlx => MLX_WAY_OUT,
-            Self::Bias | Self::LoraBias | Self::Whole | Self::Tokens => MERGE,
+            Self::Lengths | Self::Bias | Self::LoraBias | Self::Whole | Self::Tokens => MERGE,
             Self::Unknown => {
                 "only LoRA adapters of PEFT are read: merge others with PEFT, and convert the model"
             }
@@ -104,8 +107,12 @@ pub enum AdapterError {
         escape(bias)
     )]
     NoBias { tensor: String, bias: String },
-    #[error("{}: an adapter of MLX (`{key}`)", path.display())]
-    Mlx { path: PathBuf, key: &'static str },
+    #[error(
+        "tensor `{}`: a norm of {}, which MLX stores with one added, and the base model without",
+        escape(tensor),
+        path.display()
+    )]
+    MlxNorm { path: PathBuf, tensor: String },
     #[error("tensor `{}`: {} has no `trainable_token_indices` for it", escape(tensor), path.display())]
     NoTokens { path: PathBuf, tensor: String },
     #[error(
@@ -198,7 +205,7 @@ impl Hint for AdapterError {
             Self::NoBias { .. } => {
                 "PEFT does not merge such an adapter either: train it without `lora_bias`, or use the base model that has biases"
             }
-            Self::Mlx { .. } => MLX_WAY_OUT,
+            Self::MlxNorm { .. } => "merge it into the checkpoint that MLX saved",
             Self::NoTokens { .. } => "save the adapter again with PEFT's `save_pretrained`",
             Self::Resized { .. } => {
                 "merge the adapter with PEFT: `resize_token_embeddings` of the base, then `merge_and_unload`"
@@ -208,7 +215,7 @@ impl Hint for AdapterError {
             }
             Self::Stray { stray, .. } => stray.way_out(),
             Self::Half { .. } | Self::Shapes { .. } | Self::Empty { .. } => {
-                "the file is not whole, or no adapter: save it again with PEFT's `save_pretrained`"
+                "the file is not whole, or no adapter: save it again with the program that trained it"
             }
             // The base that the adapter names is downloaded only on request.
             Self::NoBase { named: Some(name), .. }

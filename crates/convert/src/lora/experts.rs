@@ -17,11 +17,21 @@ const ORDER: [&str; 8] =
 const INNER: &str = ".base_layer";
 const EXPERTS: &str = "experts";
 /// Matrices of single experts in a stack, one after the other, each under its possible names.
-const MEMBERS: [(&str, &[&[&str]]); 4] = [
+const MEMBERS: [(&str, &[&[&str]]); 6] = [
     ("gate_up_proj", &[&["gate_proj", "w1"], &["up_proj", "w3"]]),
     ("gate_up_proj", &[&["gate_up_proj", "gate_up_projs"]]),
     ("down_proj", &[&["down_proj", "w2", "down_projs"]]),
+    ("gate_proj", &[&["gate_proj", "w1"]]),
+    ("up_proj", &[&["up_proj", "w3"]]),
     ("up_proj", &[&["up_proj", "w1"]]),
+];
+/// Names of MLX for stacks and their containers, and those of transformers.
+const OF_MLX: [(&str, &str); 5] = [
+    (".experts.switch_glu.", ".experts."),
+    (".switch_mlp.", ".experts."),
+    (".switch_glu.", ".experts."),
+    (".experts.fc1", ".experts.up_proj"),
+    (".experts.fc2", ".experts.down_proj"),
 ];
 /// Modules of single experts in checkpoints, and which of the names of their matrices belong to them.
 const SINGLES: [(&str, usize); 3] = [("mlp", 0), ("block_sparse_moe", 1), ("feed_forward", 1)];
@@ -147,8 +157,9 @@ pub(super) fn merged(
         return single(pair, names, base).map(|(at, is_transposed, part)| vec![row(at, is_transposed, part)]);
     }
     let n_experts = pair.n_experts;
-    let Some(at) = stack_of(&pair.name, names) else {
-        let parts = members(pair, names, base)?;
+    let name = parameter_name(pair);
+    let Some(at) = stack_of(&pair.name, names).or_else(|| stack_of(&name, names)) else {
+        let parts = joined(pair, &name, names, base).map_or_else(|| members(pair, &name, names, base), Ok)?;
         return Ok(parts.into_iter().map(|(at, is_transposed, part)| row(at, is_transposed, part)).collect());
     };
     if base[at].shape.dims().first() != Some(&n_experts) || base[at].shape.rank() != 3 {
@@ -156,6 +167,40 @@ pub(super) fn merged(
     }
     let part = LoraPart { n_experts, experts: 0..n_experts, ..LoraPart::default() };
     Ok(vec![row(at, is_transposed(pair, &base[at], names, base), part)])
+}
+
+/// Returns the name that a stack of an adapter has as a parameter of transformers.
+fn parameter_name(pair: &MatrixPair) -> String {
+    if !pair.is_of_mlx {
+        return pair.name.clone();
+    }
+    let name = OF_MLX.iter().fold(pair.name.clone(), |name, (own, other)| name.replacen(own, other, 1));
+    name.trim_end_matches(".weight").to_owned()
+}
+
+/// Returns the places of a stack's matrices in the base's stack of those and others, one after the other in each expert.
+fn joined(
+    pair: &MatrixPair,
+    name: &str,
+    names: &WeightNames<'_>,
+    base: &[WeightMeta],
+) -> Option<Vec<(usize, bool, LoraPart)>> {
+    let (owner, stack) = name.rsplit_once(".experts.")?;
+    let &[n_experts, n, k] = pair.meta.shape.dims() else { return None };
+    MEMBERS.iter().filter(|row| row.1.len() > 1).find_map(|(all, parts)| {
+        let half = parts.iter().position(|own| own.contains(&stack))? as u64;
+        let at = stack_of(&format!("{owner}.experts.{all}"), names)?;
+        let rows = n.checked_mul(parts.len() as u64)?;
+        (base[at].shape.dims() == [n_experts, rows, k]).then(|| {
+            let part = |expert: u64| LoraPart {
+                n_experts,
+                experts: expert..expert + 1,
+                first_row: expert * rows + half * n,
+                ..LoraPart::default()
+            };
+            (0..n_experts).map(|expert| (at, false, part(expert))).collect()
+        })
+    })
 }
 
 /// Returns a stack of the base by the name of its parameter in transformers.
@@ -223,11 +268,12 @@ fn numbered(text: &str) -> Option<(u64, &str)> {
 /// Returns the base's single experts that a stack of the adapter changes.
 fn members(
     pair: &MatrixPair,
+    name: &str,
     names: &WeightNames<'_>,
     base: &[WeightMeta],
 ) -> Result<Vec<(usize, bool, LoraPart)>, AdapterError> {
     let missing = || AdapterError::NotInBase { tensor: pair.name.clone() };
-    let core = core_of(&pair.name);
+    let core = core_of(name);
     let (owner, stack) = core.rsplit_once(".experts.").ok_or_else(missing)?;
     // The module of the experts may have another name in checkpoints, but not its layer.
     let layer = owner.rfind(|c: char| c.is_ascii_digit()).map_or("", |at| &owner[..=at]);

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 use crate::lora::config::AdapterConfig;
 use crate::lora::error::Stray;
 use crate::lora::names::module_name;
-use crate::lora::{AdapterError, experts};
+use crate::lora::{AdapterError, experts, mlx};
 use gguf_checkpoint::AdapterDir;
 use gguf_core::{ElementType, Shape, WeightMeta};
 use gguf_views::{LowRank, ShapeError, View};
@@ -39,6 +39,9 @@ pub(super) struct MatrixPair {
     pub(super) expert: Option<(u64, Range<u64>)>,
     /// True if the tensor is Aᵀ · Bᵀ: an embedding, or a layer that is stored transposed.
     pub(super) is_transposed: bool,
+    /// True for matrices of MLX: those of a layer make its weight transposed, those of an embedding do not, and those of
+    /// experts are stacks.
+    pub(super) is_of_mlx: bool,
     pub(super) form: ProductForm,
     /// Name, shape and type of the tensor in the base.
     pub(super) meta: WeightMeta,
@@ -60,7 +63,7 @@ impl MatrixPair {
     pub(super) fn product(&self, weights: &[WeightMeta]) -> Result<LowRank, ShapeError> {
         let view = |at: usize| View::weight(at, &weights[at]);
         let mut product = LowRank { b: view(self.b), a: view(self.a) };
-        if self.n_experts > 1 {
+        if self.n_experts > 1 && !self.is_of_mlx {
             // Experts of A follow one another; those of B alternate.
             product.a = product.a.unflatten(0, &[self.n_experts, self.rank])?;
             product.b =
@@ -91,6 +94,8 @@ pub(super) struct AdapterParts {
     /// Base tensors as used in training, which the adapter's matrices change.
     pub(super) bases: Vec<WholeTensor>,
     pub(super) pairs: Vec<MatrixPair>,
+    /// Lengths of the rows of tensors that pairs change.
+    pub(super) lengths: Vec<WholeTensor>,
     /// Biases of matrices B, under the names of the base's biases.
     pub(super) biases: Vec<WholeTensor>,
 }
@@ -109,6 +114,10 @@ const HALVES: [(&str, Half, ProductForm); 4] = [
     (".lora_embedding_A", Half::A, ProductForm::Embedding),
     (".lora_embedding_B", Half::B, ProductForm::Embedding),
 ];
+
+/// Name suffixes of MLX.
+const MLX_HALVES: [(&str, Half, ProductForm); 2] =
+    [(mlx::HALVES[0], Half::A, ProductForm::Linear), (mlx::HALVES[1], Half::B, ProductForm::Linear)];
 
 /// Suffixes of PEFT for a base tensor that it wraps, and for a module that it replaces.
 const BASE_LAYER: &str = ".base_layer.weight";
@@ -185,7 +194,7 @@ impl AdapterParts {
     pub(super) fn orient_stacks(&mut self, config: &Map<String, Json>) {
         let text = config.get("text_config").and_then(Json::as_object).unwrap_or(config);
         let Some(hidden) = text.get("hidden_size").and_then(Json::as_u64) else { return };
-        for pair in self.pairs.iter_mut().filter(|pair| pair.n_experts > 1) {
+        for pair in self.pairs.iter_mut().filter(|pair| pair.n_experts > 1 && !pair.is_of_mlx) {
             let (dims, is_down) = (pair.meta.shape.dims(), pair.name.ends_with("down_proj"));
             let [own, other] = if is_down { [dims[1], dims[2]] } else { [dims[2], dims[1]] };
             if own != hidden && other == hidden {
@@ -207,7 +216,9 @@ impl AdapterParts {
 
     /// Returns a warning if the rank of matrices differs from the configuration.
     pub(super) fn other_ranks(&self, config: &AdapterConfig) -> Option<String> {
-        let of = |pair: &&MatrixPair| config.rank_of(&pair.module).is_some_and(|rank| rank != pair.rank);
+        let of = |pair: &&MatrixPair| {
+            !pair.is_of_mlx && config.rank_of(&pair.module).is_some_and(|rank| rank != pair.rank)
+        };
         let others: Vec<&MatrixPair> = self.pairs.iter().filter(of).collect();
         let first = others.first()?;
         let (rank, module) = (config.rank_of(&first.module)?, &first.module);
@@ -236,11 +247,19 @@ impl AdapterParts {
         // Halves by module, in the order of the first half of each pair.
         let mut halves: IndexMap<String, ([Option<usize>; 2], ProductForm)> = IndexMap::new();
         let adapter = adapter_name(weights);
+        let halves_of: &[_] = if config.mlx.is_some() { &MLX_HALVES } else { &HALVES };
         for (index, meta) in weights.iter().enumerate() {
             let own = without_adapter_name(&meta.name, adapter);
-            let found = HALVES.iter().find_map(|row| Some((own.strip_suffix(row.0)?, row.1, row.2)));
+            let found = halves_of.iter().find_map(|row| Some((own.strip_suffix(row.0)?, row.1, row.2)));
             let Some((stem, half, form)) = found else {
-                parts.add(&own, index, takes).map_err(|stray| {
+                let lengths = own.strip_suffix(mlx::LENGTHS).filter(|_| config.mlx.is_some());
+                if let Some(module) = lengths.filter(|_| takes(&own)) {
+                    parts.lengths.push(WholeTensor { name: module_name(module) + ".weight", index });
+                    continue;
+                }
+                let added =
+                    if lengths.is_some() { Err(Stray::Lengths) } else { parts.add(&own, index, takes) };
+                added.map_err(|stray| {
                     let tensor = meta.name.clone();
                     AdapterError::Stray { tensor, stray }
                 })?;
@@ -257,6 +276,10 @@ impl AdapterParts {
         let mut parameters =
             experts::parameters(halves.keys().map(String::as_str), &config.target_parameters)?;
         for (module, (own, form)) in halves {
+            if let (Some(_), [Some(a), Some(b)]) = (config.mlx, own) {
+                parts.pairs.push(mlx::pair(module, [a, b], weights)?);
+                continue;
+            }
             // A whole parameter of a module is a stack; `weight` is that of any layer.
             let (name, is_stack) = match parameters.remove(&module) {
                 Some(name) => (name.clone(), !name.ends_with(".weight")),
@@ -269,7 +292,9 @@ impl AdapterParts {
                 }
                 [one, other] => {
                     let tensor = one.or(other).map(|at| weights[at].name.clone()).unwrap_or_default();
-                    let (own, other) = if one.is_some() { ("_A", "_B") } else { ("_B", "_A") };
+                    let halves = if config.mlx.is_some() { ["_a", "_b"] } else { ["_A", "_B"] };
+                    let (own, other) =
+                        if one.is_some() { (halves[0], halves[1]) } else { (halves[1], halves[0]) };
                     // Replace the last occurrence, because a module may have the same text in its name.
                     let missing = match tensor.rfind(own) {
                         Some(at) => format!("{}{other}{}", &tensor[..at], &tensor[at + own.len()..]),
@@ -279,7 +304,25 @@ impl AdapterParts {
                 }
             }
         }
+        parts.check_lengths(config, weights)?;
         Ok(parts)
+    }
+
+    /// Checks that every pair of a training with lengths has them, and that all lengths belong to a pair.
+    fn check_lengths(&self, config: &AdapterConfig, weights: &[WeightMeta]) -> Result<(), AdapterError> {
+        let half = |tensor: String, missing: String| Err(AdapterError::Half { tensor, missing });
+        let has = |name: &str, all: &[WholeTensor]| all.iter().any(|own| own.name == name);
+        if let Some(own) =
+            self.lengths.iter().find(|own| !self.pairs.iter().any(|pair| pair.name == own.name))
+        {
+            let tensor = &weights[own.index].name;
+            return half(tensor.clone(), tensor.trim_end_matches(mlx::LENGTHS).to_owned() + mlx::HALVES[0]);
+        }
+        let needs = config.mlx.is_some_and(|own| own.has_lengths);
+        if let Some(pair) = self.pairs.iter().find(|pair| needs && !has(&pair.name, &self.lengths)) {
+            return half(weights[pair.b].name.clone(), format!("{}{}", pair.module, mlx::LENGTHS));
+        }
+        Ok(())
     }
 
     /// Adds a tensor that is not half of a pair. The error is what it is, if there is no place for it.
@@ -343,8 +386,9 @@ fn pair(
     let ty = if a_meta.ty == b_meta.ty { a_meta.ty } else { ElementType::F32 };
     let meta = WeightMeta { name: name.clone(), shape, ty };
     let module = name.strip_suffix(".weight").unwrap_or(&name).to_owned();
+    let (expert, is_transposed, is_of_mlx) = (None, false, false);
     let mut pair =
-        MatrixPair { name, module, a, b, rank, n_experts, expert: None, is_transposed: false, form, meta };
+        MatrixPair { name, module, a, b, rank, n_experts, expert, is_transposed, is_of_mlx, form, meta };
     if form == ProductForm::Embedding {
         pair.transpose();
     }

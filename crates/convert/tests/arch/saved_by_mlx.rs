@@ -1,10 +1,15 @@
-//! Floats that MLX saved give the file of the model that MLX was given, or an error that names MLX.
+//! Weights that MLX saved give the file of the model that MLX was given, or an error that names MLX.
 
 use std::path::Path;
 
-use gguf_core::Hint;
-use serde_json::Value as Json;
+use gguf_arch::{CardKind, OutType};
+use gguf_conversion::{Conversion, ConvertOptions};
+use gguf_core::{Hint, TensorMeta, TensorSource as _};
+use gguf_testkit::codes;
+use gguf_testkit::goldens::Goldens;
+use serde_json::{Value as Json, json};
 
+use crate::digits;
 use crate::experts::{Stored, Weights, converted, read, switched, taken, write_as};
 use crate::fixture::{CardFixture, case};
 
@@ -71,6 +76,198 @@ fn what_mlx_changes_is_undone() {
         let expected = sorted(&case, dir.path());
         let weights = saved(&all, adds_one);
         write_as(dir.path(), &weights, "mlx");
+        assert_eq!(sorted(&case, dir.path()), expected, "{at}");
+    }
+}
+
+/// Element `[matrix, row, column]` of a stack of matrices, in another order: `to` gives the place in the new stack.
+fn moved(
+    stored: &Stored,
+    [n, rows, cols]: [usize; 3],
+    dims: [u64; 3],
+    to: impl Fn(usize, usize, usize) -> usize,
+) -> Stored {
+    let size = if stored.ty == "F32" { 4 } else { 2 };
+    let mut bytes = vec![0; size * dims.iter().product::<u64>() as usize];
+    for at in 0..n * rows * cols {
+        let to = to(at / (rows * cols), at / cols % rows, at % cols);
+        if let Some(out) = bytes.get_mut(size * to..size * (to + 1)) {
+            out.copy_from_slice(&stored.bytes[size * at..size * (at + 1)]);
+        }
+    }
+    Stored { ty: stored.ty.clone(), dims: dims.to_vec(), bytes }
+}
+
+/// Keys and values of latent attention in two stacks, that of the keys transposed; gate and up of experts apart.
+fn divided(weights: &Weights, config: &Json) -> Weights {
+    let number = |key: &str| config[key].as_u64().unwrap() as usize;
+    let mut all = Weights::new();
+    for (name, stored) in weights {
+        if let Some(module) = name.strip_suffix(".kv_b_proj.weight") {
+            let [heads, k, v] = ["num_attention_heads", "qk_nope_head_dim", "v_head_dim"].map(number);
+            let rank = stored.dims[1] as usize;
+            let none = usize::MAX / 4;
+            let key =
+                |h: usize, row: usize, col: usize| if row < k { (h * rank + col) * k + row } else { none };
+            let value = |h: usize, row: usize, col: usize| {
+                if row < k { none } else { (h * v + row - k) * rank + col }
+            };
+            let dims = [heads, k + v, rank];
+            let as_dims = |dims: [usize; 3]| dims.map(|dim| dim as u64);
+            all.insert(
+                format!("{module}.embed_q.weight"),
+                moved(stored, dims, as_dims([heads, rank, k]), key),
+            );
+            all.insert(
+                format!("{module}.unembed_out.weight"),
+                moved(stored, dims, as_dims([heads, v, rank]), value),
+            );
+        } else if let Some(module) = name.strip_suffix(".experts.gate_up_proj") {
+            let &[n, rows, cols] = &stored.dims[..] else { panic!() };
+            let dims = [n, rows, cols].map(|dim| dim as usize);
+            let half = dims[1] / 2;
+            for (first, word) in [(0, "gate_proj"), (half, "up_proj")] {
+                let to = |e: usize, row: usize, col: usize| match row.checked_sub(first) {
+                    Some(row) if row < half => (e * half + row) * dims[2] + col,
+                    _ => usize::MAX / 4,
+                };
+                let made = moved(stored, dims, [n, rows / 2, cols], to);
+                all.insert(format!("{module}.experts.switch_glu.{word}.weight"), made);
+            }
+        } else if let Some(module) = name.strip_suffix(".experts.down_proj") {
+            all.insert(format!("{module}.experts.switch_glu.down_proj.weight"), stored.clone());
+        } else {
+            all.insert(name.clone(), stored.clone());
+        }
+    }
+    all
+}
+
+#[test]
+fn weights_that_mlx_divides_are_put_together() {
+    for at in ["deepseek2/deepseek_v3.json", "deepseek2/glm4_moe_lite_no_mtp.json", "gemma4/gemma4_moe.json"]
+    {
+        let case = case(at);
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let all = read(dir.path());
+        write_as(dir.path(), &all, "pt");
+        let expected = sorted(&case, dir.path());
+        let config = gguf_testkit::files::json(dir.path().join("config.json"));
+        let weights = divided(&all, &config);
+        assert_ne!(weights.len(), all.len(), "{at}");
+        write_as(dir.path(), &saved(&weights, false), "mlx");
+        assert_eq!(sorted(&case, dir.path()), expected, "{at}");
+    }
+}
+
+/// A kernel with the channels last.
+fn channels_last(stored: &Stored) -> Stored {
+    let [outputs, channels, places @ ..] = &stored.dims[..] else { panic!() };
+    let n: u64 = places.iter().product();
+    let to = |output: usize, channel: usize, place: usize| {
+        (output * n as usize + place) * *channels as usize + channel
+    };
+    let dims = [*outputs as usize, *channels as usize, n as usize];
+    let made = moved(stored, dims, [*outputs, n, *channels], to);
+    Stored { dims: [&[*outputs], places, &[*channels]].concat(), ..made }
+}
+
+/// Names, shapes and values of the towers' file.
+fn towers(dir: &Path) -> Vec<Json> {
+    let options = ConvertOptions {
+        kind: CardKind::Mmproj,
+        file_type: Some(OutType::F32),
+        tokenizer: false,
+        ..ConvertOptions::default()
+    };
+    let made = Conversion::plan(dir, &options).unwrap_or_else(|error| panic!("{}: {error}", dir.display()));
+    let row =
+        |(at, tensor): (usize, &TensorMeta)| json!([tensor.name, tensor.shape.dims(), digits(&made, at)]);
+    let mut rows: Vec<Json> = made.tensors().iter().enumerate().map(row).collect();
+    rows.sort_by_key(Json::to_string);
+    rows
+}
+
+#[test]
+fn towers_have_their_channels_first_again() {
+    let goldens = Goldens::selection();
+    for (case, from, to) in [
+        ("qwen2_vl_two_layers", "visual.", "vision_tower."),
+        ("lfm2_vl", "model.vision_tower.vision_model.", "vision_tower."),
+        ("muse_glimmer", "model.vision_", "vision_"),
+    ] {
+        let (dir, from_dir) =
+            (tempfile::tempdir().unwrap(), goldens.find(format!("mmproj/{case}/hf")).unwrap());
+        for file in gguf_testkit::files::entries(&from_dir) {
+            fs_err::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
+        }
+        let all = read(dir.path());
+        let expected = towers(dir.path());
+        let own = |(name, stored): (&String, &Stored)| {
+            let name = name.strip_prefix(from).map_or_else(|| name.clone(), |rest| format!("{to}{rest}"));
+            (name, if stored.dims.len() > 3 { channels_last(stored) } else { stored.clone() })
+        };
+        let weights: Weights = all.iter().map(own).collect();
+        write_as(dir.path(), &weights, "mlx");
+        assert_eq!(towers(dir.path()), expected, "{case}");
+    }
+}
+
+/// Each matrix whose rows are whole groups as words of MLX, beside the floats that these mean.
+#[test]
+fn words_give_the_file_of_their_floats() {
+    for (at, form) in [
+        ("llama/plain.json", ("affine", 4, 32)),
+        ("qwen3moe/plain.json", ("affine", 3, 32)),
+        ("lfm2/lfm2.json", ("affine", 6, 32)),
+        ("qwen35/qwen3_5.json", ("affine", 5, 32)),
+    ] {
+        let case = case(at);
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let mut all: Weights = read(dir.path())
+            .into_iter()
+            .filter(|(name, stored)| {
+                !name.contains("mtp") && !name.contains("visual") && stored.dims.len() < 4
+            })
+            .collect();
+        for (module, layer) in taken(&mut all) {
+            switched(&mut all, &module, layer);
+        }
+        let (mut words, mut noise, mut n) = (Weights::new(), codes::noise(7), 0);
+        for (name, stored) in &mut all {
+            let (Some(module), [outer @ .., cols]) = (name.strip_suffix(".weight"), &stored.dims[..]) else {
+                continue;
+            };
+            if outer.is_empty() || cols % form.2 != 0 || name.contains("conv") {
+                continue;
+            }
+            n += 1;
+            let rows = outer.iter().product();
+            let made = codes::mlx::mlx([rows, *cols], &mut noise, form);
+            for part in made.parts {
+                let dims = [outer, &part.dims[part.dims.len() - 1..]].concat();
+                let name = format!("{module}{}", part.name.strip_prefix(codes::MODULE).unwrap());
+                words.insert(name, Stored { ty: part.ty.name().to_owned(), dims, bytes: part.bytes });
+            }
+            let values = (0..rows * cols).map(|place| (made.value)(place / cols, place % cols));
+            stored.bytes = values.flat_map(f32::to_le_bytes).collect();
+            "F32".clone_into(&mut stored.ty);
+        }
+        assert!(n > 5, "{at}: {n}");
+        write_as(dir.path(), &all, "mlx");
+        let expected = sorted(&case, dir.path());
+        for (name, stored) in &all {
+            words.entry(name.clone()).or_insert_with(|| stored.clone());
+        }
+        // The mark in the header may be lost: the words tell.
+        write_as(dir.path(), &words, "pt");
+        let path = dir.path().join("config.json");
+        let mut config = gguf_testkit::files::json(&path);
+        config["quantization"] = json!({"mode": form.0, "bits": form.1, "group_size": form.2});
+        config["quantization_config"] = config["quantization"].clone();
+        fs_err::write(path, config.to_string()).unwrap();
         assert_eq!(sorted(&case, dir.path()), expected, "{at}");
     }
 }

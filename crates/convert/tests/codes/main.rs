@@ -9,6 +9,7 @@
 mod flm;
 #[path = "../engine/last_logits.rs"]
 mod last_logits;
+mod mlx;
 mod msmodelslim;
 mod stacks;
 mod torch;

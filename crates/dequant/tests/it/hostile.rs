@@ -11,7 +11,7 @@ use gguf_testkit::codes::{MODULE, Made, Noise, Part, all, noise};
 use crate::made::{layer, read};
 
 /// Optional parts of a module.
-const OPTIONAL: &[&str] = &[".g_idx", ".weight_g_idx", ".weight_format"];
+const OPTIONAL: &[&str] = &[".g_idx", ".weight_g_idx", ".weight_format", ".global_scale"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Left {

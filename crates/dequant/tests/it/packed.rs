@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use crate::made::check;
+use gguf_testkit::codes::mlx::{FORMS, mlx};
 use gguf_testkit::codes::noise;
 use gguf_testkit::codes::packed::{awq, gptq, int_quantized, pack_quantized};
 
@@ -47,6 +48,20 @@ proptest! {
         let noise = &mut noise(seed);
         check(&int_quantized([rows, cols], noise), noise);
     }
+}
+
+/// Every form of MLX, in few columns and in rows of more than one tile.
+#[test]
+fn words_of_mlx_equal_their_twin() {
+    let noise = &mut noise(11);
+    for (mode, bits, groups) in FORMS {
+        for (&bits, &group) in bits.iter().flat_map(|bits| groups.iter().map(move |group| (bits, group))) {
+            for shape in [[1, 1], [6, 200], [34, 65]] {
+                check(&mlx(shape, noise, (mode, bits, group)), noise);
+            }
+        }
+    }
+    check(&mlx([67, 4096], noise, ("affine", 3, 64)), noise);
 }
 
 /// Columns in multiples of 32, so that blocks keep the integers; tiles with many and with few rows.

@@ -3,6 +3,7 @@
 mod changes;
 mod experts;
 mod merge;
+mod mlx;
 mod more;
 
 use std::path::{Path, PathBuf};

@@ -1,0 +1,180 @@
+//! Adapters of MLX: their configuration, and pairs of matrices from their tensors.
+//!
+//! # Layout
+//! A layer: `lora_a` `[in, rank]`, `lora_b` `[rank, out]`, W + scale · (A · B)ᵀ. An embedding: `[tokens, rank]`, `[rank, width]`,
+//! W + scale · A · B. A stack of experts: `[experts, rank, in]`, `[experts, out, rank]`, W + scale · B · A. With `m` `[out]`
+//! (DoRA), each row is then divided by its length and multiplied by m. `scale` is not divided by the rank.
+
+use std::path::Path;
+
+use serde_json::{Map, Value as Json};
+
+use crate::lora::AdapterError;
+use crate::lora::config::AdapterConfig;
+use crate::lora::parts::{MatrixPair, ProductForm};
+use crate::mlx::SavedByMlx;
+use gguf_checkpoint::json::as_f64;
+use gguf_checkpoint::{AdapterDir, CheckpointError};
+use gguf_core::account::{Fate, Piece, PieceKind};
+use gguf_core::numeric::held_by_f32;
+use gguf_core::{ElementType, Shape, WeightMeta};
+
+/// Suffixes of the tensors of a pair.
+pub(super) const HALVES: [&str; 2] = [".lora_a", ".lora_b"];
+/// Suffix of the lengths of a weight's rows.
+pub(super) const LENGTHS: &str = ".m";
+/// Name of the object with rank and scale.
+const PARAMETERS: &str = "lora_parameters";
+/// Keys that only MLX's configurations have.
+const KEYS: [&str; 2] = [PARAMETERS, "fine_tune_type"];
+/// Kinds of trainings whose tensors are read.
+const TRAININGS: [&str; 3] = ["lora", "dora", "full"];
+/// Last parts of the names of embeddings' modules.
+const EMBEDDINGS: [&str; 6] =
+    ["embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "embeddings"];
+
+/// Settings of an adapter of MLX.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct MlxSettings {
+    /// Factor of the products.
+    pub(super) scale: f64,
+    /// True if the lengths of rows were trained, too.
+    pub(super) has_lengths: bool,
+}
+
+/// Returns true for configurations of MLX.
+pub(super) fn is_configured(config: &Map<String, Json>) -> bool {
+    KEYS.into_iter().any(|key| config.contains_key(key))
+}
+
+impl MlxSettings {
+    /// Reads a configuration.
+    ///
+    /// # Errors
+    /// Another kind of training; a scale that is missing or no number.
+    pub(super) fn of(path: &Path, config: &Map<String, Json>) -> Result<Self, AdapterError> {
+        let path = || path.to_owned();
+        let training = match config.get(KEYS[1]) {
+            None | Some(Json::Null) => "lora",
+            Some(value) => value.as_str().unwrap_or_default(),
+        };
+        if !TRAININGS.contains(&training) {
+            let expected = "`lora`, `dora` or `full`";
+            return Err(AdapterError::Value { path: path(), key: KEYS[1].to_owned(), expected });
+        }
+        let has_lengths = training == "dora";
+        // Whole weights have no strength.
+        if training == "full" {
+            return Ok(Self { scale: 1.0, has_lengths });
+        }
+        let scale = config.get(PARAMETERS).and_then(|parameters| parameters.get("scale"));
+        let scale = scale.filter(|value| !value.is_null());
+        let scale =
+            scale.ok_or_else(|| AdapterError::NoKey { path: path(), key: "lora_parameters.scale" })?;
+        let scale = as_f64(scale).filter(|&value| held_by_f32(value).is_some()).ok_or_else(|| {
+            let key = "lora_parameters.scale".to_owned();
+            AdapterError::Value { path: path(), key, expected: "a number" }
+        })?;
+        Ok(Self { scale, has_lengths })
+    }
+}
+
+/// Gives the tensors of an adapter of MLX the names that transformers has in a model with this configuration. Returns what
+/// MLX changes in such a model; `None` for other adapters.
+///
+/// # Errors
+/// A model in which MLX changes what cannot be undone.
+pub(super) fn original(
+    adapter: &mut AdapterDir,
+    settings: &AdapterConfig,
+    config: &Map<String, Json>,
+) -> Result<Option<SavedByMlx>, CheckpointError> {
+    let Some(path) = adapter.paths().pop().filter(|_| settings.mlx.is_some()) else { return Ok(None) };
+    let saved = SavedByMlx::of_adapter(path, config);
+    saved.check()?;
+    adapter.reshape(|meta| saved.original(meta));
+    Ok(Some(saved))
+}
+
+/// Returns what becomes of the keys of a configuration.
+///
+/// # Exactness
+/// mlx-lm 0.32 reads the kind of training, the scale and, to make the layers that the tensors fill, the number of layers and
+/// the rank.
+pub(super) fn pieces(file: &str, config: &Map<String, Json>) -> Vec<Piece> {
+    let piece = |key: &String| {
+        let piece = match key.as_str() {
+            PARAMETERS | "fine_tune_type" | "model" => {
+                Piece::written(PieceKind::Key, key, vec!["matrices and their strength".to_owned()])
+            }
+            "num_layers" | "lora_layers" => {
+                Piece::not(PieceKind::Key, key, Fate::WithoutEffect, "the tensors tell it")
+            }
+            _ => Piece::not(PieceKind::Key, key, Fate::WithoutEffect, "it is of the training"),
+        };
+        piece.within(file)
+    };
+    config.keys().map(piece).collect()
+}
+
+/// Returns the rank of the first pair.
+pub(super) fn rank(weights: &[WeightMeta]) -> Option<u64> {
+    let first = weights.iter().find(|meta| meta.name.ends_with(HALVES[1]))?;
+    match *first.shape.dims() {
+        [rank, _] => Some(rank),
+        [_, _, rank] => Some(rank),
+        _ => None,
+    }
+}
+
+/// Returns the pair of a module.
+///
+/// # Errors
+/// [`AdapterError::Shapes`]: matrices that cannot be multiplied.
+pub(super) fn pair(
+    module: String,
+    [a, b]: [usize; 2],
+    weights: &[WeightMeta],
+) -> Result<MatrixPair, AdapterError> {
+    let (a_meta, b_meta) = (&weights[a], &weights[b]);
+    let name = module.clone() + ".weight";
+    let ty = if a_meta.ty == b_meta.ty { a_meta.ty } else { ElementType::F32 };
+    let last = module.rsplit('.').next().unwrap_or_default();
+    let is_embedding = EMBEDDINGS.contains(&last);
+    // In either product the first matrix has the rows.
+    let found = match (a_meta.shape.dims(), b_meta.shape.dims()) {
+        (&[n, rank], &[own, k]) if rank == own => {
+            Shape::new(vec![n, k]).map(|shape| (shape, rank, 1, [b, a], !is_embedding))
+        }
+        (&[n_experts, rank, k], &[n_own, n, own]) if (n_experts, rank) == (n_own, own) && n_experts > 1 => {
+            Shape::new(vec![n_experts, n, k]).map(|shape| (shape, rank, n_experts, [a, b], false))
+        }
+        _ => None,
+    };
+    let (shape, rank, n_experts, [a, b], is_turned) =
+        found.filter(|row| row.1 > 0).ok_or_else(|| AdapterError::Shapes {
+            a_name: a_meta.name.clone(),
+            a: a_meta.shape.clone(),
+            b_name: b_meta.name.clone(),
+            b: b_meta.shape.clone(),
+        })?;
+    let form = if is_embedding { ProductForm::Embedding } else { ProductForm::Linear };
+    let meta = WeightMeta { name: name.clone(), shape, ty };
+    let mut pair = MatrixPair {
+        name,
+        module,
+        a,
+        b,
+        rank,
+        n_experts,
+        expert: None,
+        is_transposed: false,
+        is_of_mlx: true,
+        form,
+        meta,
+    };
+    if is_turned {
+        pair.transpose();
+    }
+    Ok(pair)
+}

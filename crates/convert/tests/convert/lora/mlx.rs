@@ -1,0 +1,187 @@
+//! Adapters of MLX: sums compared with a plain loop, in bases of transformers and of MLX.
+
+use gguf_arch::OutType;
+use gguf_conversion::{AdapterConversion, AdapterOptions, ConvertOptions};
+use gguf_core::{Hint, TensorSource};
+use gguf_format::Value;
+use gguf_testkit::memory::{f32_values, tensor_bytes};
+use serde_json::{Value as Json, json};
+
+use super::merge::{EMBED, HEAD, NORM, Pair, Q, llama, read, values};
+
+const Q_A: &str = "model.layers.0.self_attn.q_proj.lora_a";
+const Q_B: &str = "model.layers.0.self_attn.q_proj.lora_b";
+const Q_M: &str = "model.layers.0.self_attn.q_proj.m";
+const V: &str = "model.layers.0.self_attn.v_proj.weight";
+const V_A: &str = "model.layers.0.self_attn.v_proj.lora_a";
+const V_B: &str = "model.layers.0.self_attn.v_proj.lora_b";
+const EMBED_A: &str = "model.embed_tokens.lora_a";
+const EMBED_B: &str = "model.embed_tokens.lora_b";
+const UP_A: &str = "model.layers.1.mlp.switch_mlp.up_proj.lora_a";
+const UP_B: &str = "model.layers.1.mlp.switch_mlp.up_proj.lora_b";
+const SCALE: f64 = 2.5;
+
+fn settings(training: &str) -> Json {
+    json!({"fine_tune_type": training, "num_layers": 2, "lora_parameters": {"rank": 3, "scale": SCALE, "dropout": 0.0}})
+}
+
+/// W + scale · (A · B)ᵀ, or without the transposition, of a matrix `[n, k]`.
+fn sum(
+    pair: &Pair,
+    weight: &str,
+    [a, b]: [&str; 2],
+    [n, k, rank]: [usize; 3],
+    is_embedding: bool,
+) -> Vec<f32> {
+    let w = values(&pair.base, weight);
+    let (a, b) = (values(&pair.adapter, a), values(&pair.adapter, b));
+    let at = |row: usize, col: usize| {
+        let product = |r: usize| match is_embedding {
+            true => a[row * rank + r] * b[r * k + col],
+            false => a[col * rank + r] * b[r * n + row],
+        };
+        (w[row * k + col] + SCALE * (0..rank).map(product).sum::<f64>()) as f32
+    };
+    (0..n * k).map(|place| at(place / k, place % k)).collect()
+}
+
+#[test]
+fn layers_embeddings_and_lengths_are_merged() {
+    let base: &[(&str, &[u64])] =
+        &[(EMBED, &[20, 8]), (HEAD, &[20, 8]), (NORM, &[8]), (Q, &[8, 8]), (V, &[4, 8])];
+    let adapter: &[(&str, &[u64])] = &[
+        (Q_A, &[8, 3]),
+        (Q_B, &[3, 8]),
+        (V_A, &[8, 2]),
+        (V_B, &[2, 4]),
+        (EMBED_A, &[20, 2]),
+        (EMBED_B, &[2, 8]),
+    ];
+    let pair = Pair::new(base, adapter, &llama(), &settings("lora"));
+    // MLX's own file name, and no notes in its header.
+    let own = pair.dir.path().join("adapter");
+    fs_err::rename(own.join("adapter_model.safetensors"), own.join("adapters.safetensors")).unwrap();
+    let merged = pair.merged().unwrap();
+    assert!(merged.warnings.is_empty(), "{:?}", merged.warnings);
+    assert_eq!(read(&merged, Q), sum(&pair, Q, [Q_A, Q_B], [8, 8, 3], false));
+    assert_eq!(read(&merged, V), sum(&pair, V, [V_A, V_B], [4, 8, 2], false));
+    assert_eq!(read(&merged, EMBED), sum(&pair, EMBED, [EMBED_A, EMBED_B], [20, 8, 2], true));
+
+    let with_lengths = [adapter, &[(Q_M, &[8][..])]].concat();
+    let pair = Pair::new(base, &with_lengths, &llama(), &settings("lora"));
+    let (plain, lengths) = (sum(&pair, Q, [Q_A, Q_B], [8, 8, 3], false), values(&pair.adapter, Q_M));
+    for (row, (found, line)) in read(&pair.merged().unwrap(), Q).chunks(8).zip(plain.chunks(8)).enumerate() {
+        let norm = line.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+        for (found, value) in found.iter().zip(line) {
+            let want = f64::from(*value) / norm * lengths[row];
+            assert!((f64::from(*found) - want).abs() < 1e-6, "{row}: {found}, not {want}");
+        }
+    }
+    for (adapter, training, want) in [
+        (&with_lengths[2..], "dora", "has no counterpart `model.layers.0.self_attn.q_proj.lora_a`"),
+        (adapter, "dora", "has no counterpart `model.layers.0.self_attn.q_proj.m`"),
+        (&adapter[..1], "lora", "has no counterpart `model.layers.0.self_attn.q_proj.lora_b`"),
+        (&[(Q_A, &[8, 3][..]), (Q_B, &[2, 8])], "lora", "no matrices of one rank"),
+        (&[(Q_A, &[6, 3][..]), (Q_B, &[3, 8])], "lora", "but the adapter's matrices are"),
+    ] {
+        let error = Pair::new(base, adapter, &llama(), &settings(training)).merged().unwrap_err();
+        assert!(error.to_string().contains(want), "{error}, not {want}");
+    }
+}
+
+#[test]
+fn stacks_are_merged_into_experts_in_any_layout() {
+    const E: usize = 3;
+    const R: usize = 2;
+    const H: usize = 8;
+    const I: usize = 6;
+    let adapter: &[(&str, &[u64])] = &[(UP_A, &[3, 2, 8]), (UP_B, &[3, 6, 2])];
+    let layer = "model.layers.1";
+    let name = |rest: &str| -> &'static str { format!("{layer}.{rest}").leak() };
+    let singles = |module: &str, words: [&str; 2]| -> Vec<(&'static str, &[u64])> {
+        let one = |e: usize, word: &str| name(&format!("{module}.experts.{e}.{word}.weight"));
+        (0..E).flat_map(|e| words.map(|word| (one(e, word), &[6u64, 8][..]))).collect()
+    };
+    // Names of the weights that have the experts' matrices, and the first element of each expert there.
+    let stack = |whole: &'static str, rows: usize, first: usize| -> Vec<(&'static str, usize)> {
+        (0..E).map(|e| (whole, (e * rows + first) * H)).collect()
+    };
+    let own = name("mlp.switch_mlp.up_proj.weight");
+    let joined = name("mlp.experts.gate_up_proj");
+    for (base, places) in [
+        (vec![(own, &[3, 6, 8][..])], stack(own, I, 0)),
+        (vec![(joined, &[3, 12, 8][..])], stack(joined, 2 * I, I)),
+        (
+            singles("mlp", ["gate_proj", "up_proj"]),
+            (0..E).map(|e| (name(&format!("mlp.experts.{e}.up_proj.weight")), 0)).collect(),
+        ),
+        (
+            singles("block_sparse_moe", ["w1", "w3"]),
+            (0..E).map(|e| (name(&format!("block_sparse_moe.experts.{e}.w3.weight")), 0)).collect(),
+        ),
+    ] {
+        let pair = Pair::new(&base, adapter, &llama(), &settings("lora"));
+        let merged = pair.merged().unwrap();
+        let (a, b) = (values(&pair.adapter, UP_A), values(&pair.adapter, UP_B));
+        for (e, (weight, first)) in places.into_iter().enumerate() {
+            let (w, found) = (values(&pair.base, weight), read(&merged, weight));
+            for at in 0..I * H {
+                let (row, col) = (at / H, at % H);
+                let product = |r: usize| b[(e * I + row) * R + r] * a[(e * R + r) * H + col];
+                let want = (w[first + at] + SCALE * (0..R).map(product).sum::<f64>()) as f32;
+                assert_eq!(found[first + at], want, "{weight} {e} {at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_gguf_adapter_has_the_matrices_turned_and_the_strength() {
+    let model = json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "intermediate_size": 16,
+        "head_dim": 4, "vocab_size": 20, "rms_norm_eps": 1e-5, "max_position_embeddings": 64});
+    let plan = |adapter: &[(&'static str, &[u64])], training: &str| {
+        let pair = Pair::new(&[(EMBED, &[20, 8])], adapter, &model, &settings(training));
+        let options =
+            AdapterOptions { base: Some(pair.dir.path().join("base")), ..AdapterOptions::default() };
+        let path = pair.dir.path().join("adapter");
+        let own = ConvertOptions { file_type: Some(OutType::F32), ..ConvertOptions::default() };
+        AdapterConversion::plan(&path, &options, &own).map(|made| {
+            let tensors: Vec<_> = (0..made.tensors().len())
+                .map(|at| (made.tensors()[at].name.clone(), f32_values(&tensor_bytes(&made, at))))
+                .collect();
+            (pair, tensors, made.metadata().get("adapter.lora.alpha").cloned(), made.warnings().to_vec())
+        })
+    };
+    let (pair, tensors, alpha, warnings) = plan(&[(V_A, &[8, 2]), (V_B, &[2, 4])], "lora").unwrap();
+    assert_eq!(alpha, Some(Value::F32(5.0)));
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let turned = |name: &str, [rows, cols]: [usize; 2]| -> Vec<f32> {
+        let all = values(&pair.adapter, name);
+        (0..rows * cols).map(|at| all[at % rows * cols + at / rows] as f32).collect()
+    };
+    assert_eq!(tensors[0], ("blk.0.attn_v.weight.lora_a".to_owned(), turned(V_A, [8, 2])));
+    assert_eq!(tensors[1], ("blk.0.attn_v.weight.lora_b".to_owned(), turned(V_B, [2, 4])));
+    let vector = "model.layers.0.self_attn.v_proj.m";
+    for (adapter, want) in [
+        (&[(V_A, &[8, 2][..]), (V_B, &[2, 4]), (vector, &[4])][..], "lengths of rows (DoRA)"),
+        (&[(V, &[4, 8])], "a whole tensor of the model"),
+    ] {
+        let error = plan(adapter, "full").map(|_| ()).unwrap_err();
+        assert!(error.to_string().contains(want), "{error}");
+        assert!(error.hints()[0].contains("merge-lora"), "{:?}", error.hints());
+    }
+}
+
+#[test]
+fn whole_weights_take_the_place_of_the_base_s_unless_their_norms_are_others() {
+    let base: &[(&str, &[u64])] = &[(NORM, &[8]), (Q, &[8, 8])];
+    let pair = Pair::new(base, base, &llama(), &json!({"fine_tune_type": "full"}));
+    let merged = pair.merged().unwrap();
+    let floats: Vec<f32> = values(&pair.adapter, Q).into_iter().map(|value| value as f32).collect();
+    assert_eq!(read(&merged, Q), floats);
+    let other =
+        json!({"architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "hidden_size": 8});
+    let error = Pair::new(base, base, &other, &json!({"fine_tune_type": "full"})).merged().unwrap_err();
+    assert!(error.to_string().contains("which MLX stores with one added"), "{error}");
+}
