@@ -16,10 +16,12 @@
 
 mod card;
 mod common;
+mod layout;
 mod registry;
 mod rules;
 
 pub use card::{DiffusionCard, ImageTask, RefusedLayout};
 pub use common::{Class, ClassTypes, CommonRules, NamePrefix};
+pub use layout::{Halves, Layout, LayoutProblem, LayoutTensor};
 pub use registry::{DiffusionCards, Recognition};
 pub use rules::{DiffusionMixture, DiffusionRules, first_names};

@@ -191,6 +191,25 @@ impl BareWeights {
         Ok(if own.is_empty() { "model".to_owned() } else { own })
     }
 
+    /// Returns the folders of a pipeline with further denoising models, such as `transformer_2`.
+    pub fn further_models(&self) -> Vec<String> {
+        let Some(pipeline) = self.path.parent().filter(|parent| parent.join("model_index.json").is_file())
+        else {
+            return Vec::new();
+        };
+        let is_further = |name: &String| {
+            let is_numbered = |stem: &&str| name.strip_prefix(stem).is_some_and(|rest| rest.starts_with('_'));
+            PIPELINE.iter().any(|stem| is_numbered(&stem)) && !self.path.ends_with(name)
+        };
+        let entries = fs_err::read_dir(pipeline).into_iter().flatten().flatten();
+        let folders = entries.filter(|entry| entry.path().join("config.json").is_file());
+        let mut names: Vec<String> =
+            folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        names.retain(is_further);
+        names.sort_unstable();
+        names
+    }
+
     /// Returns what becomes of the notes in the headers of the files.
     pub fn notes(&self) -> Vec<Piece> {
         of_notes(&self.container.parts())

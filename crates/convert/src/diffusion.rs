@@ -4,6 +4,7 @@
 //! [`gguf_arch::diffusion`].
 
 mod error;
+mod layout;
 mod order;
 mod pieces;
 
@@ -16,22 +17,22 @@ use crate::conversion::QUANTIZATION_VERSION;
 use crate::{ConvertError, ConvertOptions};
 use gguf_arch::OutType;
 use gguf_arch::diffusion::{
-    CommonRules, DiffusionCard, DiffusionCards, DiffusionRules, NamePrefix, Recognition, first_names,
+    CommonRules, DiffusionCard, DiffusionCards, DiffusionRules, Layout, NamePrefix, Recognition, first_names,
 };
 use gguf_checkpoint::{BarePath, BareWeights, SelectedWeights};
 use gguf_core::account::{Piece, PieceKind};
 use gguf_core::sync::Unpoisoned;
 use gguf_core::text::{escape, plural};
 use gguf_core::{
-    Content, ElementType, GgmlType, Shape, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource,
-    input,
+    Content, ElementType, GgmlType, Shape, SourceError, TensorMeta, TensorSource, WeightSource, input,
 };
 use gguf_dequant::ImageWeights;
 use gguf_format::{Array, Metadata, TensorLimits, Value};
 use gguf_quant::SmallRows;
-use gguf_views::{ReadPolicy, Recipe, View};
+use gguf_views::{ReadPolicy, Recipe};
 
 pub use error::DiffusionError;
+use layout::{Own, Recognized};
 
 /// Prefix of the keys that hold the shape of a tensor that is written in other rows.
 const ORIGINAL_SHAPE: &str = "comfy.gguf.orig_shape.";
@@ -41,6 +42,8 @@ const ORIGINAL_SHAPE: &str = "comfy.gguf.orig_shape.";
 pub struct DiffusionConversion {
     weights: ImageWeights,
     rules: DiffusionRules,
+    /// False for a checkpoint in the layout of another program.
+    is_original: bool,
     metadata: Metadata,
     tensors: Vec<TensorMeta>,
     parts: Vec<Part>,
@@ -88,6 +91,11 @@ impl DiffusionConversion {
                 Err(_) => {}
             }
         }
+        // A release may hold its model in another layout, too.
+        let arch = |own: &Self| own.card().map(|card| card.gguf.clone());
+        let originals: Vec<_> =
+            planned.iter().filter(|row| row.1.is_original).map(|row| arch(&row.1)).collect();
+        planned.retain(|(_, own)| own.is_original || !originals.contains(&arch(own)));
         if let [(first, _), (second, _), ..] = planned.as_slice() {
             let (path, first, second) = (path.to_owned(), first.clone(), second.clone());
             return Err(DiffusionError::Several { path, first, second }.into());
@@ -111,47 +119,50 @@ impl DiffusionConversion {
         let prefix = cards.prefix(&names);
         check_prefix(&names, prefix, cards.common(), &path)?;
         let notes = left_out(&names, prefix).into_iter().collect();
-        let card = recognized(cards, &names, prefix, &path)?;
+        let (card, layout) = recognized(cards, &names, prefix, &path)?;
         let rules = DiffusionRules::new(cards, card);
-        let own: HashSet<String> = names.iter().filter_map(|name| prefix.strip(name)).collect();
-        if let Some(names) = first_names(rules.missing(|name| own.contains(name)).into_iter()) {
-            return Err(DiffusionError::Missing { path, arch: card.gguf.clone(), names }.into());
-        }
-        warnings.extend(lost_entries(card, &own, &entries));
-
         let source = SelectedWeights::mapped(bare.clone(), |name| prefix.strip(name));
         let weights = ImageWeights::open(Arc::new(source), options.level)?;
+        let is_dropped = |name: &str| options.drop.iter().any(|pattern| pattern.is_match(name));
+        let own = Recognized { card, layout, path: &path }.tensors(&weights, is_dropped)?;
+        let has = |name: &str| own.iter().any(|tensor| tensor.name == name);
+        if let Some(names) = first_names(rules.missing(has).into_iter()) {
+            return Err(DiffusionError::Missing { path, arch: card.gguf.clone(), names }.into());
+        }
+        warnings.extend(lost_entries(card, has, &entries));
+
         let wide = if options.then_quantized { None } else { options.file_type.and_then(wide_type) };
-        let file_type = wide.unwrap_or_else(|| most_frequent(&weights));
-        let mut planned = Vec::with_capacity(weights.weights().len());
-        let mut n_dropped = 0;
-        for (index, meta) in weights.weights().iter().enumerate() {
-            if options.drop.iter().any(|pattern| pattern.is_match(&meta.name)) {
-                n_dropped += 1;
-            } else if !card.leaves_out(&meta.name) {
-                check_storage(weights.stored_type(index), meta, &path)?;
-                planned.push(PlannedTensor::new(&rules, index, meta, wide, &path)?);
+        let file_type = wide.unwrap_or_else(|| most_frequent(&own));
+        let mut planned = Vec::with_capacity(own.len());
+        let mut dropped = HashSet::new();
+        dropped
+            .extend(weights.weights().iter().map(|meta| meta.name.clone()).filter(|name| is_dropped(name)));
+        for tensor in own {
+            if is_dropped(&tensor.name) {
+                dropped.extend(tensor.sources);
+            } else if !card.leaves_out(&tensor.name) {
+                check_storage(&tensor, &path)?;
+                planned.push(PlannedTensor::new(&rules, tensor, wide, options.then_quantized, &path)?);
             }
         }
-        if n_dropped > 0 {
-            warnings.push(format!("{} left out by `--drop`", plural(n_dropped, "tensor")));
+        if !dropped.is_empty() {
+            warnings.push(format!("{} left out by `--drop`", plural(dropped.len() as u64, "tensor")));
         }
-        if weights.n_scaled() > 0 {
-            let n = plural(weights.n_scaled() as u64, "weight");
-            warnings.push(format!("{n} in FP8 with a scale: multiplied by it and rounded to BF16 first"));
-        }
+        warnings.extend(further_models(&bare));
+        warnings.extend(of_factors(&weights));
         warnings.extend(without_factors(&weights));
         warnings.extend(unloadable(&rules, &planned));
         warnings.extend(without_effect(options));
         order::convolutions_behind_their_biases(&mut planned);
         let metadata = metadata(card, file_type, &planned, &entries, options);
         let mut pieces = pieces::of_notes(bare.notes(), &metadata);
-        pieces.extend(pieces::of_tensors(&names, prefix, card, &planned, options));
+        pieces.extend(pieces::of_tensors(&names, prefix, card, &planned, &dropped));
         let (tensors, parts) = planned.into_iter().map(PlannedTensor::parts).unzip();
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
         Ok(Self {
             weights,
             rules,
+            is_original: layout.is_none(),
             metadata,
             tensors,
             parts,
@@ -297,12 +308,13 @@ fn recognized<'a>(
     names: &[&str],
     prefix: NamePrefix<'_>,
     path: &Path,
-) -> Result<&'a Arc<DiffusionCard>, DiffusionError> {
+) -> Result<(&'a Arc<DiffusionCard>, Option<&'a Layout>), DiffusionError> {
     let own = stripped(names, prefix, path)?;
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
     let path = path.to_owned();
     match cards.recognize(&own) {
-        Recognition::Card(card) => Ok(card),
+        Recognition::Card(card) => Ok((card, None)),
+        Recognition::Layout(card, layout) => Ok((card, Some(layout))),
         Recognition::Two(first, second) => {
             let (first, second) = (first.gguf.clone(), second.gguf.clone());
             Err(DiffusionError::TwoArchitectures { path, first, second })
@@ -344,19 +356,24 @@ fn check_prefix(
 }
 
 /// Refuses a weight of bytes: a quantization that nothing describes.
-fn check_storage(stored: ElementType, meta: &WeightMeta, path: &Path) -> Result<(), DiffusionError> {
-    let is_codes = matches!(stored, ElementType::U8 | ElementType::I8)
-        && meta.shape.rank() > 1
-        && meta.name.ends_with(".weight");
+fn check_storage(tensor: &Own, path: &Path) -> Result<(), DiffusionError> {
+    let is_codes = matches!(tensor.stored, ElementType::U8 | ElementType::I8)
+        && tensor.shape.rank() > 1
+        && tensor.name.ends_with(".weight");
     if !is_codes {
         return Ok(());
     }
-    Err(DiffusionError::Codes { path: path.to_owned(), tensor: meta.name.clone(), ty: stored })
+    let tensor_name = tensor.sources.first().unwrap_or(&tensor.name).clone();
+    Err(DiffusionError::Codes { path: path.to_owned(), tensor: tensor_name, ty: tensor.stored })
 }
 
 /// Returns the warning about entries of the header that the runtime reads and the file lacks.
-fn lost_entries(card: &DiffusionCard, own: &HashSet<String>, entries: &[(String, String)]) -> Option<String> {
-    let is_read = card.copied_for.iter().any(|name| own.contains(name));
+fn lost_entries(
+    card: &DiffusionCard,
+    has: impl Fn(&str) -> bool,
+    entries: &[(String, String)],
+) -> Option<String> {
+    let is_read = card.copied_for.iter().any(|name| has(name));
     let is_lost = |key: &&String| is_read && !entries.iter().any(|(name, _)| name == *key);
     let lost = first_names(card.copied.iter().filter(is_lost).map(String::as_str))?;
     Some(format!(
@@ -364,6 +381,25 @@ fn lost_entries(card: &DiffusionCard, own: &HashSet<String>, entries: &[(String,
          the header of the original release, or add it with `--set KEY=str:TEXT`"
     ))
 }
+
+/// Returns the warning about further denoising models of a pipeline, each of which is a file of its own.
+fn further_models(bare: &BareWeights) -> Option<String> {
+    let names = bare.further_models();
+    first_names(names.iter().map(String::as_str)).map(|names| {
+        format!(
+            "{names} of the pipeline holds another model, which is not in this file: convert that folder, too"
+        )
+    })
+}
+
+/// Returns the warning about FP8 weights with factors, which are rounded.
+fn of_factors(weights: &ImageWeights) -> Option<String> {
+    (weights.n_scaled() > 0).then(|| {
+        let n = plural(weights.n_scaled() as u64, "weight");
+        format!("{n} in FP8 with a scale: multiplied by it and rounded to BF16 first")
+    })
+}
+
 /// Returns the warning about FP8 weights that have no factor, next to others that have one.
 fn without_factors(weights: &ImageWeights) -> Option<String> {
     let names = weights.without_factors();
@@ -411,8 +447,8 @@ fn wide_type(file_type: OutType) -> Option<GgmlType> {
 /// # Exactness
 /// ref: BF16 if it is the most frequent type by number of tensors, else F16. Left-out tensors count; at a tie, which the
 /// reference decides by chance, BF16 wins.
-fn most_frequent(weights: &ImageWeights) -> GgmlType {
-    let types: Vec<ElementType> = (0..weights.weights().len()).map(|at| weights.stored_type(at)).collect();
+fn most_frequent(tensors: &[Own]) -> GgmlType {
+    let types: Vec<ElementType> = tensors.iter().map(|tensor| tensor.stored).collect();
     let count = |ty: ElementType| types.iter().filter(|own| **own == ty).count();
     let n = count(ElementType::Bf16);
     let mut others = types.clone();
@@ -426,17 +462,19 @@ struct PlannedTensor {
     recipe: Recipe,
     /// Shape in the checkpoint, if it differs.
     original: Option<Shape>,
+    /// Names in the checkpoint.
+    sources: Vec<String>,
 }
 
 impl PlannedTensor {
     fn new(
         rules: &DiffusionRules,
-        index: usize,
-        weight: &WeightMeta,
+        own: Own,
         wide: Option<GgmlType>,
+        then_quantized: bool,
         path: &Path,
     ) -> Result<Self, DiffusionError> {
-        let (name, shape) = (weight.name.clone(), &weight.shape);
+        let Own { name, shape, view, stored, is_wider, sources } = own;
         let too_many = || DiffusionError::Dimensions {
             path: path.to_owned(),
             tensor: name.clone(),
@@ -451,16 +489,19 @@ impl PlannedTensor {
             let path = path.to_owned();
             return Err(DiffusionError::NameLength { path, tensor: name.clone(), found, most });
         }
-        let ty = rules.plain_type(&name, shape, weight.ty, wide);
-        let view = View::weight(index, weight);
-        let (view, original) = match rules.reshaped(shape) {
+        let ty = rules.plain_type(&name, &shape, stored, wide);
+        let (view, original) = match rules.reshaped(&shape) {
             None => (view, None),
             // The number of values is the same.
             Some(rows) => (view.reshape(rows.dims()).map_err(|_| too_many())?, Some(shape.clone())),
         };
         let recipe = Recipe::new(&view).ok_or_else(too_many)?;
-        let meta = TensorMeta { shape: recipe.shape().clone(), name, ty };
-        Ok(Self { meta, recipe, original })
+        let mut meta = TensorMeta { shape: recipe.shape().clone(), name, ty };
+        // Blocks are made of the values themselves.
+        if then_quantized && is_wider && rules.is_quantized(&meta) {
+            meta.ty = GgmlType::F32;
+        }
+        Ok(Self { meta, recipe, original, sources })
     }
 
     fn parts(self) -> (TensorMeta, Part) {

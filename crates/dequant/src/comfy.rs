@@ -219,6 +219,12 @@ impl ImageWeights {
         self.stored[weight]
     }
 
+    /// Returns true if the values of a weight are wider than [`stored_type`](Self::stored_type).
+    pub fn is_wider(&self, weight: usize) -> bool {
+        let (meta, stored) = (&self.weights[weight], self.stored[weight]);
+        meta.ty == ElementType::F32 && stored != ElementType::F32
+    }
+
     fn read_scaled(
         &self,
         weight: usize,
@@ -276,8 +282,8 @@ fn check_unknown(name: &str, is_scaled: impl Fn(&str) -> bool) -> Result<(), Deq
     })
 }
 
-/// Position of an element type among those of the safetensors library.
-fn saved_rank(ty: ElementType) -> usize {
+/// Position of an element type among those of the safetensors library, which saves the last first.
+pub fn saved_rank(ty: ElementType) -> usize {
     use ElementType as E;
     const ORDER: [ElementType; 22] = [
         E::Bool,

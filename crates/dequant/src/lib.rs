@@ -106,7 +106,7 @@ use gguf_core::simd::SimdLevel;
 use gguf_core::{WeightMeta, WeightSource};
 
 pub use adapter::{AdapterChanges, AddedBias, Replaced, with_adapter};
-pub use comfy::ImageWeights;
+pub use comfy::{ImageWeights, saved_rank};
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
 pub use joined::{Join, with_joined};

@@ -91,9 +91,9 @@ fn what_is_no_model_is_refused_with_the_way_out() {
     for (name, what, way_out) in [
         ("lora_unet_double_blocks_0.lora_down.weight", "a LoRA", "merge it into the checkpoint"),
         (
-            "single_transformer_blocks.0.attn.norm_k.weight",
-            "`flux` in the layout of diffusers",
-            "the single file",
+            "condition_embedder.image_embedder.pos_embed",
+            "`wan` in the layout of diffusers",
+            "the single file of Wan-AI",
         ),
         ("encoder.block.0.layer.0.SelfAttention.q.weight", "a text encoder (T5)", "hf2gguf DIR"),
         ("model.layers.0.self_attn.q_proj.weight", "a language model", "config.json"),

@@ -22,7 +22,7 @@ fn vae() -> Safetensors {
     file
 }
 
-/// Flux in the layout of diffusers, which runtimes do not read.
+/// Part of Flux in the layout of diffusers.
 fn of_diffusers() -> Safetensors {
     let mut file = Safetensors::default();
     add(&mut file, "single_transformer_blocks.0.attn.norm_k.weight", &[32]);

@@ -9,6 +9,7 @@ use gguf_core::GgmlType;
 use gguf_format::FileType;
 
 use super::common::{KIND, TypeName};
+use super::layout::Layout;
 
 /// Architecture of image or video models.
 #[derive(Clone, Debug, Deserialize)]
@@ -30,9 +31,12 @@ pub struct DiffusionCard {
     /// Sets of names of first and last layers: every model has all names of one set.
     #[serde(default)]
     pub needs: Vec<Vec<String>>,
-    /// Layouts of the architecture that runtimes do not read.
+    /// Layouts of the architecture without a certain way back to the names that runtimes read.
     #[serde(default)]
     pub refused: Vec<RefusedLayout>,
+    /// Layouts of other programs that lead back to those names.
+    #[serde(default)]
+    pub layouts: Vec<Layout>,
     /// Parts of names of tensors that are left out.
     #[serde(default)]
     pub left_out: Vec<String>,
@@ -94,7 +98,7 @@ impl ImageTask {
     }
 }
 
-/// Layout of an architecture that runtimes do not read.
+/// Layout of an architecture that runtimes do not read, without a certain way back.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RefusedLayout {
@@ -116,6 +120,11 @@ struct EndBlocks {
     types: BTreeMap<String, TypeName>,
 }
 
+/// Returns the problem of a value of another kind.
+pub(super) fn wrong_kind(at: &str, expected: &'static str, found: String) -> CardProblem {
+    CardProblem::Kind { at: format!("`{at}`"), expected, found }
+}
+
 impl DiffusionCard {
     /// Parses a card; `stem` is the name of its file without the extension.
     ///
@@ -125,8 +134,7 @@ impl DiffusionCard {
         let wrong = |problem| ArchError::Card { card: stem.to_owned(), problem: Box::new(problem) };
         let card: Self =
             toml::from_str(text).map_err(|error| wrong(CardProblem::Toml(error.message().to_owned())))?;
-        let other =
-            |at: &str, expected, found| wrong(CardProblem::Kind { at: format!("`{at}`"), expected, found });
+        let other = |at: &str, expected, found| wrong(wrong_kind(at, expected, found));
         if card.schema != 1 {
             return Err(other("schema", "1", card.schema.to_string()));
         }
@@ -143,6 +151,7 @@ impl DiffusionCard {
         if let Some(name) = types.into_iter().find(|name| FileType::parse(name).is_none()) {
             return Err(other("ends.types", "file types", format!("`{name}`")));
         }
+        card.layouts.iter().try_for_each(Layout::check).map_err(wrong)?;
         Ok(card)
     }
 

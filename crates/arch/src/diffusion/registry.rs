@@ -4,6 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::card::DiffusionCard;
 use super::common::{CommonRules, NamePrefix};
+use super::layout::Layout;
 use crate::error::ArchError;
 
 /// Name and text of each embedded card: files of `converters/diffusion/`.
@@ -30,6 +31,8 @@ pub struct DiffusionCards {
 pub enum Recognition<'a> {
     /// Model of this architecture.
     Card(&'a Arc<DiffusionCard>),
+    /// Model of this architecture, in the layout of another program.
+    Layout(&'a Arc<DiffusionCard>, &'a Layout),
     /// Models of two architectures.
     Two(&'a Arc<DiffusionCard>, &'a Arc<DiffusionCard>),
     /// File that is not converted.
@@ -99,7 +102,7 @@ impl DiffusionCards {
         let of_all = ends.filter(|prefix| names.iter().all(|name| name.starts_with(prefix)));
         let mut found = of_all.filter(|prefix| {
             let own: Vec<&str> = names.iter().map(|name| &name[prefix.len()..]).collect();
-            matches!(self.recognize(&own), Recognition::Card(_))
+            matches!(self.recognize(&own), Recognition::Card(_) | Recognition::Layout(..))
         });
         found.next().map_or(listed, |prefix| self.common.with_prefix(Some(prefix)))
     }
@@ -107,7 +110,8 @@ impl DiffusionCards {
     /// Recognizes a checkpoint by its tensor names, without their prefix.
     ///
     /// # Exactness
-    /// ref: cards are tried in a fixed order; a layout that runtimes do not read is refused where its card is tried.
+    /// ref: cards are tried in a fixed order; layouts of other programs, which the reference refuses, are found where their
+    /// card is tried.
     pub fn recognize(&self, names: &[&str]) -> Recognition<'_> {
         let known: std::collections::HashSet<&str> = names.iter().copied().collect();
         let has = |name: &String| known.contains(name.as_str());
@@ -123,6 +127,9 @@ impl DiffusionCards {
             if let Some(row) = card.refused.iter().find(|row| row.names.iter().any(has)) {
                 let what = format!("`{}` in the layout of {}", card.gguf, row.layout);
                 return Recognition::Refused { what, way_out: &row.way_out };
+            }
+            if let Some(layout) = card.layout(has) {
+                return Recognition::Layout(card, layout);
             }
             if card.recognize.iter().any(|set| set.iter().all(has)) {
                 // An added card decides about names that others know as well.
@@ -191,6 +198,7 @@ mod tests {
         let what = |names: &[&str]| match cards.recognize(names) {
             Recognition::Refused { what, .. } => what,
             Recognition::Card(card) => card.gguf.clone(),
+            Recognition::Layout(card, layout) => format!("{} of {}", card.gguf, layout.program),
             Recognition::Two(first, second) => format!("{} and {}", first.gguf, second.gguf),
             Recognition::Unknown => "unknown".to_owned(),
         };
@@ -200,11 +208,12 @@ mod tests {
             "a checkpoint quantized by bitsandbytes"
         );
         assert_eq!(
-            what(&["single_transformer_blocks.0.attn.norm_k.weight"]),
-            "`flux` in the layout of diffusers"
+            what(&["audio_time_embed.emb.timestep_embedder.linear_1.weight"]),
+            "`ltxv` in the layout of diffusers"
         );
         assert_eq!(what(&["encoder.block.0.layer.0.SelfAttention.q.weight"]), "a text encoder (T5)");
         assert_eq!(what(&["x.weight"]), "unknown");
+        assert_eq!(what(&["single_transformer_blocks.0.proj_mlp.weight"]), "flux of diffusers");
     }
 
     #[test]

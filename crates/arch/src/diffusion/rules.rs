@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::card::DiffusionCard;
 use super::common::{ClassTypes, CommonRules};
+use super::layout::fewest;
 use super::registry::{DiffusionCards, Recognition};
 use crate::error::ArchError;
 use gguf_core::text::escape;
@@ -152,9 +153,7 @@ impl DiffusionRules {
 
     /// Returns the first and last layers that a model lacks; `has` is true for names, without their prefix, that exist.
     pub fn missing(&self, has: impl Fn(&str) -> bool) -> Vec<&str> {
-        let sets = self.card.iter().flat_map(|card| &card.needs);
-        let missing = sets.map(|set| set.iter().map(String::as_str).filter(|name| !has(name)).collect());
-        missing.min_by_key(Vec::len).unwrap_or_default()
+        self.card.as_ref().map(|card| fewest(&card.needs, has)).unwrap_or_default()
     }
 
     /// Returns the first and last layers that a file lacks, by the names that they would have in it.

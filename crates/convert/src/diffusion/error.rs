@@ -24,6 +24,22 @@ pub enum DiffusionError {
     #[error("{}: the model of `{arch}` lacks {names}, which every such model has", shown(path))]
     Missing { path: PathBuf, arch: String, names: String },
     #[error(
+        "{}: `{arch}` in the layout of {program}: tensor `{}`: its name in the original is not known",
+        shown(path),
+        escape(tensor)
+    )]
+    NotInLayout { path: PathBuf, arch: String, program: String, tensor: String },
+    #[error(
+        "{}: tensor `{}` is missing: with `{}` it makes `{}`",
+        shown(path),
+        escape(part),
+        escape(other),
+        escape(of)
+    )]
+    Part { path: PathBuf, part: String, other: String, of: String },
+    #[error("{}: tensor `{}`: shape {shape}, expected {}", shown(path), escape(tensor), escape(expected))]
+    PartShape { path: PathBuf, tensor: String, shape: Shape, expected: String },
+    #[error(
         "{}: tensor `{}`: it lacks the prefix `{}`, which other tensors of its module have",
         shown(path),
         escape(name),
@@ -71,6 +87,12 @@ impl Hint for DiffusionError {
             Self::Unknown { .. } => vec![
                 "a language model is converted from its folder, with config.json and tokenizer".to_owned(),
                 "`gguf-convert archs` lists the architectures; `--card FILE` adds one".to_owned(),
+            ],
+            Self::NotInLayout { .. } => vec![
+                "convert the single file of the original release; `--drop REGEX` leaves the tensor out".to_owned(),
+            ],
+            Self::Part { .. } | Self::PartShape { .. } => vec![
+                "the folder is incomplete or damaged: fetch it again, or convert the single file of the original release".to_owned(),
             ],
             Self::Missing { .. } => vec![
                 "convert the whole model: this file is a part of one, or a merge or a download has left layers out".to_owned(),

@@ -1,9 +1,8 @@
 //! What becomes of the tensors and notes of an image or video model.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::PlannedTensor;
-use crate::ConvertOptions;
 use gguf_arch::diffusion::{DiffusionCard, NamePrefix};
 use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_format::Metadata;
@@ -26,20 +25,23 @@ pub(super) fn of_tensors(
     prefix: NamePrefix<'_>,
     card: &DiffusionCard,
     planned: &[PlannedTensor],
-    options: &ConvertOptions,
+    dropped: &HashSet<String>,
 ) -> Vec<Piece> {
-    let made: HashSet<&str> = planned.iter().map(|tensor| tensor.meta.name.as_str()).collect();
+    let made: HashMap<&str, &str> = planned
+        .iter()
+        .flat_map(|tensor| tensor.sources.iter().map(|source| (source.as_str(), tensor.meta.name.as_str())))
+        .collect();
     let piece = |name: &&str| {
         let not = |fate, why| Piece::not(PieceKind::Tensor, *name, fate, why);
         let written = |to: String| Piece::written(PieceKind::Tensor, *name, vec![to]);
         match prefix.strip(name) {
             None => not(Fate::LeftOut, "it is of another model of the checkpoint"),
-            Some(own) if made.contains(own.as_str()) => written(own),
-            Some(own) if options.drop.iter().any(|pattern| pattern.is_match(&own)) => {
-                not(Fate::LeftOut, "`--drop` leaves it out")
-            }
-            Some(own) if card.leaves_out(&own) => not(Fate::WithoutEffect, "runtimes do not read it"),
-            Some(_) => written("the weight with this factor".to_owned()),
+            Some(own) => match made.get(own.as_str()) {
+                Some(to) => written((*to).to_owned()),
+                None if dropped.contains(&own) => not(Fate::LeftOut, "`--drop` leaves it out"),
+                None if card.leaves_out(&own) => not(Fate::WithoutEffect, "runtimes do not read it"),
+                None => written("the weight with this factor".to_owned()),
+            },
         }
     };
     names.iter().map(piece).collect()

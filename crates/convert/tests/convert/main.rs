@@ -7,6 +7,7 @@
 )]
 
 mod dense_modules;
+mod diffusers;
 mod exceptions;
 #[path = "../arch/fixture.rs"]
 mod fixture;
