@@ -7,6 +7,7 @@ mod error;
 mod layout;
 mod order;
 mod pieces;
+mod warnings;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -26,7 +27,7 @@ use gguf_core::text::{escape, plural};
 use gguf_core::{
     Content, ElementType, GgmlType, Shape, SourceError, TensorMeta, TensorSource, WeightSource, input,
 };
-use gguf_dequant::ImageWeights;
+use gguf_dequant::{ImageWeights, layers_of_header};
 use gguf_format::{Array, Metadata, TensorLimits, Value};
 use gguf_quant::SmallRows;
 use gguf_views::{ReadPolicy, Recipe};
@@ -36,6 +37,9 @@ use layout::{Own, Recognized};
 
 /// Prefix of the keys that hold the shape of a tensor that is written in other rows.
 const ORIGINAL_SHAPE: &str = "comfy.gguf.orig_shape.";
+
+/// Entry of a header with descriptions of quantized layers.
+const DESCRIBED: &str = "_quantization_metadata";
 
 /// Plan of the GGUF file of an image or video model. No weight has been read; as a [`TensorSource`] it produces rows on
 /// demand.
@@ -118,18 +122,21 @@ impl DiffusionConversion {
         let names: Vec<&str> = bare.weights().iter().map(|meta| meta.name.as_str()).collect();
         let prefix = cards.prefix(&names);
         check_prefix(&names, prefix, cards.common(), &path)?;
-        let notes = left_out(&names, prefix).into_iter().collect();
+        let mut notes: Vec<String> = warnings::left_out(&names, prefix).into_iter().collect();
         let (card, layout) = recognized(cards, &names, prefix, &path)?;
         let rules = DiffusionRules::new(cards, card);
         let source = SelectedWeights::mapped(bare.clone(), |name| prefix.strip(name));
-        let weights = ImageWeights::open(Arc::new(source), options.level)?;
+        let described = entries.iter().find(|(name, _)| name == DESCRIBED);
+        let layers =
+            described.map(|(_, text)| layers_of_header(text, |name| prefix.strip(name))).transpose()?;
+        let weights = ImageWeights::open(Arc::new(source), options.level, &layers.unwrap_or_default())?;
         let is_dropped = |name: &str| options.drop.iter().any(|pattern| pattern.is_match(name));
         let own = Recognized { card, layout, path: &path }.tensors(&weights, is_dropped)?;
         let has = |name: &str| own.iter().any(|tensor| tensor.name == name);
         if let Some(names) = first_names(rules.missing(has).into_iter()) {
             return Err(DiffusionError::Missing { path, arch: card.gguf.clone(), names }.into());
         }
-        warnings.extend(lost_entries(card, has, &entries));
+        warnings.extend(warnings::lost_entries(card, has, &entries));
 
         let wide = if options.then_quantized { None } else { options.file_type.and_then(wide_type) };
         let file_type = wide.unwrap_or_else(|| most_frequent(&own));
@@ -148,11 +155,15 @@ impl DiffusionConversion {
         if !dropped.is_empty() {
             warnings.push(format!("{} left out by `--drop`", plural(dropped.len() as u64, "tensor")));
         }
-        warnings.extend(further_models(&bare));
-        warnings.extend(of_factors(&weights));
-        warnings.extend(without_factors(&weights));
-        warnings.extend(unloadable(&rules, &planned));
-        warnings.extend(without_effect(options));
+        warnings.extend(warnings::further_models(&bare));
+        warnings.extend(warnings::of_factors(&weights));
+        let formats: Vec<&str> = weights.formats().collect();
+        if !formats.is_empty() {
+            notes.push(format!("quantized by ComfyUI ({}): written as its values", formats.join(", ")));
+        }
+        warnings.extend(warnings::without_factors(&weights));
+        warnings.extend(warnings::unloadable(&rules, &planned));
+        warnings.extend(warnings::without_effect(options));
         order::convolutions_behind_their_biases(&mut planned);
         let metadata = metadata(card, file_type, &planned, &entries, options);
         let mut pieces = pieces::of_notes(bare.notes(), &metadata);
@@ -367,71 +378,6 @@ fn check_storage(tensor: &Own, path: &Path) -> Result<(), DiffusionError> {
     Err(DiffusionError::Codes { path: path.to_owned(), tensor: tensor_name, ty: tensor.stored })
 }
 
-/// Returns the warning about entries of the header that the runtime reads and the file lacks.
-fn lost_entries(
-    card: &DiffusionCard,
-    has: impl Fn(&str) -> bool,
-    entries: &[(String, String)],
-) -> Option<String> {
-    let is_read = card.copied_for.iter().any(|name| has(name));
-    let is_lost = |key: &&String| is_read && !entries.iter().any(|(name, _)| name == *key);
-    let lost = first_names(card.copied.iter().filter(is_lost).map(String::as_str))?;
-    Some(format!(
-        "{lost} is missing in the header of the checkpoint: the runtime reads the model's numbers from it; copy it from \
-         the header of the original release, or add it with `--set KEY=str:TEXT`"
-    ))
-}
-
-/// Returns the warning about further denoising models of a pipeline, each of which is a file of its own.
-fn further_models(bare: &BareWeights) -> Option<String> {
-    let names = bare.further_models();
-    first_names(names.iter().map(String::as_str)).map(|names| {
-        format!(
-            "{names} of the pipeline holds another model, which is not in this file: convert that folder, too"
-        )
-    })
-}
-
-/// Returns the warning about FP8 weights with factors, which are rounded.
-fn of_factors(weights: &ImageWeights) -> Option<String> {
-    (weights.n_scaled() > 0).then(|| {
-        let n = plural(weights.n_scaled() as u64, "weight");
-        format!("{n} in FP8 with a scale: multiplied by it and rounded to BF16 first")
-    })
-}
-
-/// Returns the warning about FP8 weights that have no factor, next to others that have one.
-fn without_factors(weights: &ImageWeights) -> Option<String> {
-    let names = weights.without_factors();
-    first_names(names.iter().map(String::as_str)).map(|first| {
-        format!(
-            "{} in FP8 without a factor, in a checkpoint that has factors: as in ComfyUI, it is taken as 1; if the file is \
-             incomplete, fetch it again: {first}",
-            plural(names.len() as u64, "weight"),
-        )
-    })
-}
-
-/// Returns the note about a checkpoint that holds other models, too.
-fn left_out(names: &[&str], prefix: NamePrefix<'_>) -> Option<String> {
-    let others: Vec<&str> = names.iter().copied().filter(|name| prefix.strip(name).is_none()).collect();
-    if others.is_empty() {
-        return None;
-    }
-    let mut modules: Vec<&str> = others.iter().filter_map(|name| name.split('.').next()).collect();
-    modules.sort_unstable();
-    modules.dedup();
-    let listed: Vec<String> = modules.iter().take(4).map(|name| format!("`{}`", escape(name))).collect();
-    let more = if modules.len() > 4 { ", ..." } else { "" };
-    Some(format!(
-        "the diffusion model is taken (`{}`); {} of other models {} left out: {}{more}",
-        escape(prefix.text().unwrap_or_default()),
-        plural(others.len() as u64, "tensor"),
-        if others.len() == 1 { "is" } else { "are" },
-        listed.join(", "),
-    ))
-}
-
 /// Type of weights for a type that the user asked for.
 fn wide_type(file_type: OutType) -> Option<GgmlType> {
     match file_type {
@@ -539,34 +485,6 @@ fn metadata(
         metadata.set(key.as_str(), value.clone());
     }
     metadata
-}
-
-/// Returns the warning about tensors that ComfyUI-GGUF does not load in their type.
-fn unloadable(rules: &DiffusionRules, tensors: &[PlannedTensor]) -> Option<String> {
-    let metas = tensors.iter().map(|tensor| &tensor.meta).filter(|meta| rules.is_unloadable(meta));
-    first_names(metas.map(|meta| meta.name.as_str())).map(|names| {
-        format!(
-            "{names}: a parameter in BF16 that belongs to no layer, which ComfyUI-GGUF does not load (nor from the \
-             file of its own converter): convert with `--type f16`, and quantize that file"
-        )
-    })
-}
-
-/// Returns the warning about options of language models.
-fn without_effect(options: &ConvertOptions) -> Option<String> {
-    let given = [
-        ("--metadata", options.metadata_file.is_some()),
-        ("--vocab-only", options.vocab_only),
-        ("--pre", options.pre.is_some()),
-        ("--chat-template", options.chat_template.is_some()),
-        ("--no-tokenizer", !options.tokenizer),
-        ("--mistral-format", options.mistral_format),
-        ("--rerank", options.rerank),
-        ("--annotate", options.annotate),
-        ("--fp8-as-q8", options.fp8_as_q8),
-    ];
-    let names: Vec<String> = given.iter().filter(|row| row.1).map(|row| format!("`{}`", row.0)).collect();
-    (!names.is_empty()).then(|| format!("without effect on an image or video model: {}", names.join(", ")))
 }
 
 impl TensorSource for DiffusionConversion {

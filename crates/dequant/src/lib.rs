@@ -28,7 +28,7 @@
 //! | `linear_shape` | shapes that a file does not declare |
 //! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
 //! | `fp8` | FP8 with scales per block, row or tensor |
-//! | `comfy` | FP8 weights of image and video models, with ComfyUI's scales |
+//! | `comfy` | weights of image and video models as ComfyUI's quantizers store them |
 //! | `msmodelslim` | Ascend's msModelSlim, with its own description file |
 //! | `flm` | FastLLM, with value ranges in place of scales |
 //! | `adapter` `lora` `replaced_rows` `lengths` | adapters merged while weights are read: pairs of matrices, rows that replace others, lengths of rows |
@@ -106,7 +106,7 @@ use gguf_core::simd::SimdLevel;
 use gguf_core::{WeightMeta, WeightSource};
 
 pub use adapter::{AdapterChanges, AddedBias, Replaced, with_adapter};
-pub use comfy::{ImageWeights, saved_rank};
+pub use comfy::{ImageWeights, layers_of_header, saved_rank};
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
 pub use joined::{Join, with_joined};

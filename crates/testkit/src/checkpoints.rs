@@ -24,6 +24,11 @@ impl Safetensors {
         Self { header: serde_json::from_slice(header).unwrap(), data: data.to_vec() }
     }
 
+    /// Reads a file.
+    pub fn read(path: impl AsRef<Path>) -> Self {
+        Self::parse(&fs_err::read(path.as_ref()).unwrap())
+    }
+
     /// Descriptions of the tensors by their names, and what is said about the file.
     pub fn header(&self) -> &Map<String, Json> {
         &self.header

@@ -62,9 +62,9 @@ fn factors_are_applied() {
 #[test]
 fn other_storage_is_refused_by_name() {
     let dir = tempfile::tempdir().unwrap();
-    let [coded, _] = scaled(".weight_scale", Some(r#"{"format": "nvfp4"}"#));
+    let [coded, _] = scaled(".weight_scale", Some(r#"{"format": "int4"}"#));
     coded.write(&dir.path().join("in.safetensors"));
-    convert(dir.path(), "in.safetensors", "out.gguf", "auto").says(1, "unsupported variant `nvfp4`");
+    convert(dir.path(), "in.safetensors", "out.gguf", "auto").says(1, "unsupported variant `int4`");
     let mut file = flux("");
     file.add("img_in.weight.absmax", "F32", [1], &[0; 4]);
     file.write(&dir.path().join("in.safetensors"));

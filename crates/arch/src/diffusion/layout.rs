@@ -216,7 +216,7 @@ mod tests {
 
     fn layout() -> Layout {
         toml::from_str(
-            "program = \"p\"\nrecognize = [[\"b.0.q.weight\"]]\nsame = [\"{x|y}_token\"]\n\
+            "program = \"p\"\nrecognize = [[\"b.0.q.weight\"]]\nsame = [\"{x_token|y_token}\"]\n\
              [tensors]\n\"{}.{}.qkv\" = [\"{b|c}.{}.q\", \"{b|c}.{}.k\"]\n\"mod\" = \"m\"\n\"n.scale\" = \"n.weight\"\n\
              [swapped]\n\"mod\" = \"m\"\n\"last\" = \"l.0\"\n",
         )

@@ -1,0 +1,108 @@
+//! Warnings and notes about the checkpoint of an image or video model.
+
+use super::PlannedTensor;
+use crate::ConvertOptions;
+use gguf_arch::diffusion::{DiffusionCard, DiffusionRules, NamePrefix, first_names};
+use gguf_checkpoint::BareWeights;
+use gguf_core::text::{escape, plural};
+use gguf_dequant::ImageWeights;
+
+/// Returns the warning about entries of the header that the runtime reads and the file lacks.
+pub(super) fn lost_entries(
+    card: &DiffusionCard,
+    has: impl Fn(&str) -> bool,
+    entries: &[(String, String)],
+) -> Option<String> {
+    let is_read = card.copied_for.iter().any(|name| has(name));
+    let is_lost = |key: &&String| is_read && !entries.iter().any(|(name, _)| name == *key);
+    let lost = first_names(card.copied.iter().filter(is_lost).map(String::as_str))?;
+    Some(format!(
+        "{lost} is missing in the header of the checkpoint: the runtime reads the model's numbers from it; copy it from \
+         the header of the original release, or add it with `--set KEY=str:TEXT`"
+    ))
+}
+
+/// Returns the warning about further denoising models of a pipeline, each of which is a file of its own.
+pub(super) fn further_models(bare: &BareWeights) -> Option<String> {
+    let names = bare.further_models();
+    first_names(names.iter().map(String::as_str)).map(|names| {
+        format!(
+            "{names} of the pipeline holds another model, which is not in this file: convert that folder, too"
+        )
+    })
+}
+
+/// Returns the warnings about weights with factors.
+pub(super) fn of_factors(weights: &ImageWeights) -> Vec<String> {
+    let mut warnings = Vec::new();
+    if weights.n_scaled() > 0 {
+        let n = plural(weights.n_scaled() as u64, "weight");
+        warnings.push(format!("{n} in FP8 with a scale: multiplied by it and rounded to BF16 first"));
+    }
+    if let Some(keys) = first_names(weights.unknown_keys()) {
+        warnings.push(format!(
+            "{keys} in `comfy_quant`: without a known meaning, and not applied to the weights"
+        ));
+    }
+    warnings
+}
+
+/// Returns the warning about FP8 weights that have no factor, next to others that have one.
+pub(super) fn without_factors(weights: &ImageWeights) -> Option<String> {
+    let names = weights.without_factors();
+    first_names(names.iter().map(String::as_str)).map(|first| {
+        format!(
+            "{} in FP8 without a factor, in a checkpoint that has factors: as in ComfyUI, it is taken as 1; if the file is \
+             incomplete, fetch it again: {first}",
+            plural(names.len() as u64, "weight"),
+        )
+    })
+}
+
+/// Returns the note about a checkpoint that holds other models, too.
+pub(super) fn left_out(names: &[&str], prefix: NamePrefix<'_>) -> Option<String> {
+    let others: Vec<&str> = names.iter().copied().filter(|name| prefix.strip(name).is_none()).collect();
+    if others.is_empty() {
+        return None;
+    }
+    let mut modules: Vec<&str> = others.iter().filter_map(|name| name.split('.').next()).collect();
+    modules.sort_unstable();
+    modules.dedup();
+    let listed: Vec<String> = modules.iter().take(4).map(|name| format!("`{}`", escape(name))).collect();
+    let more = if modules.len() > 4 { ", ..." } else { "" };
+    Some(format!(
+        "the diffusion model is taken (`{}`); {} of other models {} left out: {}{more}",
+        escape(prefix.text().unwrap_or_default()),
+        plural(others.len() as u64, "tensor"),
+        if others.len() == 1 { "is" } else { "are" },
+        listed.join(", "),
+    ))
+}
+
+/// Returns the warning about tensors that ComfyUI-GGUF does not load in their type.
+pub(super) fn unloadable(rules: &DiffusionRules, tensors: &[PlannedTensor]) -> Option<String> {
+    let metas = tensors.iter().map(|tensor| &tensor.meta).filter(|meta| rules.is_unloadable(meta));
+    first_names(metas.map(|meta| meta.name.as_str())).map(|names| {
+        format!(
+            "{names}: a parameter in BF16 that belongs to no layer, which ComfyUI-GGUF does not load (nor from the \
+             file of its own converter): convert with `--type f16`, and quantize that file"
+        )
+    })
+}
+
+/// Returns the warning about options of language models.
+pub(super) fn without_effect(options: &ConvertOptions) -> Option<String> {
+    let given = [
+        ("--metadata", options.metadata_file.is_some()),
+        ("--vocab-only", options.vocab_only),
+        ("--pre", options.pre.is_some()),
+        ("--chat-template", options.chat_template.is_some()),
+        ("--no-tokenizer", !options.tokenizer),
+        ("--mistral-format", options.mistral_format),
+        ("--rerank", options.rerank),
+        ("--annotate", options.annotate),
+        ("--fp8-as-q8", options.fp8_as_q8),
+    ];
+    let names: Vec<String> = given.iter().filter(|row| row.1).map(|row| format!("`{}`", row.0)).collect();
+    (!names.is_empty()).then(|| format!("without effect on an image or video model: {}", names.join(", ")))
+}
