@@ -53,7 +53,7 @@ expected = kitchen.dequantize_int8_convrot_weight(codes, scale, 64)
 add("f", expected, {"weight": codes, "weight_scale": scale}, format="int8_tensorwise", convrot=True, convrot_groupsize=64)
 blocks = weights(8, 12).reshape(2, 4, 3, 4).permute(0, 2, 1, 3)
 scale = blocks.abs().amax((2, 3)) / 127
-blocks = (blocks / scale[:, :, None, None]).round()
+blocks = (blocks / scale[:, :, None, None]).round().to(torch.int8)
 whole = lambda blocks: blocks.permute(0, 2, 1, 3).reshape(8, 12)  # noqa: E731
-add("g", whole(blocks * scale[:, :, None, None]), {"weight": whole(blocks.to(torch.int8)), "weight_scale": scale}, format="int8_blockwise", group_size=4)
+add("g", whole(blocks.float() * scale[:, :, None, None]), {"weight": whole(blocks), "weight_scale": scale}, format="int8_blockwise", group_size=4)
 save_file(out, sys.argv[2])

@@ -198,8 +198,8 @@ impl BareWeights {
             return Vec::new();
         };
         let is_further = |name: &String| {
-            let is_numbered = |stem: &&str| name.strip_prefix(stem).is_some_and(|rest| rest.starts_with('_'));
-            PIPELINE.iter().any(|stem| is_numbered(&stem)) && !self.path.ends_with(name)
+            let is_numbered = |stem: &str| name.strip_prefix(stem).is_some_and(|rest| rest.starts_with('_'));
+            PIPELINE.iter().any(|stem| is_numbered(stem)) && !self.path.ends_with(name)
         };
         let entries = fs_err::read_dir(pipeline).into_iter().flatten().flatten();
         let folders = entries.filter(|entry| entry.path().join("config.json").is_file());

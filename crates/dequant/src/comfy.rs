@@ -242,9 +242,10 @@ impl ImageWeights {
             let name = &self.weights[weight].name;
             coded.read(&*self.source, self.level, at, floats).map_err(|error| error.reading(name))?;
             for (value, out) in floats.iter().zip(out.chunks_mut(elem_bytes)) {
-                match coded.is_narrow() {
-                    true => out.copy_from_slice(&f32_to_bf16(*value).to_le_bytes()),
-                    false => out.copy_from_slice(&value.to_le_bytes()),
+                if coded.is_narrow() {
+                    out.copy_from_slice(&f32_to_bf16(*value).to_le_bytes());
+                } else {
+                    out.copy_from_slice(&value.to_le_bytes());
                 }
             }
             at += floats.len() as u64;

@@ -202,10 +202,8 @@ fn words<'n>(pattern: &str, name: &'n str) -> Option<Vec<&'n str>> {
 
 fn filled(pattern: &str, words: &[&str]) -> String {
     let mut words = words.iter();
-    let parts = pattern.split('.').map(|own| match own.starts_with('{') {
-        true => words.next().copied().unwrap_or(own),
-        false => own,
-    });
+    let mut word = |own| words.next().copied().unwrap_or(own);
+    let parts = pattern.split('.').map(|own| if own.starts_with('{') { word(own) } else { own });
     parts.collect::<Vec<_>>().join(".")
 }
 

@@ -154,7 +154,9 @@ fn a_part_of_low_rank_is_added() {
             let n = dims.iter().product::<u64>() as usize;
             weights.add(name, dims, ElementType::F32, f32_bytes(&values.repeat(n)[..n]));
         }
-        others.iter().for_each(|name| weights.add(name, &[2], ElementType::F32, f32_bytes(&[1.0; 2])));
+        for name in others {
+            weights.add(name, &[2], ElementType::F32, f32_bytes(&[1.0; 2]));
+        }
         opened(weights)
     };
     let weights = with(&[2, 1], &[1, 2], &[]).unwrap();
