@@ -194,7 +194,7 @@ fn no_file(client: &Client, address: &Address, name: Option<&str>, kind: FileKin
         Address::Hub { repository, revision } => {
             endpoint().and_then(|endpoint| of_hub(client, &endpoint, repository, revision))
         }
-        _ => return RemoteError::NotFound { url: address.to_string() },
+        Address::Web(_) => return RemoteError::NotFound { url: address.to_string() },
     };
     let entries = match listing {
         Ok(listing) => listing.entries,

@@ -238,7 +238,7 @@ fn ask(
     let client = client_for(address, options)?;
     let listing = match address {
         Address::Web(url) => listing::of_web(&client, url)?,
-        _ => stored(&client, address)?,
+        Address::Hub { .. } => stored(&client, address)?,
     };
     Ok((client, listing))
 }
