@@ -259,6 +259,11 @@ fn form(
     if let Some(form) = default.filter(|form| form.fits(words, groups)) {
         return Ok(Found { form, is_other: false });
     }
+    // Where every module has the form of the model, another one is damage.
+    let is_mixed = settings.map.values().any(Value::is_object);
+    if let Some(form) = default.filter(|_| !is_mixed) {
+        return Err(wrong(form));
+    }
     let fitting: Vec<Form> = Form::all(groups).into_iter().filter(|form| form.fits(words, groups)).collect();
     let is_known = |form: &&Form| form.columns(words.shape.n_cols()).is_some_and(|n| widths.contains(&n));
     let known: Vec<&Form> = fitting.iter().filter(is_known).collect();
@@ -390,7 +395,12 @@ mod tests {
                 false,
             ),
             // Not named, and another one: 64 columns are a size of the model.
-            (json!({"bits": 4, "group_size": 64}), [16, 1], "8 bit, scales by row, with biases", true),
+            (
+                json!({"bits": 4, "group_size": 64, "k": {"bits": 8, "group_size": 64}}),
+                [16, 1],
+                "8 bit, scales by row, with biases",
+                true,
+            ),
         ] {
             let rows = [
                 ("q.weight", U32, &[3, own[0]][..]),
@@ -442,6 +452,11 @@ mod tests {
                 affine.clone(),
                 vec![words, ("q.scales", Bf16, &[3, 3]), biases],
                 "`q.scales`: shape is [3, 3], expected [3, 1]: 64 columns of 4 bits in groups of 64",
+            ),
+            (
+                affine.clone(),
+                vec![("q.weight", U32, &[3, 16]), scales, biases],
+                "`q.scales`: shape is [3, 1], expected [3, 2]: 128 columns of 4 bits in groups of 64",
             ),
             (
                 affine.clone(),
