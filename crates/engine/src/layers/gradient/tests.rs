@@ -91,23 +91,17 @@ fn gemma2() -> TinyModel {
     model
 }
 
-/// Norms of queries and keys by head, and biases.
-fn qwen3() -> TinyModel {
+/// Biases of queries, keys and values.
+fn qwen2() -> TinyModel {
     let mut model = TinyModel::dense();
     let keys: Vec<_> = model.metadata.iter().map(|(key, value)| (key.to_owned(), value.clone())).collect();
     for (key, value) in keys {
-        model.metadata.set(key.replace("llama.", "qwen3."), value);
+        model.metadata.set(key.replace("llama.", "qwen2."), value);
     }
-    model.metadata.set("general.architecture", "qwen3");
-    model.features = gguf_arch::GraphFeatures::of("qwen3").unwrap();
+    model.metadata.set("general.architecture", "qwen2");
+    model.features = gguf_arch::GraphFeatures::of("qwen2").unwrap();
     for layer in 0..2 {
-        for (name, n) in [
-            ("attn_q.bias", 64),
-            ("attn_k.bias", 32),
-            ("attn_v.bias", 32),
-            ("attn_q_norm.weight", 16),
-            ("attn_k_norm.weight", 16),
-        ] {
+        for (name, n) in [("attn_q.bias", 64), ("attn_k.bias", 32), ("attn_v.bias", 32)] {
             model.add(&[(&format!("blk.{layer}.{name}"), &[n])]);
         }
     }
@@ -118,7 +112,7 @@ fn qwen3() -> TinyModel {
 #[test]
 fn the_gradient_of_each_tensor_is_the_change_along_it() {
     let chunks = chunks();
-    for (name, goal) in [("qwen3", qwen3()), ("parallel", TinyModel::parallel()), ("gemma2", gemma2())] {
+    for (name, goal) in [("qwen2", qwen2()), ("parallel", TinyModel::parallel()), ("gemma2", gemma2())] {
         let model = moved(&goal);
         let reference = engine(&goal, 1);
         let hidden = reference.hidden(&chunks).unwrap();
@@ -156,7 +150,9 @@ fn the_gradient_of_each_tensor_is_the_change_along_it() {
                 divergence(&model)
             };
             let change = (at(step) - at(-step)) / (2.0 * step);
-            assert!((change / length - 1.0).abs() < 5e-3, "{name}, `{of}`: {change}, expected {length}");
+            // A divergence of runs in f32 is exact to some 1e-7.
+            let tolerance = 5e-3 * length + 2e-7 / step;
+            assert!((change - length).abs() < tolerance, "{name}, `{of}`: {change}, expected {length}");
         }
     }
 }

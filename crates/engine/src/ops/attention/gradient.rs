@@ -138,8 +138,9 @@ impl ScoresGradient<'_> {
         let grid = |data, n: usize, width: usize| {
             TileGrid::new(data, n * width, cuts.to_vec(), (0..=n).map(|head| head * width).collect())
         };
-        let (q_grid, k_grid) = (grid(out.q, n_heads, dk), grid(out.k, n_kv_heads, dk));
-        let v_grid = grid(out.v, n_kv_heads, dv);
+        let ProjectedGradient { q, k, v } = out;
+        let (q_grid, k_grid) = (grid(q, n_heads, dk), grid(k, n_kv_heads, dk));
+        let v_grid = grid(v, n_kv_heads, dv);
         let n_chunks = cuts.len() - 1;
         let sinks: Vec<Mutex<f64>> = (0..n_chunks * n_heads).map(|_| Mutex::default()).collect();
         workers.each(n_chunks * n_kv_heads, |_, task| {
