@@ -59,6 +59,7 @@ pub const ENTRIES: &[(&str, Entry)] = &[
     ("logits", texts::logits),
     ("metadata_json", texts::metadata_json),
     ("model_card", texts::model_card),
+    ("mlx", codes::mlx),
     ("modelopt", codes::modelopt),
     ("msmodelslim", codes::msmodelslim),
     ("mxfp4", codes::mxfp4),

@@ -138,7 +138,7 @@ fn packed(
 
 const FILES: &[&str] = &["config.json", "model.safetensors", HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP];
 
-/// Reads configuration and container of a method; the method is fixed, whatever the configuration declares.
+/// Reads configuration and container of a method; if it has names, it is fixed, whatever the configuration declares.
 fn method(names: &[&str], data: &[u8]) -> bool {
     let files = bundle::split(data, FILES);
     let object = |name: &str| {
@@ -148,8 +148,10 @@ fn method(names: &[&str], data: &[u8]) -> bool {
     let Some(mut config) = object("config.json") else { return false };
     if let Some(Json::Object(settings)) = config.get_mut("quantization_config") {
         let found = settings.get("quant_method").and_then(Json::as_str);
-        if !names.iter().any(|&name| found == Some(name)) {
-            settings.insert("quant_method".to_owned(), names[0].into());
+        if let Some(&first) = names.first()
+            && !names.iter().any(|&name| found == Some(name))
+        {
+            settings.insert("quant_method".to_owned(), first.into());
         }
     }
     let configurations = Configurations {
@@ -193,6 +195,7 @@ methods! {
     fp8: "fp8" "fbgemm_fp8";
     gptq: "gptq";
     hqq: "hqq";
+    mlx: ;
     modelopt: "modelopt";
     mxfp4: "mxfp4";
     quanto: "quanto";

@@ -88,7 +88,7 @@ impl<'a> Guard<'a> {
 /// Returns all parts of a split model, by the name of one: `NAME-00001-of-00003.gguf`.
 fn parts(path: &Path) -> Vec<PathBuf> {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-    let part = ShardName::of(name).filter(|part| part.suffix == "gguf" && part.count <= u32::from(u16::MAX));
+    let part = ShardName::of(name).filter(|part| part.suffix == "gguf" && u16::try_from(part.count).is_ok());
     part.and_then(|part| sibling_paths(path, part.number.into(), part.count.into())).unwrap_or_default()
 }
 

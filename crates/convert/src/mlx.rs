@@ -212,9 +212,10 @@ impl SavedByMlx {
     /// Returns a weight with the name and shape that transformers gives it.
     pub(super) fn original(&self, meta: &WeightMeta) -> WeightMeta {
         let mut flattened = self.types.iter().filter_map(|ty| FACTS.flattened.get(ty)).flatten();
-        let shape = match flattened.any(|part| meta.name.contains(part.as_str())) {
-            true => Shape::new(vec![meta.shape.n_elems()]).unwrap_or_else(|| meta.shape.clone()),
-            false => channels_first(meta),
+        let shape = if flattened.any(|part| meta.name.contains(part.as_str())) {
+            Shape::new(vec![meta.shape.n_elems()]).unwrap_or_else(|| meta.shape.clone())
+        } else {
+            channels_first(meta)
         };
         WeightMeta { name: self.original_name(&meta.name), shape, ty: meta.ty }
     }

@@ -105,7 +105,9 @@ impl Factor {
         let Some(values) = self.values() else { return Ok(Vec::new()) };
         let mut all = Vec::new();
         values.read(inner, 0..values.n, &mut all)?;
-        all.iter_mut().for_each(|value| *value = self.as_multiplier(*value));
+        for value in &mut all {
+            *value = self.as_multiplier(*value);
+        }
         if let [one] = *all {
             all.resize(usize::try_from(n_mats).unwrap_or(1), one);
         }

@@ -31,7 +31,9 @@ mod tests {
         let missing = |arch: &str, keys: &[&str]| {
             let mut metadata = Metadata::new();
             metadata.set("general.architecture", arch);
-            keys.iter().for_each(|key| metadata.set(format!("{arch}.{key}"), 1u32));
+            for key in keys {
+                metadata.set(format!("{arch}.{key}"), 1u32);
+            }
             missing_keys(&metadata)
         };
         let norm = "attention.layer_norm_rms_epsilon";

@@ -77,7 +77,7 @@ pub(super) fn check(
     warnings: &mut Vec<TokenizerWarning>,
 ) -> Result<(), TokenizerError> {
     if reads_json(mode) {
-        known::check(hf, request, directory.join(FILE))?;
+        known::check(hf, request, &directory.join(FILE))?;
     }
     let model = rows.get("tokenizer.ggml.model").and_then(Value::as_str);
     let Some(algorithm) = model.and_then(Algorithm::named).filter(|_| reads_json(mode)) else {

@@ -129,7 +129,7 @@ fn complaints(case: &fixture::CardFixture, types: &[OutType]) -> Vec<String> {
     types.iter().flat_map(of_type).collect()
 }
 
-fn errors(at: &str, file: &(impl TensorSource + Sync), metadata: &Metadata) -> Vec<String> {
+fn errors(at: &str, file: &impl TensorSource, metadata: &Metadata) -> Vec<String> {
     let options = StructureOptions { level: SimdLevel::detect() };
     let findings = check_structure(file, metadata, &options, &Silent).unwrap();
     // The elements are a formula's: scales of blocks among them may have no meaning.

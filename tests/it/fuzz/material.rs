@@ -190,6 +190,7 @@ fn target_of(folder: &Path) -> Option<&'static str> {
         Some("modelopt") => "modelopt",
         Some("mxfp4") => "mxfp4",
         Some("quanto") => "quanto",
+        None if config["quantization"].is_object() => "mlx",
         _ if exists("hf_quant_config.json") => "modelopt",
         _ if exists("quanto_qmap.json") => "quanto",
         _ if exists("quantize_config.json") => "gptq",

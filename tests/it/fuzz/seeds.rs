@@ -369,7 +369,8 @@ fn quantized(target: &str) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     for round in 0..12 {
         for made in all(&mut noise(round)) {
-            let method = made.config["quantization_config"]["quant_method"].as_str().unwrap();
+            // MLX names no method.
+            let method = made.config["quantization_config"]["quant_method"].as_str().unwrap_or("mlx");
             let is_of = match target {
                 "auto_round" => ["auto-round", "intel/auto-round"].contains(&method),
                 "fp8" => ["fp8", "fbgemm_fp8"].contains(&method),

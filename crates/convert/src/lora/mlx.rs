@@ -121,8 +121,7 @@ pub(super) fn pieces(file: &str, config: &Map<String, Json>) -> Vec<Piece> {
 pub(super) fn rank(weights: &[WeightMeta]) -> Option<u64> {
     let first = weights.iter().find(|meta| meta.name.ends_with(HALVES[1]))?;
     match *first.shape.dims() {
-        [rank, _] => Some(rank),
-        [_, _, rank] => Some(rank),
+        [rank, _] | [_, _, rank] => Some(rank),
         _ => None,
     }
 }

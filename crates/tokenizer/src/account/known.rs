@@ -101,10 +101,10 @@ pub(super) fn other_members<'j>(member: &str, step: &'j Json) -> impl Iterator<I
 pub(crate) fn check(
     hf: &HfJson,
     request: &TokenizerRequest,
-    path: std::path::PathBuf,
+    path: &std::path::Path,
 ) -> Result<(), TokenizerError> {
     let refused = |member: &str, found: &str| {
-        let (path, member, found) = (path.clone(), member.to_owned(), found.to_owned());
+        let (path, member, found) = (path.to_owned(), member.to_owned(), found.to_owned());
         Err(TokenizerError::UnknownStep { path, member, found })
     };
     if let Some((key, _)) = hf.rest.iter().find(|row| !TOP.contains(&row.0.as_str()) && !is_off(row.1)) {

@@ -521,7 +521,11 @@ fn what_the_library_does_not_have_is_refused() {
                 match built(dir.path(), &case, &changed) {
                     Err(error) if error.to_string().contains("unknown") => {}
                     other => {
-                        wrong.push(format!("{} {member}: {:?}", case.name, other.map(|built| built.warnings)))
+                        wrong.push(format!(
+                            "{} {member}: {:?}",
+                            case.name,
+                            other.map(|built| built.warnings)
+                        ));
                     }
                 }
             }

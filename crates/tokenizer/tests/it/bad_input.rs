@@ -165,7 +165,7 @@ fn an_unknown_pre_tokenizer_shows_pattern_nearest_and_way_out() {
 #[test]
 fn damaged_model_files() {
     let read = |bytes: &[u8]| error_of(&[Mode::Spm], None, &[("tokenizer.model", bytes)]).0;
-    assert_eq!(read(b""), "DIR/tokenizer.model: SentencePiece model without pieces");
+    assert_eq!(read(b""), "DIR/tokenizer.model: the file is empty: fetch it again");
     // A list of tokens and ranks happens to parse as a message of unknown fields.
     assert_eq!(read(b"IQ== 0\nIg== 1\n"), "DIR/tokenizer.model: SentencePiece model without pieces");
     // One piece (field 1, 3 bytes) with a text (field 1) of one byte that is not UTF-8.

@@ -36,9 +36,8 @@ fn sum(
     let w = values(&pair.base, weight);
     let (a, b) = (values(&pair.adapter, a), values(&pair.adapter, b));
     let at = |row: usize, col: usize| {
-        let product = |r: usize| match is_embedding {
-            true => a[row * rank + r] * b[r * k + col],
-            false => a[col * rank + r] * b[r * n + row],
+        let product = |r: usize| {
+            if is_embedding { a[row * rank + r] * b[r * k + col] } else { a[col * rank + r] * b[r * n + row] }
         };
         (w[row * k + col] + SCALE * (0..rank).map(product).sum::<f64>()) as f32
     };
