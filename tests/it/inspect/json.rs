@@ -358,12 +358,8 @@ fn what_quantize_prints_is_documented() {
     let collect = |more: &[&str]| run(0, &[&["stats"], &text[..], more].concat());
     let mut stats = documented.table("`gguf-quantize stats`");
     stats.object("", &collect(&["-o", "whole"]));
-    stats.object("", &collect(&["-o", "part", "--part", "1/1"]));
     stats.object("", &collect(&["-o", "x", "--dry-run"]));
     stats.finish();
-    let mut combined = documented.table("`gguf-verify combine` of statistics");
-    combined.object("", &json(&bench, "gguf-verify", 0, &["combine", "part", "-o", "together"]));
-    combined.finish();
     let mut failed = documented.table("A run that fails");
     failed.object("", &run(1, &["missing.gguf", "q.gguf", "q8_0"]));
     failed.object("", &run(2, &["tiny.gguf"]));
