@@ -242,10 +242,7 @@ fn parts_that_do_not_belong_together_are_refused() {
     assert!(err.contains("b.part: a part of another verification than a.part: another model"), "{err}");
     // Other files, and a mixture of both kinds.
     let err = refused(at, &["1.part", "p.txt"]);
-    assert!(
-        err.contains("p.txt is neither of a verification nor of statistics: combine them apart"),
-        "{err}"
-    );
+    assert!(err.contains("p.txt is none: combine them apart"), "{err}");
     let err = refused(at, &["1.part", "2.part", "3.part", "-o", "x"]);
     assert!(err.contains("`-o` is for importance matrices"), "{err}");
 }
