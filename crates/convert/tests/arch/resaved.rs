@@ -15,6 +15,7 @@ use gguf_testkit::tiers::{Tier, two_tiers};
 const OTHER_MODELS: &[(&str, &str)] = &[
     ("cohere2moe/shared_mtp.json", "without `norm_topk_prob`, whose default is another one"),
     ("deepseek2-ocr/unlimited.json", "its flat keys are not read"),
+    ("dots3note/mtp.json", "without `n_group`, whose default is another one"),
     ("gemma-embedding/gemma3_text_model.json", "odd windows become even"),
     ("glm5-next/mtp_tied.json", "without `swiglu_limit`, whose default is another one"),
     ("glm5-next/no_mtp.json", "without `swiglu_limit`, whose default is another one"),
