@@ -57,9 +57,9 @@ enum ConvertCommand {
     Msmodelslim2gguf(Box<Msmodelslim2gguf>),
     /// Convert a FastLLM file (.flm) to GGUF
     Flm2gguf(Box<Flm2gguf>),
-    /// Convert a LoRA adapter of PEFT to a GGUF adapter
+    /// Convert a LoRA adapter of PEFT or MLX to a GGUF adapter
     Lora2gguf(Lora2gguf),
-    /// Merge a LoRA adapter of PEFT into its base model and convert the result to GGUF, in one pass
+    /// Merge a LoRA adapter of PEFT or MLX into its base model and convert the result to GGUF, in one pass
     MergeLora(Box<MergeLora>),
     /// Convert a GGUF file back to a Hugging Face checkpoint
     Gguf2hf(Gguf2hf),

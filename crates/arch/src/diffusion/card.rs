@@ -8,8 +8,8 @@ use crate::error::{ArchError, CardProblem};
 use gguf_core::GgmlType;
 use gguf_format::FileType;
 
-use super::common::{KIND, TypeName};
-use super::layout::Layout;
+use super::common::{KIND, TypeName, wrong_kind};
+use super::layout::{Layout, fewest};
 
 /// Architecture of image or video models.
 #[derive(Clone, Debug, Deserialize)]
@@ -120,12 +120,17 @@ struct EndBlocks {
     types: BTreeMap<String, TypeName>,
 }
 
-/// Returns the problem of a value of another kind.
-pub(super) fn wrong_kind(at: &str, expected: &'static str, found: String) -> CardProblem {
-    CardProblem::Kind { at: format!("`{at}`"), expected, found }
-}
-
 impl DiffusionCard {
+    /// Returns the names that are missing for a checkpoint to be recognized.
+    pub fn unrecognized(&self, has: impl Fn(&str) -> bool) -> Vec<&str> {
+        fewest(&self.recognize, has)
+    }
+
+    /// Returns the layout of another program that names show.
+    pub fn layout(&self, has: impl Fn(&String) -> bool) -> Option<&Layout> {
+        self.layouts.iter().find(|layout| layout.matches(&has))
+    }
+
     /// Parses a card; `stem` is the name of its file without the extension.
     ///
     /// # Errors

@@ -252,3 +252,8 @@ impl CommonRules {
         self.unknown.blocks.iter().any(is_numbered)
     }
 }
+
+/// Returns the problem of a value of another kind.
+pub(super) fn wrong_kind(at: &str, expected: &'static str, found: String) -> CardProblem {
+    CardProblem::Kind { at: format!("`{at}`"), expected, found }
+}

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde::Deserialize;
 
-use super::card::{DiffusionCard, wrong_kind};
+use super::common::wrong_kind;
 use crate::error::CardProblem;
 
 /// Ends of the names of a module's parameters, which rows of modules leave out.
@@ -165,18 +165,6 @@ impl Layout {
 pub(super) fn fewest(sets: &[Vec<String>], has: impl Fn(&str) -> bool) -> Vec<&str> {
     let missing = sets.iter().map(|set| set.iter().map(String::as_str).filter(|name| !has(name)).collect());
     missing.min_by_key(Vec::len).unwrap_or_default()
-}
-
-impl DiffusionCard {
-    /// Returns the names that are missing for a checkpoint to be recognized.
-    pub fn unrecognized(&self, has: impl Fn(&str) -> bool) -> Vec<&str> {
-        fewest(&self.recognize, has)
-    }
-
-    /// Returns the layout of another program that names show.
-    pub fn layout(&self, has: impl Fn(&String) -> bool) -> Option<&Layout> {
-        self.layouts.iter().find(|layout| layout.matches(&has))
-    }
 }
 
 /// Returns the words of a name in place of a pattern's blanks, and the end of the name behind the pattern.

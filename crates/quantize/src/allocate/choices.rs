@@ -4,7 +4,7 @@
 use crate::allocate::costs::TensorCost;
 use crate::allocate::greedy::{self, TypeCandidate};
 use crate::allocate::survey::{OpenTensor, Survey};
-use crate::allocate::{AllocateError, Allocation, ChosenType, SIZE_TOLERANCE, StandardMix};
+use crate::allocate::{AllocateError, Allocation, ChosenType, SIZE_TOLERANCE, SizeTarget, StandardMix};
 use gguf_core::GgmlType;
 use gguf_format::FileType;
 
@@ -29,8 +29,26 @@ pub struct Choices<'s, 'a> {
     rows: Vec<Vec<TypeCandidate>>,
 }
 
+impl<'a> Survey<'a> {
+    /// Chooses the types for a size by their costs, which are in the order of [`Survey::tensors`].
+    ///
+    /// # Errors
+    /// A size below that with the smallest types.
+    pub fn choose(&self, costs: &[TensorCost], target: SizeTarget) -> Result<Allocation, AllocateError> {
+        let target_bytes = target.bytes(self.n_elems());
+        let choices = self.choices(costs);
+        let set = choices.within_bytes(target_bytes).map_err(|least| self.too_small(least, target))?;
+        choices.allocation(&set, target_bytes)
+    }
+
+    /// Choices of types by their costs, which are in the order of [`Survey::tensors`].
+    pub fn choices<'s>(&'s self, costs: &'s [TensorCost]) -> Choices<'s, 'a> {
+        Choices::new(self, costs)
+    }
+}
+
 impl<'s, 'a> Choices<'s, 'a> {
-    pub(super) fn new(survey: &'s Survey<'a>, costs: &'s [TensorCost]) -> Self {
+    fn new(survey: &'s Survey<'a>, costs: &'s [TensorCost]) -> Self {
         let mut order: Vec<usize> = (0..costs.len().min(survey.tensors().len())).collect();
         order.sort_by_key(|&at| survey.tensors()[at].is_of_experts());
         let row = |&at: &usize| survey.candidates(&survey.tensors()[at], &costs[at]);

@@ -1,16 +1,15 @@
-//! Survey of the tensors to choose for, the types they may have and their costs; and the choice for a size.
+//! Survey of the tensors to choose for, the types they may have, and their costs.
 
 use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use crate::allocate::choices::Choices;
 use crate::allocate::costs::TensorCost;
 use crate::allocate::greedy::TypeCandidate;
 use crate::allocate::rounding::Sampled;
 use crate::allocate::rules::rule;
 use crate::allocate::sensitivity::{NamedTensor, logit_power, sensitivities};
-use crate::allocate::{AllocateError, Allocation, SizeTarget, StandardMix};
+use crate::allocate::{AllocateError, SizeTarget, StandardMix};
 use crate::choice::{fit_columns, needs_imatrix};
 use crate::importance::{Lookup, STACK, lookup};
 use crate::{
@@ -288,25 +287,9 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    fn too_small(&self, least_bytes: u64, target: SizeTarget) -> AllocateError {
+    pub(super) fn too_small(&self, least_bytes: u64, target: SizeTarget) -> AllocateError {
         let bits_per_weight = least_bytes as f64 * 8.0 / self.n_elems.max(1) as f64;
         AllocateError::TooSmall { target_bytes: target.bytes(self.n_elems), least_bytes, bits_per_weight }
-    }
-
-    /// Chooses the types for a size by their costs, which are in the order of [`Survey::tensors`].
-    ///
-    /// # Errors
-    /// A size below that with the smallest types.
-    pub fn choose(&self, costs: &[TensorCost], target: SizeTarget) -> Result<Allocation, AllocateError> {
-        let target_bytes = target.bytes(self.n_elems);
-        let choices = self.choices(costs);
-        let set = choices.within_bytes(target_bytes).map_err(|least| self.too_small(least, target))?;
-        choices.allocation(&set, target_bytes)
-    }
-
-    /// Choices of types by their costs, which are in the order of [`Survey::tensors`].
-    pub fn choices<'s>(&'s self, costs: &'s [TensorCost]) -> Choices<'s, 'a> {
-        Choices::new(self, costs)
     }
 
     pub(super) fn fixed_bytes(&self) -> u64 {
