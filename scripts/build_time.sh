@@ -33,7 +33,7 @@ phase() {
     }
     local end=$SECONDS
     sleep 1
-    library=$(awk '/ Compiling gguf-foundry-core v/ { print $1; exit }' "$log")
+    library=$(awk '/ Compiling gguf-core v/ { print $1; exit }' "$log")
     built=$(awk '/ Finished / { print $1; exit }' "$log")
     row "$name: dependencies" $((${library:-$start} - start))
     row "$name: this repository" $((${built:-$end} - ${library:-$start}))

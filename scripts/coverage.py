@@ -15,16 +15,16 @@ TARGET = ROOT / "target/fuzz-coverage"
 
 # What reads foreign bytes, by group. Errors and the tables of names are not parsers.
 GROUPS = {
-    "GGUF": ["crates/gguf/src/header.rs", "crates/gguf/src/reader.rs", "crates/gguf/src/split.rs", "crates/gguf/src/imatrix/read.rs",
-             "crates/gguf/src/imatrix/merge.rs", "crates/core/src/bytes.rs"],
-    "containers": ["crates/checkpoint/src/**/*.rs"],
-    "quantized checkpoints": ["crates/dequant/src/**/*.rs"],
-    "tokenizers": ["crates/tokenizer/src/**/*.rs"],
-    "texts": ["crates/convert/src/model_card.rs", "crates/convert/src/metadata.rs", "crates/gguf/src/assign.rs", "crates/verify/src/prompts/read.rs",
-              "crates/verify/src/tasks/hellaswag.rs", "crates/verify/src/tasks/winogrande.rs", "crates/verify/src/tasks/multiple_choice.rs",
-              "crates/verify/src/logit_file/read.rs", "crates/verify/src/chat.rs", "crates/quantize/src/options.rs"],
-    "cards": ["crates/arch/src/load.rs", "crates/arch/src/expr.rs", "crates/arch/src/names.rs", "crates/arch/src/schema.rs",
-              "crates/arch/src/read/*.rs", "crates/arch/src/read.rs", "crates/arch/src/card_merge.rs", "crates/arch/src/graph/*.rs", "crates/arch/src/graph.rs"],
+    "GGUF": ["crates/gguf-format/src/header.rs", "crates/gguf-format/src/reader.rs", "crates/gguf-format/src/split.rs", "crates/gguf-format/src/imatrix/read.rs",
+             "crates/gguf-format/src/imatrix/merge.rs", "crates/gguf-core/src/bytes.rs"],
+    "containers": ["crates/gguf-checkpoint/src/**/*.rs"],
+    "quantized checkpoints": ["crates/gguf-dequant/src/**/*.rs"],
+    "tokenizers": ["crates/gguf-tokenizer/src/**/*.rs"],
+    "texts": ["crates/gguf-conversion/src/model_card.rs", "crates/gguf-conversion/src/metadata.rs", "crates/gguf-format/src/assign.rs", "crates/gguf-verification/src/prompts/read.rs",
+              "crates/gguf-verification/src/tasks/hellaswag.rs", "crates/gguf-verification/src/tasks/winogrande.rs", "crates/gguf-verification/src/tasks/multiple_choice.rs",
+              "crates/gguf-verification/src/logit_file/read.rs", "crates/gguf-verification/src/chat.rs", "crates/gguf-quantization/src/options.rs"],
+    "cards": ["crates/gguf-arch/src/load.rs", "crates/gguf-arch/src/expr.rs", "crates/gguf-arch/src/names.rs", "crates/gguf-arch/src/schema.rs",
+              "crates/gguf-arch/src/read/*.rs", "crates/gguf-arch/src/read.rs", "crates/gguf-arch/src/card_merge.rs", "crates/gguf-arch/src/graph/*.rs", "crates/gguf-arch/src/graph.rs"],
 }
 # Not parsers: errors, what writes, and the `tokenizers` library's own reader, which runs in a process of its own.
 NOT = re.compile(r"error\.rs$|safetensors_writer|/rebuild|tokenizer/reference")

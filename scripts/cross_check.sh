@@ -23,7 +23,7 @@ for target in "${targets[@]}"; do
       export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_LINKER=rust-lld
       cargo build --release --bins --target "$target"
       if emulator=$(command -v qemu-aarch64-static); then
-        CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=$emulator cargo test --release --target "$target" -p gguf-foundry-quant -p gguf-foundry-matmul -p gguf-foundry-core --lib
+        CARGO_TARGET_AARCH64_UNKNOWN_LINUX_MUSL_RUNNER=$emulator cargo test --release --target "$target" -p gguf-blocks -p gguf-matmul -p gguf-core --lib
       else
         echo "no qemu-aarch64-static here: the tests were not run" >&2
       fi
@@ -38,7 +38,7 @@ for target in "${targets[@]}"; do
       echo 'int __stdcall SystemFunction036(void *, unsigned);
         __declspec(dllexport) int __stdcall ProcessPrng(char *p, unsigned long long n) { return SystemFunction036(p, (unsigned)n); }' |
         x86_64-w64-mingw32-gcc -shared -x c - -o "$built/wine/bcryptprimitives.dll" -ladvapi32
-      cargo test --target "$target" -p gguf-foundry-core --lib
+      cargo test --target "$target" -p gguf-core --lib
       for program in gguf-convert gguf-quantize gguf-verify gguf-inspect; do
         printf '#!/bin/sh\nexec wine "%s.exe" "$@"\n' "$built/$program" > "$built/wine/$program"
         chmod +x "$built/wine/$program"

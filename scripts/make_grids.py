@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes crates/quant/src/grids.rs: the code books of the IQ types, read from llama.cpp's `gguf` Python package.
+"""Writes crates/gguf-blocks/src/grids.rs: the code books of the IQ types, read from llama.cpp's `gguf` Python package.
 
-    python3 scripts/make_grids.py [PATH_TO_GGUF_PY] > crates/quant/src/grids.rs
+    python3 scripts/make_grids.py [PATH_TO_GGUF_PY] > crates/gguf-blocks/src/grids.rs
 
 A code book is a strictly ascending list of packed points (2 or 3 bits per level, first level lowest). The file
 holds the gaps between points: five bits to a character, low bits first, bit 5 set where a character follows;

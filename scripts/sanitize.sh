@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The tests of every unsafe block under the address sanitizer of a nightly toolchain: mapped files (crates/core), the
-# vector instructions of the quantizers and decoders (crates/quant, each level the processor has), and the products of
-# matrices (crates/matmul, with those who use them: crates/solve, crates/engine). Says so and passes where there is no nightly toolchain; SANITIZE_MUST=1 fails there.
+# The tests of every unsafe block under the address sanitizer of a nightly toolchain: mapped files (crates/gguf-core), the
+# vector instructions of the quantizers and decoders (crates/gguf-blocks, each level the processor has), and the products of
+# matrices (crates/gguf-matmul, with those who use them: crates/gguf-solve, crates/gguf-engine). Says so and passes where there is no nightly toolchain; SANITIZE_MUST=1 fails there.
 # Usage: scripts/sanitize.sh
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -30,8 +30,8 @@ sanitized() {
 }
 
 # The sanitizer's library answers mlock without locking, which one test looks at.
-sanitized "crates/core (mapped files, levels)" -p gguf-foundry-core --lib -- --skip a_locked_file_stays_in_memory
-sanitized "crates/quant (vector instructions)" -p gguf-foundry-quant --lib
-sanitized "crates/matmul, crates/solve (products)" -p gguf-foundry-matmul -p gguf-foundry-solve --lib
-sanitized "crates/engine (products)" -p gguf-foundry-engine --lib
-sanitized "crates/gguf, crates/checkpoint (readers of mapped files)" -p gguf-foundry-gguf -p gguf-foundry-checkpoint --lib
+sanitized "crates/gguf-core (mapped files, levels)" -p gguf-core --lib -- --skip a_locked_file_stays_in_memory
+sanitized "crates/gguf-blocks (vector instructions)" -p gguf-blocks --lib
+sanitized "crates/gguf-matmul, crates/gguf-solve (products)" -p gguf-matmul -p gguf-solve --lib
+sanitized "crates/gguf-engine (products)" -p gguf-engine --lib
+sanitized "crates/gguf-format, crates/gguf-checkpoint (readers of mapped files)" -p gguf-format -p gguf-checkpoint --lib

@@ -45,6 +45,7 @@ pub mod cli;
 pub mod job;
 
 pub use gguf_arch as arch;
+pub use gguf_blocks as quant;
 pub use gguf_calibration as calibrate;
 pub use gguf_checkpoint as checkpoint;
 pub use gguf_conversion as convert;
@@ -53,7 +54,6 @@ pub use gguf_dequant as dequant;
 pub use gguf_engine as engine;
 pub use gguf_format as gguf;
 pub use gguf_inspection as inspect;
-pub use gguf_quant as quant;
 pub use gguf_quantization as quantize;
 #[cfg(feature = "remote")]
 pub use gguf_remote as remote;

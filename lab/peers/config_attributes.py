@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes crates/arch/src/attributes.json: what transformers' configuration classes know, with the defaults, by `model_type`.
+"""Writes crates/gguf-arch/src/attributes.json: what transformers' configuration classes know, with the defaults, by `model_type`.
 
 Usage (needs transformers, no torch):
   config_attributes.py CONVERTERS_DIR OUTPUT

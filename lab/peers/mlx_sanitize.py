@@ -3,7 +3,7 @@
 usage: mlx_sanitize.py MLX_LM_DIR      (the unpacked package; never needed to build, test or use anything)
 
 Prints, for each file of `models/` with a function `sanitize`, the lines that change values, axes or names. The facts are in
-`crates/convert/src/mlx.toml`; the list `checked` there is printed last.
+`crates/gguf-conversion/src/mlx.toml`; the list `checked` there is printed last.
 """
 import ast
 import re

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes crates/gguf/src/required_keys.json: keys without which llama.cpp loads no file of an architecture.
+"""Writes crates/gguf-format/src/required_keys.json: keys without which llama.cpp loads no file of an architecture.
 
 Usage (needs llama.cpp's source only): needed_keys.py LLAMA_CPP OUTPUT
 Reads the calls of `ml.get_key` in each `load_arch_hparams` that no condition guards and that do not say `false`.

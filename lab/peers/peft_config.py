@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes crates/convert/src/lora/peft.tsv: every key of PEFT's adapter_config.json, and what it means to a conversion.
+"""Writes crates/gguf-conversion/src/lora/peft.tsv: every key of PEFT's adapter_config.json, and what it means to a conversion.
 
-Usage: peft_config.py > crates/convert/src/lora/peft.tsv   (with the `peft` package)
+Usage: peft_config.py > crates/gguf-conversion/src/lora/peft.tsv   (with the `peft` package)
 
 A line has a key and its effect, and for two effects a third column:
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the rows of the table in crates/views/src/rope.rs: the sha256 of Llama 3's rope factors as torch computes them.
+"""Prints the rows of the table in crates/gguf-views/src/rope.rs: the sha256 of Llama 3's rope factors as torch computes them.
 
 The arithmetic is that of LlamaModel.generate_extra_tensors in llama.cpp's converter, step by step.
 """

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 
+use gguf_blocks::quantize_rows;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{GgmlType, TensorMeta, TensorSource};
 use gguf_format::{Array, Metadata, Value};
-use gguf_quant::quantize_rows;
 use gguf_tokenizer::Encoder;
 use safetensors::SafeTensors;
 use tempfile::TempDir;

@@ -146,7 +146,7 @@ pub fn directories(base: &Json) -> Vec<Vec<u8>> {
 /// Keys of byte-level BPE with each known pre-tokenizer, for the target `encoder`.
 pub fn keys() -> Vec<Vec<u8>> {
     let table =
-        fs_err::read_to_string(crate::support::root().join("crates/tokenizer/src/pretokenizers.toml"))
+        fs_err::read_to_string(crate::support::root().join("crates/gguf-tokenizer/src/pretokenizers.toml"))
             .unwrap();
     let table: toml::Table = table.parse().unwrap();
     let names = table["pre"].as_array().unwrap().iter().map(|row| row["name"].as_str().unwrap().to_owned());

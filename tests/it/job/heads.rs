@@ -6,7 +6,7 @@ use gguf_foundry::core::progress::Silent;
 use gguf_foundry::job::ladder::{Ladder, Rung};
 use gguf_foundry::job::{Job, JobInput, JobOutput, OutputPath};
 
-#[path = "../../../crates/convert/tests/arch/fixture.rs"]
+#[path = "../../../crates/gguf-conversion/tests/arch/fixture.rs"]
 mod fixture;
 
 use crate::support::tiers::{Tier, two_tiers};

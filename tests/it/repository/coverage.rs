@@ -77,7 +77,7 @@ fn is_read(goldens: &Goldens, case: &str) -> bool {
         }
         // Found by the files in them.
         "arch" | "lora" | "mmproj" | "formats/pytorch" => has("case.json"),
-        // `crates/tokenizer` has the list.
+        // `crates/gguf-tokenizer` has the list.
         "vocab" => true,
         "meta" => name == "metadata.json",
         "" => name == "e2e.json",
