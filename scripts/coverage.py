@@ -23,8 +23,8 @@ GROUPS = {
     "texts": ["crates/gguf-conversion/src/model_card.rs", "crates/gguf-conversion/src/metadata.rs", "crates/gguf-format/src/assign.rs", "crates/gguf-verification/src/prompts/read.rs",
               "crates/gguf-verification/src/tasks/hellaswag.rs", "crates/gguf-verification/src/tasks/winogrande.rs", "crates/gguf-verification/src/tasks/multiple_choice.rs",
               "crates/gguf-verification/src/logit_file/read.rs", "crates/gguf-verification/src/chat.rs", "crates/gguf-quantization/src/options.rs"],
-    "cards": ["crates/gguf-arch/src/load.rs", "crates/gguf-arch/src/expr.rs", "crates/gguf-arch/src/names.rs", "crates/gguf-arch/src/schema.rs",
-              "crates/gguf-arch/src/read/*.rs", "crates/gguf-arch/src/read.rs", "crates/gguf-arch/src/card_merge.rs", "crates/gguf-arch/src/graph/*.rs", "crates/gguf-arch/src/graph.rs"],
+    "cards": ["crates/gguf-arch/src/registry.rs", "crates/gguf-arch/src/language/expr.rs", "crates/gguf-arch/src/language/names.rs",
+              "crates/gguf-arch/src/read/*.rs", "crates/gguf-arch/src/read.rs", "crates/gguf-arch/src/graph/*.rs", "crates/gguf-arch/src/graph.rs"],
 }
 # Not parsers: errors, what writes, and the `tokenizers` library's own reader, which runs in a process of its own.
 NOT = re.compile(r"error\.rs$|safetensors_writer|/rebuild|tokenizer/reference")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes crates/gguf-arch/src/model_types.toml: the class that transformers takes for a `model_type`, if a card converts it.
+"""Writes crates/gguf-arch/src/registry/model_types.toml: the class that transformers takes for a `model_type`, if a card converts it.
 
 Usage: python3 lab/peers/model_types.py TRANSFORMERS
 TRANSFORMERS is the folder of the installed package. Its tables are read from the source, so torch is not needed.
@@ -65,7 +65,7 @@ def main():
             if one in known and plain(one).startswith(plain(model_type.removesuffix("_text"))):
                 types.setdefault(model_type, one)
     rows = [f'{model_type} = "{types[model_type]}"\n' for model_type in sorted(types)]
-    (ROOT / "crates/gguf-arch/src/model_types.toml").write_text(HEADER.format(version=version(package)) + "".join(rows))
+    (ROOT / "crates/gguf-arch/src/registry/model_types.toml").write_text(HEADER.format(version=version(package)) + "".join(rows))
 
 
 if __name__ == "__main__":

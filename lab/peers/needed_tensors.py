@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes crates/gguf-arch/src/needs.json: tensors without which llama.cpp loads no file, and those that it takes.
+"""Writes crates/gguf-arch/src/judge/needs.json: tensors without which llama.cpp loads no file, and those that it takes.
 
 Usage (needs llama-cpp-python and gguf): needed_tensors.py GGUF_CONVERT CORPUS OUTPUT
        (needs llama.cpp's source only):  needed_tensors.py --taken LLAMA_CPP OUTPUT

@@ -1,16 +1,24 @@
 //! Errors in cards, and errors in checkpoints that are resolved against their card.
 
-use crate::eval::error::EvalError;
-use crate::expr::ParseError;
+use crate::error::listing::first_few_names;
+use crate::error::missing_input::MissingInput;
+use crate::error::similarity::Similarity;
 use crate::graph::GraphProblem;
-use crate::listing::first_few_names;
-use crate::missing_input::MissingInput;
-use crate::names::PatternError;
-use crate::ops::OpError;
-use crate::similarity::Similarity;
+use crate::language::eval::error::EvalError;
+use crate::language::expr::ParseError;
+use crate::language::names::PatternError;
+use crate::language::ops::OpError;
 use gguf_core::similar::did_you_mean;
 use gguf_core::text::escape;
 use gguf_format::ValueType;
+
+mod hints;
+pub(crate) mod listing;
+pub(crate) mod lost_value;
+pub(crate) mod missing_input;
+pub(crate) mod similarity;
+pub(crate) mod tie;
+pub(crate) mod warning;
 
 /// Error of the `arch` module.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +31,13 @@ pub enum ArchError {
     #[error("no card for the vision or audio tower of class `{}`", escape(class))]
     NoTower { class: String, nearest: Vec<String> },
     #[error("no architecture card for class `{}`", escape(class))]
-    UnknownClass { class: String, nearest: Vec<String>, resembles: Option<Box<Similarity>> },
+    UnknownClass {
+        class: String,
+        /// Part of the graph that llama.cpp lacks, if it is known to lack one.
+        lacks: Option<&'static str>,
+        nearest: Vec<String>,
+        resembles: Option<Box<Similarity>>,
+    },
     #[error("class `{}` is claimed by the cards {}, and {} of their conditions hold", escape(class), cards.join(", "), if *n_true == 0 { "none" } else { "several" })]
     AmbiguousClass { class: String, cards: Vec<String>, n_true: usize },
     #[error("card `{card}`, {at}: {source}")]

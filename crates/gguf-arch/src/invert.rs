@@ -12,18 +12,18 @@ use indexmap::IndexMap;
 use serde_json::{Map, Value as Json, json};
 
 use crate::error::ArchError;
-use crate::eval::{Root, Scope};
-use crate::expr::Expr;
-use crate::hparams;
-use crate::load::Registry;
+use crate::keys::hparams;
+use crate::language::eval::{Root, Scope};
+use crate::language::expr::Expr;
+use crate::language::names::{Captures, Pattern, Placeholder, SUFFIXES, nearest};
+use crate::language::ops::{Op, OpError, OpSpec, Undo};
+use crate::language::values::WeightValues;
+use crate::mapping::types::TypeRule;
 use crate::mapping::{
     Assembly, DropReason, Dropped, JoinKind, OpStep, OutputSpec, RopeFreqsLlama3, SourceWeight, TensorContent,
 };
-use crate::names::{Captures, Pattern, Placeholder, SUFFIXES, nearest};
-use crate::ops::{Op, OpError, OpSpec, Undo};
-use crate::schema::{Card, EntryType, Join, Phase, TensorEntry};
-use crate::types::TypeRule;
-use crate::values::WeightValues;
+use crate::read::schema::{Card, EntryType, Join, Phase, TensorEntry};
+use crate::registry::Registry;
 use gguf_core::{Shape, WeightMeta, WeightSource};
 use gguf_format::{Metadata, Value};
 

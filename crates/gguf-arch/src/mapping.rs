@@ -4,16 +4,26 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::lost_value::LostValue;
-use crate::ops::Op;
-use crate::origins::Origins;
-use crate::schema::{Card, Phase};
-use crate::tie::Tie;
-use crate::types::{OutType, TypeRule};
-use crate::warning::ArchWarning;
+use crate::error::lost_value::LostValue;
+use crate::error::tie::Tie;
+use crate::error::warning::ArchWarning;
+use crate::keys::origins::Origins;
+use crate::language::ops::Op;
+use crate::mapping::types::{OutType, TypeRule};
+use crate::read::schema::{Card, Phase};
 use gguf_core::account::{Fate, Piece};
 use gguf_core::{GgmlType, Shape};
 use gguf_format::{Metadata, TokenizerRequest};
+
+mod content;
+pub(crate) mod generated;
+pub(crate) mod heads;
+pub(crate) mod inputs;
+pub(crate) mod leftover;
+pub(crate) mod matching;
+pub(crate) mod options;
+pub(crate) mod scope;
+pub(crate) mod types;
 
 /// Plan for converting a checkpoint with its card.
 #[derive(Clone, Debug)]

@@ -4,25 +4,34 @@ use indexmap::IndexMap;
 use toml::{Table, Value as Toml};
 
 use crate::error::CardProblem;
-use crate::expr::{Expr, ParseError};
-use crate::fusion::Fusion;
 use crate::graph::GraphFeatures;
-use crate::names::{Pattern, Placeholder, Stars, nearest};
-use crate::schema::{
+use crate::language::expr::{Expr, ParseError};
+use crate::language::names::{Pattern, Placeholder, Stars, nearest};
+use crate::read::fusion::Fusion;
+use crate::read::schema::{
     CLIP, Card, CardKind, EACH_BLOCK, Ignore, InverseRule, MetadataRow, Required, Rewrite, RewriteStep,
 };
 
 mod assumes;
 mod base;
+pub(crate) mod card_merge;
+pub(crate) mod check;
+pub(crate) mod config_keys;
 mod defaults;
 mod entries;
+pub(crate) mod fusion;
 mod generate;
+mod kept_ops;
+pub(crate) mod metadata_rows;
 mod reserved;
+pub(crate) mod roots;
+pub(crate) mod schema;
 #[cfg(test)]
 mod tests;
 mod tokenizer;
+pub(crate) mod visit;
 
-pub(super) use base::base;
+pub(super) use base::{base, is_multimodal};
 use entries::{EntryTables, entries};
 use generate::generate;
 pub(super) use reserved::not_built;

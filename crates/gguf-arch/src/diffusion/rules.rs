@@ -65,7 +65,10 @@ impl DiffusionRules {
             let name = tensor.name.as_str();
             name.starts_with("blk.") || name.contains(".blk.") || name == "token_embd.weight"
         };
-        if has_keys || crate::load::Registry::knows(arch) || arch == "clip" || tensors.iter().any(is_language)
+        if has_keys
+            || crate::registry::Registry::knows(arch)
+            || arch == "clip"
+            || tensors.iter().any(is_language)
         {
             return Ok(None);
         }

@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use toml::{Table, Value as Toml};
 
 use super::text::inline;
-use crate::load::Registry;
-use crate::matching::kind_of;
+use crate::mapping::matching::kind_of;
+use crate::registry::Registry;
 
 /// Prefix of the targets in `[blocks]`.
 const BLOCK: &str = "blk.{bid}.";

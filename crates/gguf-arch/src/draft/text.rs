@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use toml::Value as Toml;
 
 use super::{AddedEntry, Drafter, MatchResults, Unmatched, UnreadKey};
-use crate::similarity::Similarity;
+use crate::error::similarity::Similarity;
 use gguf_core::output::CARD_DRAFT;
 use gguf_core::text::escape;
 

@@ -3,11 +3,11 @@
 use serde::Serialize;
 use serde_json::{Map, Value as Json};
 
-use crate::expr::{Expr, Function};
-use crate::facts;
-use crate::load::Registry;
-use crate::schema::{Card, MetadataRow};
-use crate::similar::own_keys;
+use crate::judge::facts;
+use crate::judge::similar::own_keys;
+use crate::language::expr::{Expr, Function};
+use crate::read::schema::{Card, MetadataRow};
+use crate::registry::Registry;
 
 /// Configuration key that the parent does not read.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -3,13 +3,13 @@
 use serde_json::{Map, Value as Json, json};
 
 use super::member::set_member;
-use crate::datum::Datum;
-use crate::eval::Scope;
-use crate::expr::{BinaryOp, Expr, Function, Path, PathStep};
-use crate::metadata_rows;
+use crate::language::datum::Datum;
+use crate::language::eval::Scope;
+use crate::language::expr::{BinaryOp, Expr, Function, Path, PathStep};
 use crate::read::base;
-use crate::roots::ROOTS;
-use crate::schema::{Card, MetadataRow};
+use crate::read::metadata_rows;
+use crate::read::roots::ROOTS;
+use crate::read::schema::{Card, MetadataRow};
 use gguf_format::keys::ANNOTATION_PREFIX;
 
 /// Maximum depth of definitions that refer to definitions.

@@ -1,9 +1,9 @@
 //! Restores the names of a checkpoint from those after rewriting, as far as possible.
 
 use crate::error::ArchError;
-use crate::eval::Scope;
-use crate::names::{Captures, undo_shared_rewrite};
-use crate::schema::{Card, RewriteStep};
+use crate::language::eval::Scope;
+use crate::language::names::{Captures, undo_shared_rewrite};
+use crate::read::schema::{Card, RewriteStep};
 
 /// Blocks that the checkpoint numbers separately from the others.
 struct Shifted<'a> {

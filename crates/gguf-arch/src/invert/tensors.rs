@@ -1,14 +1,14 @@
 //! Tensors of the checkpoint that a GGUF file stores as keys.
 
-use crate::datum::Datum;
 use crate::error::ArchError;
-use crate::eval::Scope;
-use crate::eval::error::EvalError;
-use crate::expr::{Expr, Function, Path};
+use crate::language::datum::Datum;
+use crate::language::eval::Scope;
+use crate::language::eval::error::EvalError;
+use crate::language::expr::{Expr, Function, Path};
+use crate::language::names::{Captures, Placeholder};
+use crate::mapping::types::TypeRule;
 use crate::mapping::{OutputSpec, TensorContent};
-use crate::names::{Captures, Placeholder};
-use crate::schema::{Card, EntryType, InverseRule, Phase};
-use crate::types::TypeRule;
+use crate::read::schema::{Card, EntryType, InverseRule, Phase};
 use gguf_core::Shape;
 
 /// Returns the tensors of the card's `[inverse]`: one per rule, or one per block.

@@ -3,7 +3,7 @@
 use indexmap::IndexMap;
 use toml::Value as Toml;
 
-use crate::expr::Expr;
+use crate::language::expr::Expr;
 use crate::read::{CardTable, Read, expr, kind};
 
 /// Reads attributes, each with one expression or a list of them. All expressions are strings: `false` removes a

@@ -7,10 +7,10 @@ use toml::Table;
 
 use super::{CardTable, Read, exprs, numbers, rows, text};
 use crate::error::CardProblem;
-use crate::expr::Expr;
-use crate::schema::MetadataRow;
+use crate::language::expr::Expr;
+use crate::read::schema::MetadataRow;
 
-const TEXT: &str = include_str!("../base.toml");
+const TEXT: &str = include_str!("base.toml");
 
 const BASE_KEYS: &[&str] = &[
     "by_layer",
@@ -95,6 +95,47 @@ pub(crate) fn base() -> &'static Base {
     &BASE
 }
 
+/// Returns true for tensors of other modalities, which a text model does not need.
+///
+/// # Exactness
+/// Equals `TextModel.filter_tensors` of llama.cpp 0.5.0, but for the names in `base.toml` of classes that it does not know.
+pub(crate) fn is_multimodal(name: &str) -> bool {
+    const HEADS: [&str; 10] = [
+        "mlp",
+        "vit.",
+        "vpm.",
+        "siglip2.",
+        "conformer.",
+        "merger.",
+        "resampler.",
+        "sound_encoder.",
+        "sound_projection.",
+        "speech_embeddings.",
+    ];
+    const PARTS: [&str; 16] = [
+        "visual.",
+        "vision.",
+        "audio.",
+        "talker.",
+        "vision_",
+        "audio_",
+        "token2wav.",
+        "code2wav.",
+        "projector.",
+        "pre_mm_projector_norm",
+        "image_newline",
+        "view_seperator",
+        "patch_embed",
+        "patch_merger.",
+        "patch_merge_mlp.",
+        "model.connector.",
+    ];
+    let own = name.strip_prefix("model.").unwrap_or(name);
+    HEADS.iter().any(|head| name.starts_with(head))
+        || PARTS.iter().any(|part| name.contains(part))
+        || base().tower_heads.iter().any(|head| own.starts_with(head.as_str()))
+}
+
 fn parsed(text: &str) -> Read<Base> {
     let table: Table =
         text.parse().map_err(|error: toml::de::Error| CardProblem::Toml(error.message().to_owned()))?;
@@ -148,5 +189,11 @@ mod tests {
         for arch in named {
             assert!(Registry::knows(arch), "{arch}");
         }
+    }
+
+    #[test]
+    fn names_of_other_modalities_are_known() {
+        assert!(is_multimodal("vision_tower.vision_model.embeddings.weight"));
+        assert!(is_multimodal("mlp1.0.weight") && !is_multimodal("model.layers.0.mlp.up_proj.weight"));
     }
 }

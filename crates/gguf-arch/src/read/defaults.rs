@@ -7,15 +7,15 @@ use toml::{Table, Value as Toml};
 
 use super::{CardTable, Read, expr, kind};
 use crate::error::CardProblem;
-use crate::names::nearest;
-use crate::schema::{ConfigDefault, DefaultValue};
+use crate::language::names::nearest;
+use crate::read::schema::{ConfigDefault, DefaultValue};
 
 pub(super) const DEFAULT_KEYS: &[&str] = &["value", "expr", "null", "auto"];
 
 type Defaults = IndexMap<String, ConfigDefault>;
 
 /// Defaults of transformers' classes, by model type.
-const TRANSFORMERS: &str = include_str!("../defaults.toml");
+const TRANSFORMERS: &str = include_str!("defaults.toml");
 
 /// Reads the defaults of the model types that a card names. The card's own defaults take precedence.
 pub(super) fn defaults(top: &CardTable<'_>) -> Read<IndexMap<String, Defaults>> {

@@ -4,9 +4,9 @@ use toml::{Table, Value as Toml};
 
 use super::{AUDIO_BLOCK, BLOCK, CardTable, Read, choice, expr, kind, pattern};
 use crate::error::CardProblem;
-use crate::names::{Pattern, Placeholder, Stars};
-use crate::ops::{OpKind, OpSpec, Param, ParamForm};
-use crate::schema::{CardKind, Domain, EntryTarget, EntryType, Join, Optional, Phase, TensorEntry};
+use crate::language::names::{Pattern, Placeholder, Stars};
+use crate::language::ops::{OpKind, OpSpec, Param, ParamForm};
+use crate::read::schema::{CardKind, Domain, EntryTarget, EntryType, Join, Optional, Phase, TensorEntry};
 
 /// Table of entries: prefixes of its sources and targets, and the blocks that it counts.
 #[derive(Clone, Debug)]

@@ -4,9 +4,9 @@ use toml::Value as Toml;
 
 use super::{CardTable, Read, choice, expr, kind, pattern};
 use crate::error::CardProblem;
-use crate::expr::Expr;
-use crate::names::Stars;
-use crate::schema::{Fill, Generate, GenerateKind, Llama3Rope};
+use crate::language::expr::Expr;
+use crate::language::names::Stars;
+use crate::read::schema::{Fill, Generate, GenerateKind, Llama3Rope};
 
 /// Keys that every kind has.
 const COMMON: [&str; 3] = ["kind", "to", "when"];

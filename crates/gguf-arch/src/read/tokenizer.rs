@@ -4,7 +4,7 @@ use toml::Value as Toml;
 
 use super::{CardTable, Read, choice, key_rows, kind};
 use crate::error::CardProblem;
-use crate::schema::{MetadataRow, TokenizerFrom, TokenizerMode, TokenizerSpec};
+use crate::read::schema::{MetadataRow, TokenizerFrom, TokenizerMode, TokenizerSpec};
 use gguf_format::{FILE_ROLES, Mode, RankCode, SpecialToken, Template};
 
 pub(super) const TOKENIZER_KEYS: &[&str] = &[

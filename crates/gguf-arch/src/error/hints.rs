@@ -1,0 +1,122 @@
+//! Hints of [`ArchError`]: what its reader can do.
+
+use crate::error::ArchError;
+use crate::error::missing_input::{CONFIG, add_to};
+use crate::language::names::is_of_head;
+use gguf_core::Hint;
+use gguf_core::text::escape;
+
+impl Hint for ArchError {
+    fn hints(&self) -> Vec<String> {
+        match self {
+            Self::Card { problem, .. } => problem.hints(),
+            Self::NoClass { model_type } => match model_type {
+                Some(model_type) => vec![format!(
+                    "`model_type` is `{}`; add the class it belongs to as `architectures`",
+                    escape(model_type)
+                )],
+                None => vec!["add the model's class as `architectures`".to_owned()],
+            },
+            Self::NoTower { nearest, .. } => {
+                let similar = Some(format!("similar classes: {}", nearest.join(", ")));
+                let way = "a card with `kind = \"mmproj\"` describes what becomes of the towers' tensors: `--card FILE`";
+                similar.filter(|_| !nearest.is_empty()).into_iter().chain([way.to_owned()]).collect()
+            }
+            Self::UnknownClass { lacks, nearest, resembles, .. } => {
+                let lacks = lacks.map(|lacks| format!("llama.cpp has no graph of it: it lacks {lacks}"));
+                let resembles = resembles.as_ref().map(|card| format!("the checkpoint is most like {card}"));
+                let similar = Some(format!("similar classes: {}", nearest.join(", ")));
+                let draft = "write a first card with `gguf-convert draft DIR > my.toml`, convert with `--card my.toml`";
+                let list = "list all classes with `gguf-convert archs`".to_owned();
+                let hints = [lacks, resembles, similar.filter(|_| !nearest.is_empty())];
+                hints.into_iter().flatten().chain([list, draft.to_owned()]).collect()
+            }
+            Self::Unmerged { .. } => vec![
+                "merge the adapter with PEFT's `merge_and_unload()`, save the model, and convert that; or save the adapter \
+                 alone, which `gguf-convert merge-lora BASE ADAPTER` merges"
+                    .to_owned(),
+            ],
+            // Known names, but not in these layers.
+            Self::Leftover { names, .. } if names.iter().take(8).all(is_of_another_layer) => {
+                let name = names.first().map_or("", |(name, _)| name);
+                vec![format!(
+                    "by config.json the layer of `{}` is one of another kind: check that config.json belongs to these weights",
+                    escape(name)
+                )]
+            }
+            Self::Leftover { names, drop, .. } => {
+                let near = names.iter().filter(|row| !is_of_another_layer(row)).take(8).filter_map(|(name, nearest)| {
+                    Some(format!("`{}` is nearest to `{}`", escape(name), escape(nearest.as_ref()?)))
+                });
+                let way = "add entries or ignore rules in a card of your own with `--card FILE`; `gguf-convert draft` writes one";
+                let drop = drop.as_ref().map(|pattern| {
+                    format!(
+                        "if they are no part of the model, `--drop '{}'` of gguf-convert leaves them out",
+                        escape(pattern)
+                    )
+                });
+                near.chain(drop).chain([way.to_owned()]).collect()
+            }
+            Self::Stack { found, expected, .. } if found > expected => {
+                vec!["check that config.json belongs to these weights".to_owned()]
+            }
+            Self::Missing { names, .. } if names.iter().any(|name| is_of_head(name)) => vec![
+                "a model that was saved as the model inside (`AutoModel`) has no head: save it with its head, for instance by \
+                 `AutoModelForCausalLM`; else check that all shards of the checkpoint are there"
+                    .to_owned(),
+            ],
+            Self::Missing { .. } | Self::Alone { .. } | Self::Stack { .. } => {
+                vec!["check that all shards of the checkpoint are there".to_owned()]
+            }
+            Self::MissingInput(missing) => missing.hints(),
+            Self::TwoEntries { .. } => {
+                vec!["take one of them out in a card of your own: `\"NAME\" = false`, with `--card FILE`".to_owned()]
+            }
+            Self::TwoSources { .. } => {
+                vec!["leave one of them out by a rule of [ignore] in a card of your own, with `--card FILE`".to_owned()]
+            }
+            Self::Block { .. } => vec![
+                "check that config.json belongs to these weights, or leave the block out by a rule of [ignore] in a card of \
+                 your own, with `--card FILE`"
+                    .to_owned(),
+            ],
+            Self::Required { found, .. } if found.is_empty() => Vec::new(),
+            Self::Required { found, .. } => vec![format!(
+                "config.json has {}: if the weights are of a model that needs no other value, set it there; the runtime computes \
+                 nothing else",
+                found.join(", ")
+            )],
+            Self::ConfigValue { key, .. } => vec![format!(
+                "set `{}` in config.json right, or take the file that was saved with these weights",
+                escape(key)
+            )],
+            Self::LayerList { key, n_layers, .. } => {
+                vec![format!("give `{key}` the {n_layers} entries of the layers that are stored")]
+            }
+            Self::RopeType { known, .. } => vec![format!("known rope types: {}", known.join(", "))],
+            Self::Eval { source, .. } if source.is_absent() => vec![add_to(CONFIG)],
+            Self::Op { source, .. } if source.is_absent() => vec![add_to(CONFIG)],
+            Self::Source(_)
+            | Self::AmbiguousClass { .. }
+            | Self::NotZero { .. }
+            | Self::Index { .. }
+            | Self::Eval { .. }
+            | Self::ConfigMissing { .. }
+            | Self::KeyValue { .. }
+            | Self::Op { .. }
+            | Self::Join { .. }
+            | Self::ElementType { .. }
+            | Self::UnknownArch { .. }
+            | Self::Option { .. }
+            | Self::NoHeads
+            | Self::OnlyHeads
+            | Self::NoInverse { .. }
+            | Self::Shape { .. } => Vec::new(),
+        }
+    }
+}
+
+/// Returns true for a name that a condition of the card leaves out: its nearest name is itself.
+fn is_of_another_layer((name, nearest): &(String, Option<String>)) -> bool {
+    nearest.as_ref() == Some(name)
+}
