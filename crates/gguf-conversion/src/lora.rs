@@ -11,6 +11,7 @@ mod experts;
 mod mapped;
 mod mlx;
 mod names;
+mod pair;
 mod parts;
 mod pieces;
 mod settings;
@@ -33,7 +34,8 @@ use gguf_core::{Shape, SourceError, TensorMeta, TensorSource, WeightMeta, Weight
 use gguf_format::Metadata;
 use gguf_views::{self, FactorError, LowRank, ReadPolicy, Recipe, ShapeError};
 use mapped::{MappedAdapter, check_base, mapped};
-use parts::{AdapterParts, ProductForm, is_norm};
+use pair::ProductForm;
+use parts::{AdapterParts, is_norm};
 
 pub use error::{AdapterError, Stray};
 
@@ -95,7 +97,7 @@ impl AdapterConversion {
         let mut warnings = adapter.warnings().to_vec();
         let base = base_dir(&adapter, &config, adapter_options)?;
         let base = ModelDir::open(&base, &options.limits)?;
-        mlx::original(&mut adapter, &config, base.config())?;
+        mlx::original(&mut adapter, config.mlx.is_some(), base.config())?;
         let mut paths = adapter.paths();
         paths.push(base.path().join("config.json"));
 

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-use crate::layer::UNUSED;
 use gguf_core::account::Piece;
 use gguf_core::{WeightMeta, WeightSource};
 use serde::Serialize;
+
+/// Reason for the stored tensors that only a runtime needs.
+pub(super) const UNUSED: &str = "a scale of activations or caches, which GGUF does not have";
 
 /// Storage of one weight.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,9 +12,6 @@ use gguf_core::scratch;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 
-/// Reason for the stored tensors that only a runtime needs.
-pub(super) const UNUSED: &str = "a scale of activations or caches, which GGUF does not have";
-
 /// Origin of a weight of the layer.
 pub(super) enum WeightOrigin {
     /// A tensor of the inner source, unchanged.

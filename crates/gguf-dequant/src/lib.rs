@@ -116,7 +116,7 @@ pub use replaced_rows::ReplacedRows;
 pub use settings::{Configurations, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
 
 use coded::{CodedWeight, InnerSource};
-use layer::{Dequantized, UNUSED};
+use layer::Dequantized;
 use msmodelslim::OffsetSign;
 use settings::{Method, Settings};
 use tensors::{DequantPlan, Tensors};
@@ -177,7 +177,7 @@ pub fn open(
     let layer = Dequantized::new(source, options.level, weights);
     let method = settings.method.title();
     let encodings = layer.encodings(method);
-    let pieces = layer.pieces(UNUSED).into_iter().chain(settings.pieces()).collect();
+    let pieces = layer.pieces(encoding::UNUSED).into_iter().chain(settings.pieces()).collect();
     let quantization = Some(Quantization { method, encodings, pieces, plain_targets });
     Ok(Opened { source: Box::new(layer), quantization, members, warnings })
 }

@@ -4,7 +4,6 @@ mod document;
 mod figures;
 mod folder;
 mod printed;
-mod usage;
 mod watched;
 
 use std::path::{Path, PathBuf};
@@ -17,10 +16,10 @@ use crate::cli::job::failure;
 use crate::cli::modelfile::PromptForm;
 use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::ladder::document::{
-    LadderCalibration, LadderDocument, LadderEntry, LadderImportance, LadderModel,
+    LadderCalibration, LadderDocument, LadderEntry, LadderImportance, LadderModel, LadderUsage, recommended,
+    text_of,
 };
 use crate::cli::quantize::ladder::folder::FolderFiles;
-use crate::cli::quantize::ladder::usage::{LadderUsage, recommended};
 use crate::cli::quantize::ladder::watched::WatchedInputs;
 use crate::cli::quantize::options::{QuantizeArgs, RequantizeArgs};
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
@@ -317,7 +316,7 @@ impl LadderArgs {
             model: LadderModel::new(report, &self.source, &self.page),
             importance,
             calibration: calibration.transpose()?,
-            verification: figures::text(&files),
+            verification: text_of(&files),
             file_bytes: files.iter().map(|entry| entry.file.file_bytes).sum(),
             projector: report.projector.as_ref().map(LadderEntry::of).transpose()?,
             draft_heads: report.draft_heads.as_ref().map(LadderEntry::of).transpose()?,

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::cli::verify::report::ModelReport;
 use crate::core::text::escape;
 use crate::core::written::as_path;
 use crate::verify::Position;
@@ -32,32 +31,29 @@ pub(super) fn losses(positions: &[Position]) -> Vec<f64> {
 }
 
 /// Compares each file with the next worse one; files of other tokens, or with a figure that is no number, are left out.
-pub(super) fn pairs(entries: &[ModelReport]) -> Vec<Pair<'_>> {
+pub(super) fn pairs<'a>(files: impl Iterator<Item = (&'a Path, &'a [f64])>) -> Vec<Pair<'a>> {
     let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
-    let mut ranked: Vec<(f64, &ModelReport)> =
-        entries.iter().map(|entry| (mean(&entry.losses), entry)).collect();
-    ranked.retain(|(mean, entry)| entry.losses.len() > 1 && mean.is_finite());
+    let mut ranked: Vec<(f64, &Path, &[f64])> =
+        files.map(|(path, losses)| (mean(losses), path, losses)).collect();
+    ranked.retain(|(mean, _, losses)| losses.len() > 1 && mean.is_finite());
     ranked.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let pair = |two: &[(f64, &'_ ModelReport)]| {
-        let [(_, better), (_, worse)] = two else { return None };
-        let n = better.losses.len();
-        (worse.losses.len() == n).then_some(())?;
-        let differences: Vec<f64> = worse.losses.iter().zip(&better.losses).map(|(a, b)| a - b).collect();
+    let pair = |two: &[(f64, &'a Path, &'a [f64])]| {
+        let &[(_, better, low), (_, worse, high)] = two else { return None };
+        let n = low.len();
+        (high.len() == n).then_some(())?;
+        let differences: Vec<f64> = high.iter().zip(low).map(|(a, b)| a - b).collect();
         let by = mean(&differences);
         let squares: f64 = differences.iter().map(|value| (value - by).powi(2)).sum();
-        Some((by, (squares / (n - 1) as f64 / n as f64).sqrt()))
+        Some(Pair { better, worse, by, stderr: (squares / (n - 1) as f64 / n as f64).sqrt() })
     };
-    let compared = ranked.windows(2).filter_map(|two| Some((two[0].1, two[1].1, pair(two)?)));
-    compared
-        .map(|(better, worse, (by, stderr))| Pair { better: &better.path, worse: &worse.path, by, stderr })
-        .collect()
+    ranked.windows(2).filter_map(pair).collect()
 }
 
 /// Prints a line for each pair.
-pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write) -> std::io::Result<()> {
+pub(super) fn print(pairs: &[Pair<'_>], out: &mut dyn Write) -> std::io::Result<()> {
     let name =
         |path: &Path| escape(&path.file_name().unwrap_or(path.as_os_str()).to_string_lossy()).into_owned();
-    for Pair { better, worse, by, stderr } in pairs(entries) {
+    for &Pair { better, worse, by, stderr } in pairs {
         let (better, worse) = (name(better), name(worse));
         if by > stderr {
             writeln!(out, "{better} is better than {worse} by {by:.4} ± {stderr:.4} over the same tokens")?;
@@ -71,37 +67,37 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write) -> std::io::Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verify::{Report, Thresholds};
+
+    fn pairs<'a>(files: &[(&'a str, &'a [f64])]) -> Vec<Pair<'a>> {
+        super::pairs(files.iter().map(|(name, losses)| (Path::new(*name), *losses)))
+    }
 
     #[test]
     fn neighbours_are_compared_token_by_token() {
-        let entry = |name: &str, losses: &[f64]| {
-            ModelReport::new(name.into(), Report::new(None, None, Thresholds::default()), losses.to_vec())
-        };
-        let entries = [
-            entry("worst", &[0.5, 0.7, 0.9]),
-            entry("best", &[0.1, 0.2, 0.3]),
-            entry("other text", &[0.2, 0.3]),
-            entry("broken", &[f64::NAN, 0.3, 0.1]),
-            entry("not run", &[]),
+        let files: [(&'static str, &'static [f64]); 5] = [
+            ("worst", &[0.5, 0.7, 0.9]),
+            ("best", &[0.1, 0.2, 0.3]),
+            ("other text", &[0.2, 0.3]),
+            ("broken", &[f64::NAN, 0.3, 0.1]),
+            ("not run", &[]),
         ];
-        let found = pairs(&entries[..2]);
+        let found = pairs(&files[..2]);
         assert_eq!((found[0].better, found[0].worse), (Path::new("best"), Path::new("worst")));
         assert!((found[0].by - 0.5).abs() < 1e-12);
         // Differences of 0.4, 0.5 and 0.6: the error of their mean is 0.1 / sqrt(3), that of either figure twice it.
         assert!((found[0].stderr - 0.1 / 3f64.sqrt()).abs() < 1e-12);
-        assert!(pairs(&entries).is_empty(), "the file between them has other tokens");
-        assert!(pairs(&entries[3..]).is_empty());
+        assert!(pairs(&files).is_empty(), "the file between them has other tokens");
+        assert!(pairs(&files[3..]).is_empty());
         let mut text = Vec::new();
-        print(&entries[..2], &mut text).unwrap();
+        print(&found, &mut text).unwrap();
         assert_eq!(
             String::from_utf8(text.clone()).unwrap(),
             "best is better than worst by 0.5000 ± 0.0577 over the same tokens\n"
         );
         // Differences of 0.1, -0.1 and 0.03: within their error.
-        let alike = [entry("a", &[0.1, 0.3, 0.2]), entry("b", &[0.2, 0.2, 0.23])];
+        let alike = [("a", &[0.1, 0.3, 0.2][..]), ("b", &[0.2, 0.2, 0.23])];
         text.clear();
-        print(&alike, &mut text).unwrap();
+        print(&pairs(&alike), &mut text).unwrap();
         assert_eq!(
             String::from_utf8(text.clone()).unwrap(),
             "a and b do not differ over the same tokens: 0.0100 ± 0.0586\n"

@@ -212,6 +212,6 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, detail: Detail
         writeln!(out)?;
     }
     overview::table(entries).print(out)?;
-    pairs::print(entries, out)?;
+    pairs::print(&pairs::pairs(report::scored(entries)), out)?;
     reasons::print_verdict(report::verdict(entries), out)
 }

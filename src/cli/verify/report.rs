@@ -47,6 +47,11 @@ impl ModelReport {
     }
 }
 
+/// Iterates over the files with the figures of their tokens.
+pub(super) fn scored(entries: &[ModelReport]) -> impl Iterator<Item = (&Path, &[f64])> {
+    entries.iter().map(|entry| (entry.path.as_path(), entry.losses.as_slice()))
+}
+
 /// Returns the worst of all verdicts.
 pub(super) fn verdict(entries: &[ModelReport]) -> Verdict {
     entries.iter().map(|entry| entry.report.verdict).max().unwrap_or(Verdict::Pass)
@@ -99,7 +104,7 @@ impl<'a> VerifyDocument<'a> {
         Self {
             verdict: verdict(entries),
             models: entries.iter().map(ModelDocument::from).collect(),
-            pairs: pairs(entries),
+            pairs: pairs(scored(entries)),
             failed: failed.collect(),
         }
     }

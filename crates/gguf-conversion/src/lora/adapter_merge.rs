@@ -8,7 +8,8 @@ use serde_json::{Map, Value as Json};
 
 use crate::lora::config::AdapterConfig;
 use crate::lora::names::{WeightNames, is_head};
-use crate::lora::parts::{AdapterParts, MatrixPair, ProductForm, WholeTensor};
+use crate::lora::pair::{MatrixPair, ProductForm};
+use crate::lora::parts::{AdapterParts, WholeTensor};
 use crate::lora::{AdapterError, adapter_vocabulary, experts, mlx, pieces, tokenizer};
 use crate::source::MergedAdapter;
 use crate::{ConvertError, ConvertOptions, ModelSource, left_out};
@@ -35,7 +36,7 @@ impl ModelSource {
         let Some(base) = self.weights.take() else { return Ok(self) };
         let mut adapter = AdapterDir::open(path, &options.limits)?;
         let config = AdapterConfig::of(&adapter)?;
-        let saved_by_mlx = mlx::original(&mut adapter, &config, self.dir.config())?;
+        let saved_by_mlx = mlx::original(&mut adapter, config.mlx.is_some(), self.dir.config())?;
         if !config.invocation_tokens.is_empty() {
             return Err(AdapterError::Activated { path: adapter.config_path() }.into());
         }

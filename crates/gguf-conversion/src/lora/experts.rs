@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::lora::AdapterError;
 use crate::lora::names::{WeightNames, core_of};
-use crate::lora::parts::MatrixPair;
+use crate::lora::pair::MatrixPair;
 use gguf_core::{Shape, WeightMeta};
 use gguf_dequant::{LoraPair, LoraPart};
 

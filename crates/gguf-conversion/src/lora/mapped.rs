@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 
 use crate::lora::names::WeightNames;
-use crate::lora::parts::{AdapterParts, MatrixPair};
+use crate::lora::pair::MatrixPair;
+use crate::lora::parts::AdapterParts;
 use crate::lora::{AdapterError, experts};
 use crate::mapping::{CardScope, map};
 use crate::{ConvertError, ConvertOptions, ModelSource, plain_names};

@@ -10,14 +10,12 @@ use std::path::Path;
 use serde_json::{Map, Value as Json};
 
 use crate::lora::AdapterError;
-use crate::lora::config::AdapterConfig;
-use crate::lora::parts::{MatrixPair, ProductForm};
 use crate::mlx::SavedByMlx;
 use gguf_checkpoint::json::as_f64;
 use gguf_checkpoint::{AdapterDir, CheckpointError};
+use gguf_core::WeightMeta;
 use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::numeric::held_by_f32;
-use gguf_core::{ElementType, Shape, WeightMeta};
 
 /// Suffixes of the tensors of a pair.
 pub(super) const HALVES: [&str; 2] = [".lora_a", ".lora_b"];
@@ -29,9 +27,6 @@ const PARAMETERS: &str = "lora_parameters";
 const KEYS: [&str; 2] = [PARAMETERS, "fine_tune_type"];
 /// Kinds of trainings whose tensors are read.
 const TRAININGS: [&str; 3] = ["lora", "dora", "full"];
-/// Last parts of the names of embeddings' modules.
-const EMBEDDINGS: [&str; 6] =
-    ["embed_tokens", "wte", "word_embeddings", "embed_in", "tok_embeddings", "embeddings"];
 
 /// Settings of an adapter of MLX.
 #[derive(Clone, Copy, Debug)]
@@ -86,10 +81,10 @@ impl MlxSettings {
 /// A model in which MLX changes what cannot be undone.
 pub(super) fn original(
     adapter: &mut AdapterDir,
-    settings: &AdapterConfig,
+    is_of_mlx: bool,
     config: &Map<String, Json>,
 ) -> Result<Option<SavedByMlx>, CheckpointError> {
-    let Some(path) = adapter.paths().pop().filter(|_| settings.mlx.is_some()) else { return Ok(None) };
+    let Some(path) = adapter.paths().pop().filter(|_| is_of_mlx) else { return Ok(None) };
     let saved = SavedByMlx::of_adapter(path, config);
     saved.check()?;
     adapter.reshape(|meta| saved.original(meta));
@@ -124,56 +119,4 @@ pub(super) fn rank(weights: &[WeightMeta]) -> Option<u64> {
         [rank, _] | [_, _, rank] => Some(rank),
         _ => None,
     }
-}
-
-/// Returns the pair of a module.
-///
-/// # Errors
-/// [`AdapterError::Shapes`]: matrices that cannot be multiplied.
-pub(super) fn pair(
-    module: String,
-    [a, b]: [usize; 2],
-    weights: &[WeightMeta],
-) -> Result<MatrixPair, AdapterError> {
-    let (a_meta, b_meta) = (&weights[a], &weights[b]);
-    let name = module.clone() + ".weight";
-    let ty = if a_meta.ty == b_meta.ty { a_meta.ty } else { ElementType::F32 };
-    let last = module.rsplit('.').next().unwrap_or_default();
-    let is_embedding = EMBEDDINGS.contains(&last);
-    // In either product the first matrix has the rows.
-    let found = match (a_meta.shape.dims(), b_meta.shape.dims()) {
-        (&[n, rank], &[own, k]) if rank == own => {
-            Shape::new(vec![n, k]).map(|shape| (shape, rank, 1, [b, a], !is_embedding))
-        }
-        (&[n_experts, rank, k], &[n_own, n, own]) if (n_experts, rank) == (n_own, own) && n_experts > 1 => {
-            Shape::new(vec![n_experts, n, k]).map(|shape| (shape, rank, n_experts, [a, b], false))
-        }
-        _ => None,
-    };
-    let (shape, rank, n_experts, [a, b], is_turned) =
-        found.filter(|row| row.1 > 0).ok_or_else(|| AdapterError::Shapes {
-            a_name: a_meta.name.clone(),
-            a: a_meta.shape.clone(),
-            b_name: b_meta.name.clone(),
-            b: b_meta.shape.clone(),
-        })?;
-    let form = if is_embedding { ProductForm::Embedding } else { ProductForm::Linear };
-    let meta = WeightMeta { name: name.clone(), shape, ty };
-    let mut pair = MatrixPair {
-        name,
-        module,
-        a,
-        b,
-        rank,
-        n_experts,
-        expert: None,
-        is_transposed: false,
-        is_of_mlx: true,
-        form,
-        meta,
-    };
-    if is_turned {
-        pair.transpose();
-    }
-    Ok(pair)
 }

@@ -1,15 +1,15 @@
 //! Description of a finished ladder: `ladder.json`, and the data of its page.
 
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::arch::diffusion::{DiffusionRules, ImageTask};
 use crate::cli::memory::{ContextMemory, ModelMemory};
+use crate::cli::modelfile::PromptForm;
 use crate::cli::quantize::ladder::PageArgs;
-use crate::cli::quantize::ladder::figures::MeasuredFigures;
-use crate::cli::quantize::ladder::usage::LadderUsage;
+use crate::cli::quantize::ladder::figures::{DigestedFile, MeasuredFigures};
 use crate::core::text::escape;
 use crate::gguf::{GgufError, GgufFile, Metadata, Value};
 use crate::job::ladder::{LadderFile, LadderReport, RecordedFile};
@@ -61,6 +61,21 @@ pub(super) struct LadderDocument {
     pub(super) usage: Option<LadderUsage>,
 }
 
+/// How to run a file of a folder.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct LadderUsage {
+    /// Repository that the upload line names.
+    pub(super) repository: String,
+    /// Type that is recommended.
+    #[serde(rename = "type")]
+    pub(super) name: String,
+    /// Form of a prompt.
+    #[serde(flatten)]
+    pub(super) form: PromptForm,
+    /// True if a Modelfile is in the folder.
+    pub(super) modelfile: bool,
+}
+
 /// Model that was quantized.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct LadderModel {
@@ -102,15 +117,6 @@ pub(super) struct LadderCalibration {
     pub(super) tokens: usize,
     /// Texts that were given, without folders and without what the model wrote itself.
     pub(super) texts: Vec<DigestedFile>,
-}
-
-/// File with its digest.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct DigestedFile {
-    /// Name of the file, without its folder.
-    pub(super) name: String,
-    /// SHA-256 in lower-case hexadecimal.
-    pub(super) sha256: String,
 }
 
 /// File of a finished ladder.
@@ -253,6 +259,26 @@ fn memory(file: &LadderFile) -> Result<Vec<ContextMemory>, GgufError> {
     Ok(ModelMemory::of_file(&GgufFile::open(path)?).unwrap_or_default())
 }
 
+/// Returns the recommended file: the smallest that is very good or, if nothing was measured, the one of Q4_K_M, or the
+/// one in the middle.
+pub(super) fn recommended(files: &[LadderEntry]) -> Option<&LadderEntry> {
+    let word =
+        |entry: &LadderEntry| Some(entry.figures.as_ref()?.figures.recommendation.starts_with("recommended"));
+    let is_measured = files.iter().any(|entry| entry.mean_kld().is_some());
+    let usual = || files.iter().find(|entry| !is_measured && entry.file.name == "Q4_K_M");
+    let named = files.iter().find(|entry| word(entry) == Some(true)).or_else(usual);
+    let best = |a: &&LadderEntry, b: &&LadderEntry| {
+        let kld = |entry: &LadderEntry| entry.mean_kld().unwrap_or(f64::INFINITY);
+        kld(a).total_cmp(&kld(b))
+    };
+    named.or_else(|| if is_measured { files.iter().min_by(best) } else { files.get(files.len() / 2) })
+}
+
+/// Returns the text that the figures of some files are of.
+pub(super) fn text_of(files: &[LadderEntry]) -> Option<DigestedFile> {
+    files.iter().find_map(|entry| Some(entry.figures.as_ref()?.text.clone()))
+}
+
 /// Returns the importance matrix that the list of a folder names.
 pub(super) fn old_importance(folder: &Path) -> Option<LadderImportance> {
     #[derive(Deserialize)]
@@ -261,12 +287,6 @@ pub(super) fn old_importance(folder: &Path) -> Option<LadderImportance> {
     }
     let text = fs_err::read_to_string(folder.join("ladder.json")).ok()?;
     serde_json::from_str::<OldList>(&text).ok()?.importance
-}
-
-/// Name of a file without its folder.
-pub(super) fn file_name(path: &Path) -> String {
-    let name = path.file_name().map_or_else(|| path.to_owned(), PathBuf::from);
-    escape(&name.display().to_string()).into_owned()
 }
 
 #[cfg(test)]

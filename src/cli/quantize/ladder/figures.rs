@@ -1,15 +1,24 @@
 //! Figures of the files of a ladder: measured once for each text, and compared with one another.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::cli::Session;
 use crate::cli::job::failure;
-use crate::cli::quantize::ladder::document::{self, DigestedFile, LadderEntry};
 use crate::cli::verify::judge_all;
 use crate::cli::verify::page::{FileInFolder, JudgedFile, compare as compare_files, digest};
+use crate::core::text::escape;
 use crate::job::ladder::{Ladder, LadderFile, LadderReport};
+
+/// File with its digest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct DigestedFile {
+    /// Name of the file, without its folder.
+    pub(super) name: String,
+    /// SHA-256 in lower-case hexadecimal.
+    pub(super) sha256: String,
+}
 
 /// Figures of a file with the text that they were measured on.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -21,9 +30,15 @@ pub(super) struct MeasuredFigures {
     pub(super) figures: JudgedFile,
 }
 
+/// Returns the name of a file without its folder.
+fn file_name(path: &Path) -> String {
+    let name = path.file_name().map_or_else(|| path.to_owned(), PathBuf::from);
+    escape(&name.display().to_string()).into_owned()
+}
+
 /// Computes the digest of a file.
 pub(super) fn digested(session: &Session, path: &Path) -> anyhow::Result<DigestedFile> {
-    Ok(DigestedFile { name: document::file_name(path), sha256: digest(path, &session.progress)? })
+    Ok(DigestedFile { name: file_name(path), sha256: digest(path, &session.progress)? })
 }
 
 /// Compares the files with the model on a text, except those that have figures of it. Each is recorded at once.
@@ -79,9 +94,4 @@ pub(super) fn compare(report: &mut LadderReport) -> anyhow::Result<Option<String
         file.figures = Some(serde_json::to_value(stored)?);
     }
     Ok(chart)
-}
-
-/// Returns the text that the figures of some files are of.
-pub(super) fn text(files: &[LadderEntry]) -> Option<DigestedFile> {
-    files.iter().find_map(|entry| Some(entry.figures.as_ref()?.text.clone()))
 }

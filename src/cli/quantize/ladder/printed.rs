@@ -1,8 +1,7 @@
 //! What a ladder prints: its plan, and the table of a finished folder.
 
 use crate::cli::Session;
-use crate::cli::quantize::ladder::document::{LadderDocument, LadderEntry};
-use crate::cli::quantize::ladder::usage::recommended;
+use crate::cli::quantize::ladder::document::{LadderDocument, LadderEntry, recommended};
 use crate::cli::render::{Align, Table, duration, plural};
 use crate::core::progress::Progress as _;
 use crate::core::text::{bytes, escape};
