@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gguf_core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource};
+use gguf_core::{ElementType, Shape, SourceError, WeightMeta, WeightSource};
 
 /// Weights of another source, some of which are kernels `[out, .., channels]` that are presented as `[out, channels, ..]`.
 pub struct ChannelsFirst {
@@ -54,37 +54,17 @@ impl WeightSource for ChannelsFirst {
         Ok(())
     }
 
-    fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        self.base.borrow(weight).filter(|_| self.channels[weight] == 0)
-    }
-
-    fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
-        if self.channels[weight] == 0 { self.base.packings(weight) } else { Ok(Vec::new()) }
+    /// A kernel is small, and any part of an output may need all of it: it is not released.
+    fn origin(&self, weight: usize) -> Option<(&dyn WeightSource, usize)> {
+        (self.channels[weight] == 0).then_some((&*self.base, weight))
     }
 
     fn code_type(&self, weight: usize) -> Option<ElementType> {
         self.base.code_type(weight)
     }
 
-    fn read_packed(
-        &self,
-        weight: usize,
-        ty: GgmlType,
-        first: u64,
-        out: &mut [u8],
-    ) -> Result<(), SourceError> {
-        self.base.read_packed(weight, ty, first, out)
-    }
-
     fn expect(&self, weight: usize) {
         self.base.expect(weight);
-    }
-
-    fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        // A kernel is small, and any part of an output may need all of it.
-        if self.channels[weight] == 0 {
-            self.base.release_elems(weight, first, n);
-        }
     }
 }
 

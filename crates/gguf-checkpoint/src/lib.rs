@@ -93,16 +93,8 @@ macro_rules! read_through_container {
                 self.container.read_elems(weight, first, out)
             }
 
-            fn borrow(&self, weight: usize) -> Option<&[u8]> {
-                self.container.borrow(weight)
-            }
-
-            fn expect(&self, weight: usize) {
-                self.container.expect(weight);
-            }
-
-            fn release_elems(&self, weight: usize, first: u64, n: u64) {
-                self.container.release_elems(weight, first, n);
+            fn origin(&self, weight: usize) -> Option<(&dyn gguf_core::WeightSource, usize)> {
+                Some((&*self.container, weight))
             }
         }
     };

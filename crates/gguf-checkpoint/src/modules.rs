@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use crate::shards::SafetensorsShards;
 use crate::{CheckpointError, ModelDir};
 use gguf_core::account::{Fate, Piece, PieceKind};
-use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+use gguf_core::{SourceError, WeightMeta, WeightSource};
 
 /// Suffix of the tensors of a module's file that are part of the model.
 const SUFFIX: &str = ".weight";
@@ -110,39 +110,7 @@ impl WeightSource for WithModules {
         source.read_elems(weight, first, out)
     }
 
-    fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        let (source, weight) = self.at(weight);
-        source.borrow(weight)
-    }
-
-    fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
-        let (source, weight) = self.at(weight);
-        source.packings(weight)
-    }
-
-    fn code_type(&self, weight: usize) -> Option<ElementType> {
-        let (source, weight) = self.at(weight);
-        source.code_type(weight)
-    }
-
-    fn read_packed(
-        &self,
-        weight: usize,
-        ty: GgmlType,
-        first: u64,
-        out: &mut [u8],
-    ) -> Result<(), SourceError> {
-        let (source, weight) = self.at(weight);
-        source.read_packed(weight, ty, first, out)
-    }
-
-    fn expect(&self, weight: usize) {
-        let (source, weight) = self.at(weight);
-        source.expect(weight);
-    }
-
-    fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        let (source, weight) = self.at(weight);
-        source.release_elems(weight, first, n);
+    fn origin(&self, weight: usize) -> Option<(&dyn WeightSource, usize)> {
+        Some(self.at(weight))
     }
 }

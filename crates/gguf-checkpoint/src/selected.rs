@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+use gguf_core::{SourceError, WeightMeta, WeightSource};
 
 /// Weights of another source: a subset, or all under other names.
 pub struct SelectedWeights {
@@ -57,33 +57,7 @@ impl WeightSource for SelectedWeights {
         self.base.read_elems(self.places[weight], first, out)
     }
 
-    fn borrow(&self, weight: usize) -> Option<&[u8]> {
-        self.base.borrow(self.places[weight])
-    }
-
-    fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
-        self.base.packings(self.places[weight])
-    }
-
-    fn code_type(&self, weight: usize) -> Option<ElementType> {
-        self.base.code_type(self.places[weight])
-    }
-
-    fn read_packed(
-        &self,
-        weight: usize,
-        ty: GgmlType,
-        first: u64,
-        out: &mut [u8],
-    ) -> Result<(), SourceError> {
-        self.base.read_packed(self.places[weight], ty, first, out)
-    }
-
-    fn expect(&self, weight: usize) {
-        self.base.expect(self.places[weight]);
-    }
-
-    fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        self.base.release_elems(self.places[weight], first, n);
+    fn origin(&self, weight: usize) -> Option<(&dyn WeightSource, usize)> {
+        Some((&*self.base, self.places[weight]))
     }
 }

@@ -144,25 +144,28 @@ pub trait WeightSource: Sync {
     /// If the range is outside the tensor: callers plan from [`WeightSource::weights`].
     fn read_elems(&self, weight: usize, first: u64, out: &mut [u8]) -> Result<(), SourceError>;
 
-    /// Returns all bytes of a weight if they are in memory in the promised order (a mapped file), else `None`.
-    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+    /// Returns the source that holds a weight as it is here, and the weight's index there: the methods below ask it.
+    fn origin(&self, weight: usize) -> Option<(&dyn WeightSource, usize)> {
         let _ = weight;
         None
+    }
+
+    /// Returns all bytes of a weight if they are in memory in the promised order (a mapped file), else `None`.
+    fn borrow(&self, weight: usize) -> Option<&[u8]> {
+        self.origin(weight).and_then(|(source, at)| source.borrow(at))
     }
 
     /// Returns the GGML types that hold this weight without going through F32, best first: block types that keep its
     /// integer codes, and narrow float types that hold all its values. Empty for a weight that is already plain floats.
     /// May read the weight's scales and zero points, and also its codes if those do not decide it.
     fn packings(&self, weight: usize) -> Result<Vec<Packing>, SourceError> {
-        let _ = weight;
-        Ok(Vec::new())
+        self.origin(weight).map_or(Ok(Vec::new()), |(source, at)| source.packings(at))
     }
 
     /// Returns the element type of the codes that a weight is decoded from; `None` for a weight that is already plain
     /// floats.
     fn code_type(&self, weight: usize) -> Option<ElementType> {
-        let _ = weight;
-        None
+        self.origin(weight).and_then(|(source, at)| source.code_type(at))
     }
 
     /// Reads elements `first ..` of a weight as blocks of a type that [`WeightSource::packings`] lists; `first` and the
@@ -177,18 +180,24 @@ pub trait WeightSource: Sync {
         first: u64,
         out: &mut [u8],
     ) -> Result<(), SourceError> {
-        let _ = (first, out);
-        panic!("weight {weight} has no packing as {ty}")
+        let Some((source, at)) = self.origin(weight) else {
+            panic!("weight {weight} has no packing as {ty}")
+        };
+        source.read_packed(at, ty, first, out)
     }
 
     /// Announces that a weight will be read, after those announced before it, like [`TensorSource::expect`] for a
     /// tensor.
     fn expect(&self, weight: usize) {
-        let _ = weight;
+        if let Some((source, at)) = self.origin(weight) {
+            source.expect(at);
+        }
     }
 
     /// Tells the source that these elements will not be read again soon, so that mapped pages can be dropped.
     fn release_elems(&self, weight: usize, first: u64, n: u64) {
-        let _ = (weight, first, n);
+        if let Some((source, at)) = self.origin(weight) {
+            source.release_elems(at, first, n);
+        }
     }
 }
