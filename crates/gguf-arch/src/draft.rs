@@ -87,7 +87,7 @@ pub struct AddedEntry {
     pub key: String,
     /// True for `[blocks]`, false for `[tensors]`.
     #[serde(skip)]
-    pub in_blocks: bool,
+    pub(crate) in_blocks: bool,
     /// Value of the key, as TOML.
     pub entry: String,
     /// Card that has the entry.

@@ -53,7 +53,7 @@ pub use language::eval::error::EvalError;
 pub use language::expr::ParseError;
 pub use language::names::{Pattern, PatternError, Stars};
 pub use language::ops::{MathOp, Op, OpError, WholeOp};
-pub use language::values::{CountTokens, TokenCounts};
+pub use language::values::TokenCounts;
 
 pub use error::lost_value::LostValue;
 pub use error::missing_input::MissingInput;
@@ -66,12 +66,12 @@ pub use read::fusion::{Fuse, Fusion};
 pub use read::metadata_rows::derived_keys;
 pub use read::schema::{Card, CardKind, EntryType, Phase, TokenizerFrom};
 
-pub use registry::detect::{class_of, named_classes, tower_class_of, with_text_config};
+pub use registry::detect::{class_of, named_classes, with_text_config};
 pub use registry::model_types::{text_parts, without_graph};
 pub use registry::towers::{TowerFile, TowerGaps, block_count, block_number, tower_gaps};
 pub use registry::{ClassRow, Registry};
 
-pub use keys::origins::{Origin, Origins};
+pub use keys::origins::Origin;
 pub use keys::shapes::{EMBEDDING, ShapeCheck, WrongShape, check_shapes, embeds_all_tokens};
 pub use keys::target::{TargetModel, target_config};
 
@@ -92,7 +92,7 @@ pub use judge::needs::{ForeignTensors, MissingTensors, foreign_names, foreign_te
 pub use judge::similar::similar;
 
 pub use apply::plain_names::{PlainNames, plain_names};
-pub use apply::resolve::{embedding_rows, resolve};
+pub use apply::resolve::resolve;
 
 pub use draft::{AddedEntry, Draft, Unmatched, UnreadKey, draft};
 pub use invert::{Inverse, invert};

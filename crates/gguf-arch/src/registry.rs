@@ -149,7 +149,9 @@ impl Registry {
     ///
     /// # Errors
     /// [`ArchError::Card`] for the first invalid card.
-    pub fn from_texts<'t>(texts: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<Self, ArchError> {
+    pub(crate) fn from_texts<'t>(
+        texts: impl IntoIterator<Item = (&'t str, &'t str)>,
+    ) -> Result<Self, ArchError> {
         Self::load(CardKind::Text, texts, Checks::Due)
     }
 
@@ -268,7 +270,7 @@ impl Registry {
     }
 
     /// Returns a card's name and those of its parents, the nearest first.
-    pub fn lineage<'a>(&'a self, gguf: &'a str) -> Vec<&'a str> {
+    pub(crate) fn lineage<'a>(&'a self, gguf: &'a str) -> Vec<&'a str> {
         let mut names = vec![gguf];
         let mut newest = gguf;
         while let Some(parent) = self.tables.get(newest).and_then(|table| table.get("extends"))

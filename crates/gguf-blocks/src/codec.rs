@@ -52,7 +52,7 @@ pub(crate) struct Codec {
     /// Decoder from blocks to floats.
     pub dequantize: DequantizeFn,
     /// Check for blocks with finite scales.
-    pub validate: ValidateFn,
+    pub(crate) validate: ValidateFn,
 }
 
 /// Runs `f` over blocks of `B` bytes and `E` elements.

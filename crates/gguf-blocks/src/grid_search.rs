@@ -21,7 +21,7 @@ pub(super) struct GridSearch {
     /// Inverse scale of each step, in units of the largest magnitude.
     iscales: [f32; STEPS],
     /// Groups that the last fit places again.
-    pub refit: Refit,
+    pub(crate) refit: Refit,
 }
 
 impl GridSearch {

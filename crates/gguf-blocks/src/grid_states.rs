@@ -36,7 +36,7 @@ pub const GRID_ELEMS: usize = 256;
 pub const MAX_PARTS: usize = 16;
 
 /// Maximum number of points of a block.
-pub const MAX_POINTS: usize = 64;
+pub(crate) const MAX_POINTS: usize = 64;
 
 /// Number of elements that share a byte of signs, or a shift.
 pub const SIGNED: usize = 8;
@@ -193,7 +193,7 @@ pub fn grid_form(ty: GgmlType) -> Option<&'static GridForm> {
 
 impl GridForm {
     /// Returns the number of vectors of a block.
-    pub fn n_vectors(&self) -> usize {
+    pub(crate) fn n_vectors(&self) -> usize {
         GRID_ELEMS / self.dims
     }
 

@@ -22,7 +22,7 @@ pub(super) struct GridPlacer<'a, L, const D: usize, const G: usize> {
     /// Part to place.
     pub part: &'a PartMagnitudes<D, G>,
     /// Largest magnitude of the part.
-    pub x_max: f32,
+    pub(crate) x_max: f32,
 }
 
 /// Grid points of all groups at all steps.

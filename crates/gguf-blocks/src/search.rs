@@ -161,13 +161,13 @@ pub(super) fn signed_refined<const N: usize>(n_max: i32, x: &[f32; N], levels: &
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MinSearch {
     /// Largest level.
-    pub n_max: i32,
+    pub(crate) n_max: i32,
     /// First step, in levels.
-    pub r_min: f32,
+    pub(crate) r_min: f32,
     /// Distance of steps, in levels.
-    pub r_delta: f32,
+    pub(crate) r_delta: f32,
     /// Last step.
-    pub n_step: i32,
+    pub(crate) n_step: i32,
 }
 
 impl MinSearch {

@@ -200,9 +200,9 @@ pub(super) struct MinFit<F> {
     /// Minimum; the offset is its negative.
     pub min: F,
     /// Inverse scale used for the levels.
-    pub iscale: F,
+    pub(crate) iscale: F,
     /// Minimum used for the levels: not `min`, which the fit moved afterwards.
-    pub level_min: F,
+    pub(crate) level_min: F,
 }
 
 /// Runs `search::with_min`: returns scales and minima, and the arguments of [`min_levels`].

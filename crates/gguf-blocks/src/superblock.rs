@@ -14,7 +14,7 @@ pub(super) struct PartFits<const P: usize> {
     /// Offset (minus the minimum) per part.
     pub mins: [f32; P],
     /// Sum of importance weights per part; unused without importance.
-    pub weight_sums: [f32; P],
+    pub(crate) weight_sums: [f32; P],
     /// Level per element.
     pub levels: [u8; SUPER],
 }

@@ -49,7 +49,7 @@ pub(super) struct MinFits<const P: usize> {
     /// Minima used for the levels.
     level_mins: [[f32; P]; BATCH_SUPERS],
     /// Scales of scales, per super-block.
-    pub super_scales: [SuperScales<P>; BATCH_SUPERS],
+    pub(crate) super_scales: [SuperScales<P>; BATCH_SUPERS],
 }
 
 impl<const P: usize> MinFits<P> {

@@ -71,7 +71,7 @@ impl<'a> CalibrationRun<'a> {
     ///
     /// # Errors
     /// [`CalibrateError::Memory`] with the smallest budget that is enough.
-    pub fn with_consumer(mut self, n_bytes: u64) -> Result<Self, CalibrateError> {
+    pub(crate) fn with_consumer(mut self, n_bytes: u64) -> Result<Self, CalibrateError> {
         self.needs = self.needs.plus(n_bytes);
         if self.needs.spills(&self.options.engine, self.n_tokens())? {
             self.engine = self.engine.spilling(self.options.dir);

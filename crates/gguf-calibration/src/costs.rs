@@ -16,7 +16,7 @@ use gguf_verification::{Model, Recall, Window, divergence_on};
 
 /// Options for measuring costs.
 #[derive(Clone, Copy, Debug)]
-pub struct MeasureOptions<'a> {
+pub(crate) struct MeasureOptions<'a> {
     /// Threads, memory and vector instructions.
     pub engine: EngineOptions,
     /// Relative error of the type that is measured, or the nearest that the types allow. It is large enough to stand
@@ -47,7 +47,7 @@ pub(super) fn runs_for(n_elems: u64, n_run_tokens: usize, n_text_tokens: usize) 
 
 impl MeasureOptions<'_> {
     /// Measures each tensor at about four bits, with at most 256 runs.
-    pub fn new(engine: EngineOptions) -> Self {
+    pub(crate) fn new(engine: EngineOptions) -> Self {
         Self { engine, error: 0.01, n_runs: 256, work: None }
     }
 }
@@ -63,7 +63,7 @@ impl MeasureOptions<'_> {
 ///
 /// # Errors
 /// Models without likelihoods, windows without scored tokens, tensors that cannot be quantized; cancellation.
-pub fn measure_costs(
+pub(crate) fn measure_costs(
     model: &Model<'_>,
     survey: &Survey<'_>,
     costs: &mut [TensorCost],

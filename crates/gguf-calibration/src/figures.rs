@@ -6,7 +6,7 @@ use gguf_verification::Divergence;
 
 /// Maximum ratio of a solved file's divergence to the importance matrix's; above it the solver tries again, then gives
 /// up.
-pub const WORTH_IT: f64 = 0.95;
+pub(crate) const WORTH_IT: f64 = 0.95;
 
 /// Divergence of a file from the model, on held-out text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

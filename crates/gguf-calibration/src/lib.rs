@@ -53,10 +53,9 @@ mod work;
 
 pub use calibration_run::{CalibrateOptions, CalibrationRun};
 pub use collector::Wanted;
-pub use costs::{MeasureOptions, measure_costs};
 pub use error::CalibrateError;
 pub use fidelity::{Fidelity, Trial, solve, solving_steps};
-pub use figures::{HeldOutFigures, WORTH_IT};
+pub use figures::HeldOutFigures;
 pub use importance::total_importance;
 pub use memory::Needs;
 pub use moments::{LayerMoments, MatrixName, MeanMoments, MomentSums, Moments, SharedInput};

@@ -111,7 +111,7 @@ pub struct TextKind {
     /// Sequences that are held out: no solver uses them.
     pub held_out: Vec<Window>,
     /// Number of tokens that the whole text has in sequences.
-    pub n_available: usize,
+    pub(crate) n_available: usize,
     /// Weight in the mean over kinds, in numbers of ordinary kinds.
     pub weight: u32,
     /// Seed of text that a model wrote.
@@ -235,7 +235,7 @@ impl CalibrationText {
 
     /// Adds the kind `self`, which the model writes: `own` to calibrate with. If text is held out, a seventh as much
     /// is written with another seed.
-    pub fn add_self(
+    pub(crate) fn add_self(
         &mut self,
         model: &Model<'_>,
         own: &SelfText,

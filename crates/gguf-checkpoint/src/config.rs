@@ -69,7 +69,7 @@ impl ModelDir {
     }
 
     /// Name of the weight file that the user named, if not the directory.
-    pub fn chosen_file(&self) -> Option<&str> {
+    pub(crate) fn chosen_file(&self) -> Option<&str> {
         self.file.as_deref()
     }
 

@@ -10,7 +10,7 @@ use serde_json::{Map, Number, Value};
 use gguf_core::text::escape;
 
 /// Key of the object that represents a float without a JSON literal; `transformers` uses the same form.
-pub const FLOAT_TAG: &str = "__float__";
+pub(crate) const FLOAT_TAG: &str = "__float__";
 
 /// Depth of nested values up to which [`check_keys`] looks: that of `serde_json`.
 const MAX_CHECKED_DEPTH: usize = 128;
@@ -63,7 +63,7 @@ pub enum JsonProblem {
 ///
 /// Allocations are bounded by the length of the text.
 #[derive(Debug)]
-pub struct JsonReader<'a> {
+pub(crate) struct JsonReader<'a> {
     bytes: &'a [u8],
     pos: usize,
     depth: usize,
@@ -74,7 +74,7 @@ type Result<T, E = JsonError> = std::result::Result<T, E>;
 
 impl<'a> JsonReader<'a> {
     /// Creates a reader at the first byte; a UTF-8 byte order mark is skipped.
-    pub fn new(bytes: &'a [u8], max_depth: usize) -> Self {
+    pub(crate) fn new(bytes: &'a [u8], max_depth: usize) -> Self {
         let pos = if bytes.starts_with(b"\xef\xbb\xbf") { 3 } else { 0 };
         Self { bytes, pos, depth: 0, max_depth }
     }
@@ -82,18 +82,13 @@ impl<'a> JsonReader<'a> {
     /// Moves the start to `offset`, at most the end.
     ///
     /// Offsets in errors still count from the first byte.
-    pub fn starting_at(mut self, offset: usize) -> Self {
+    pub(crate) fn starting_at(mut self, offset: usize) -> Self {
         self.pos = offset.min(self.bytes.len());
         self
     }
 
-    /// Offset of the next byte.
-    pub fn offset(&self) -> usize {
-        self.pos
-    }
-
     /// Creates an error for an offset of this text.
-    pub fn error_at(&self, offset: usize, problem: JsonProblem) -> JsonError {
+    pub(crate) fn error_at(&self, offset: usize, problem: JsonProblem) -> JsonError {
         let before = self.bytes.get(..offset).unwrap_or(self.bytes);
         let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);
         JsonError {
@@ -116,7 +111,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Skips white space and returns the first byte of the next token; `None` at the end.
-    pub fn peek(&mut self) -> Option<u8> {
+    pub(crate) fn peek(&mut self) -> Option<u8> {
         while let Some(b' ' | b'\t' | b'\n' | b'\r') = self.bytes.get(self.pos) {
             self.pos += 1;
         }
@@ -145,7 +140,7 @@ impl<'a> JsonReader<'a> {
     ///
     /// # Errors
     /// [`JsonError`] through `E`, and whatever `entry` returns. Duplicate keys are the caller's to detect.
-    pub fn object<E: From<JsonError>>(
+    pub(crate) fn object<E: From<JsonError>>(
         &mut self,
         mut entry: impl FnMut(&mut Self, String, usize) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -172,7 +167,7 @@ impl<'a> JsonReader<'a> {
     ///
     /// # Errors
     /// [`JsonError`] through `E`, and whatever `element` returns.
-    pub fn array<E: From<JsonError>>(
+    pub(crate) fn array<E: From<JsonError>>(
         &mut self,
         mut element: impl FnMut(&mut Self) -> Result<(), E>,
     ) -> Result<(), E> {
@@ -195,7 +190,7 @@ impl<'a> JsonReader<'a> {
     ///
     /// # Errors
     /// [`JsonError`] for anything that is not one.
-    pub fn string(&mut self) -> Result<String> {
+    pub(crate) fn string(&mut self) -> Result<String> {
         self.expect(b'"', "a string")?;
         let mut text = String::new();
         loop {
@@ -294,7 +289,7 @@ impl<'a> JsonReader<'a> {
     ///
     /// # Errors
     /// [`JsonError`] for anything else, also for a number with a sign, a fraction or too many digits.
-    pub fn unsigned(&mut self) -> Result<u64> {
+    pub(crate) fn unsigned(&mut self) -> Result<u64> {
         if !matches!(self.peek(), Some(b'-' | b'0'..=b'9')) {
             return self.unexpected("an unsigned integer");
         }
@@ -340,7 +335,7 @@ impl<'a> JsonReader<'a> {
     ///
     /// # Errors
     /// [`JsonError`] for a broken text, a duplicate key, or nesting beyond the limit.
-    pub fn value(&mut self) -> Result<Value> {
+    pub(crate) fn value(&mut self) -> Result<Value> {
         match self.peek() {
             Some(b'{') => Ok(Value::Object(self.map()?)),
             Some(b'[') => {
@@ -366,7 +361,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Reads an object as an ordered map.
-    pub fn map(&mut self) -> Result<Map<String, Value>> {
+    pub(crate) fn map(&mut self) -> Result<Map<String, Value>> {
         let mut map = Map::new();
         self.object(|reader, key, offset| {
             if map.contains_key(&key) {
@@ -397,7 +392,7 @@ impl<'a> JsonReader<'a> {
     }
 
     /// Checks that only white space is left.
-    pub fn finish(mut self) -> Result<()> {
+    pub(crate) fn finish(mut self) -> Result<()> {
         if self.peek().is_some() { self.fail(JsonProblem::Trailing) } else { Ok(()) }
     }
 }

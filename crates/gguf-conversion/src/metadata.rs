@@ -122,12 +122,12 @@ impl GeneralMetadata {
     }
 
     /// Default name of a file with draft heads only; it has no size, which would be that of the heads.
-    pub fn default_head_file_name(&self, encoding: &str) -> String {
+    pub(crate) fn default_head_file_name(&self, encoding: &str) -> String {
         format!("mtp-{}.gguf", FileName { encoding: Some(encoding), ..self.name() }.stem())
     }
 
     /// Default name of an adapter file.
-    pub fn default_adapter_file_name(&self, encoding: &str) -> String {
+    pub(crate) fn default_adapter_file_name(&self, encoding: &str) -> String {
         let name = FileName {
             size_label: self.texts.size_label.as_deref(),
             encoding: Some(encoding),
@@ -138,7 +138,7 @@ impl GeneralMetadata {
     }
 
     /// Default name of a file with towers only; it has no size, which would be that of the towers.
-    pub fn default_tower_file_name(&self, encoding: &str) -> String {
+    pub(crate) fn default_tower_file_name(&self, encoding: &str) -> String {
         format!("mmproj-{}.gguf", FileName { encoding: Some(encoding), ..self.name() }.stem())
     }
 

@@ -204,7 +204,7 @@ pub enum IsolatedError {
 
 impl IsolatedError {
     /// Returns true if the job is at fault, not its request: a repeat would take as long, or crash again.
-    pub fn is_crash(&self) -> bool {
+    pub(crate) fn is_crash(&self) -> bool {
         !matches!(self, Self::Refused { .. } | Self::Cancelled | Self::TooLong { .. })
     }
 }

@@ -42,7 +42,7 @@ pub struct LockError {
     /// Bytes that should have been locked.
     pub n_bytes: u64,
     /// Bytes that the process may lock in total (`RLIMIT_MEMLOCK`), if limited.
-    pub limit_bytes: Option<u64>,
+    pub(crate) limit_bytes: Option<u64>,
     /// Error from the system.
     pub source: std::io::Error,
 }

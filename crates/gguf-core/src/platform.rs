@@ -40,7 +40,7 @@ pub fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()>
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     /// Number of the file system.
-    pub volume: u64,
+    pub(crate) volume: u64,
     /// Number on the file system (the inode).
     pub index: u64,
 }
@@ -66,7 +66,7 @@ impl FileId {
     ///
     /// # Errors
     /// The file does not exist, or the system does not report it.
-    pub fn of_name(path: &Path) -> io::Result<Self> {
+    pub(crate) fn of_name(path: &Path) -> io::Result<Self> {
         system::id_at(path, false)
     }
 }

@@ -77,7 +77,7 @@ pub fn find(path: &Path) -> Option<Arc<dyn RangedFile>> {
 
 /// Returns true if links in the directory `root` may lead to `found`: it consists of links to the folder that contains
 /// `found`.
-pub fn may_lead_to(root: &Path, found: &Path) -> bool {
+pub(crate) fn may_lead_to(root: &Path, found: &Path) -> bool {
     let open = OPEN.read().unpoisoned();
     let folder = |open: &RegisteredDirectory| {
         open.directory.as_ref()?.folder_of_links().map(|folder| found.starts_with(folder))

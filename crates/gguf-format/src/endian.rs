@@ -7,7 +7,6 @@
 //! without such fields have no row.
 
 use gguf_core::GgmlType;
-use gguf_core::bytes::Endian;
 
 /// A run of equal fields inside a block.
 struct FieldRun {
@@ -80,13 +79,6 @@ pub fn swap_blocks(ty: GgmlType, bytes: &mut [u8]) {
                 field.reverse();
             }
         }
-    }
-}
-
-/// Converts whole blocks between little-endian, which all stages use, and the byte order of a file.
-pub fn to_order(endian: Endian, ty: GgmlType, bytes: &mut [u8]) {
-    if endian == Endian::Big {
-        swap_blocks(ty, bytes);
     }
 }
 

@@ -11,9 +11,9 @@ use gguf_core::limits::Limits;
 use gguf_core::{GgmlType, Shape, TensorMeta};
 
 /// Key of the alignment of tensor data.
-pub const ALIGNMENT_KEY: &str = "general.alignment";
+pub(crate) const ALIGNMENT_KEY: &str = "general.alignment";
 /// Alignment of tensor data if the file declares none.
-pub const DEFAULT_ALIGNMENT: u64 = 32;
+pub(crate) const DEFAULT_ALIGNMENT: u64 = 32;
 /// Maximum number of dimensions of a tensor of another program.
 const MAX_FOREIGN_DIMS: u32 = 8;
 

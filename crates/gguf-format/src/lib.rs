@@ -51,11 +51,11 @@ mod vocabulary;
 mod writer;
 
 pub use assign::{AssignError, AssignType, Assignment, parse_assignment};
-pub use endian::{swap_blocks, to_order};
+pub use endian::swap_blocks;
 pub use error::{GgufError, HeaderError, HeaderItem};
 pub use file_type::{FileType, id_of_blocks};
 pub use foreign::DeclaredTensor;
-pub use header::{ALIGNMENT_KEY, DEFAULT_ALIGNMENT, Header, Strictness, parse_head, parse_header};
+pub use header::{Header, Strictness, parse_head, parse_header};
 pub use imatrix::{
     ColumnSums, CombinedImatrix, Imatrix, ImatrixEntry, ImatrixError, ImatrixFormat, ImatrixPart,
     ImatrixSums, StoredImatrix, UnfinishedRun, combine_imatrix_parts, imatrix_identity, merge_imatrices,
@@ -69,7 +69,7 @@ pub use plan::{
 pub use reader::{GgufFile, TensorPlace};
 pub use share::{PartsGap, Share, ShareError, WorkCost, each_once, listed, output_id};
 pub use split::{SplitSpec, SplitStyle, merged_metadata};
-pub use tensor_limits::{MAX_DIMS, MAX_NAME_BYTES, TensorLimits, has_no_model_keys};
+pub use tensor_limits::{MAX_DIMS, TensorLimits};
 pub use value::{Array, Metadata, Value, ValueType};
 pub use vocabulary::{
     FILE_ROLES, Mode, ModeRequest, OtherFiles, RankCode, SpecialToken, Template, TokenizerRequest,

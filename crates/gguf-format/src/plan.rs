@@ -47,7 +47,7 @@ pub struct FilePlan {
     /// Header, without the padding that follows.
     pub header: Vec<u8>,
     /// Byte offset in the header of the end of the keys and the start of the tensor list.
-    pub keys_end: u64,
+    pub(crate) keys_end: u64,
     /// Position of each tensor, in the given order.
     pub tensors: Vec<PlannedTensor>,
     /// Alignment of tensor data in bytes.

@@ -5,7 +5,7 @@ use crate::split_keys::SPLIT_NO;
 use gguf_core::TensorMeta;
 
 /// Maximum length of a tensor name in bytes: llama.cpp stores 64 with a terminating zero.
-pub const MAX_NAME_BYTES: u64 = 63;
+pub(crate) const MAX_NAME_BYTES: u64 = 63;
 const ARCH: &str = "general.architecture";
 /// Maximum number of dimensions of a tensor.
 pub const MAX_DIMS: u32 = 4;
@@ -21,12 +21,12 @@ pub struct TensorLimits {
 
 impl TensorLimits {
     /// Limits of llama.cpp.
-    pub const LLAMA_CPP: Self = Self { name_bytes: MAX_NAME_BYTES, dims: MAX_DIMS };
+    pub(crate) const LLAMA_CPP: Self = Self { name_bytes: MAX_NAME_BYTES, dims: MAX_DIMS };
     /// Limits of the runtimes of image and video models, which do not use llama.cpp's reader: ComfyUI-GGUF's converter
     /// refuses longer names, and convolutions over time have five dimensions.
     pub const IMAGE: Self = Self { name_bytes: 127, dims: 5 };
     /// Limits of stable-diffusion.cpp, which is built for longer names; its files of whole checkpoints have hardly a key.
-    pub const WITHOUT_KEYS: Self = Self { name_bytes: 159, dims: 5 };
+    pub(crate) const WITHOUT_KEYS: Self = Self { name_bytes: 159, dims: 5 };
 
     /// Limits of a file with these keys. A later part of a split model, whose keys are in the first, has the wider ones;
     /// [`crate::GgufFile`] applies those of the first part when it opens them together.
@@ -54,7 +54,7 @@ fn is_later_part(metadata: &Metadata) -> bool {
 
 /// Returns true if a file declares an architecture and the version or type of its blocks, but has no key of the
 /// architecture and no vocabulary. llama.cpp loads no such file; those of image and video models are like this.
-pub fn has_no_model_keys(metadata: &Metadata) -> bool {
+pub(crate) fn has_no_model_keys(metadata: &Metadata) -> bool {
     let Some(arch) = metadata.get(ARCH).and_then(crate::Value::as_str) else {
         return false;
     };

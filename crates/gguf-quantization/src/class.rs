@@ -216,7 +216,7 @@ pub(crate) fn is_integer(ty: GgmlType) -> bool {
 ///
 /// # Exactness
 /// ref: a name counts as a weight if it ends in `weight`, and also if it is exactly five bytes long.
-pub fn is_quantizable(architecture: &str, tensor: &TensorMeta) -> bool {
+pub(crate) fn is_quantizable(architecture: &str, tensor: &TensorMeta) -> bool {
     let name = tensor.name.as_str();
     let is_weight = name.ends_with("weight") || name.len() == 5;
     let is_listed = || {

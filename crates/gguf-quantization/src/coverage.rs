@@ -28,7 +28,7 @@ pub struct StandIn {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Coverage {
     /// Number of tensors that are quantized with importance weights.
-    pub n_covered: usize,
+    pub(crate) n_covered: usize,
     /// Tensors whose type uses importance weights, but that have none. Embeddings and the output are not listed, since
     /// they are rarely measured.
     pub missing: Vec<String>,

@@ -57,7 +57,7 @@ pub use allocate::{
 };
 pub use choice::{ChoiceError, Reason, TypeChoice, choose_types};
 pub use class::n_matrices;
-pub use class::{TensorClass, file_order, is_quantizable, layer_of};
+pub use class::{TensorClass, file_order, layer_of};
 pub use coverage::{Coverage, StandIn, UnseenExperts};
 pub use error::{QuantizeError, RowError};
 pub use gguf_format::FileType;

@@ -15,7 +15,7 @@ pub struct GivenTypes {
     /// Type by the name of the tensor.
     pub types: BTreeMap<String, GgmlType>,
     /// Value of `general.file_type`; that of the mixture if `None`.
-    pub file_type_id: Option<u32>,
+    pub(crate) file_type_id: Option<u32>,
 }
 
 /// Types of an output that are those of a reference file.

@@ -19,7 +19,7 @@ pub(crate) struct Changes<'a> {
     /// Value of `general.file_type`.
     pub file_type: u32,
     /// True to change keys in their places, as the quantizer of image models does.
-    pub keeps_order: bool,
+    pub(crate) keeps_order: bool,
     /// Keys set by the user.
     pub overrides: &'a [Override],
     /// Importance matrix that is used, if it has entries.

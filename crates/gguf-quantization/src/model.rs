@@ -17,9 +17,9 @@ pub struct ModelFacts {
     /// Number of experts per layer.
     pub n_experts: u32,
     /// Number of query heads that share one key head in the first layer; 0 without key heads.
-    pub n_gqa: u32,
+    pub(crate) n_gqa: u32,
     /// True for models whose value projections are small compared with the rest.
-    pub is_70b: bool,
+    pub(crate) is_70b: bool,
     /// Rules of an image or video model, which replace those of language models.
     pub diffusion: Option<DiffusionRules>,
 }

@@ -114,7 +114,7 @@ impl<'a> Directory<'a> {
     ///
     /// # Errors
     /// I/O errors, a file above the size limit.
-    pub fn lenient_tree(&self, name: &str) -> Result<Json, TokenizerError> {
+    pub(crate) fn lenient_tree(&self, name: &str) -> Result<Json, TokenizerError> {
         match self.tree(name) {
             Err(TokenizerError::Json { .. } | TokenizerError::NotUtf8 { .. }) => Ok(Json::Null),
             found => found,

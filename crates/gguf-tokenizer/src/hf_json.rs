@@ -41,7 +41,7 @@ pub struct AddedToken {
 
 impl AddedToken {
     /// Returns true if the token is matched in normalized text; by default, special tokens are not.
-    pub fn is_normalized(&self) -> bool {
+    pub(crate) fn is_normalized(&self) -> bool {
         self.normalized.unwrap_or(!self.special)
     }
 }
@@ -65,7 +65,7 @@ impl Merge {
     }
 
     /// Returns the text stored in GGUF: spaces inside the tokens of a pair are written as `Ġ`, as in byte-level text.
-    pub fn to_text(&self) -> String {
+    pub(crate) fn to_text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
             Self::Pair(left, right) => {
@@ -270,7 +270,7 @@ impl HfJson {
     ///
     /// # Errors
     /// Another kind of model.
-    pub fn bpe_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
+    pub(crate) fn bpe_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
         let kind = self.model.kind.as_deref();
         match (&self.model.vocab, kind) {
             // Files from before version 0.8 of the library do not name their kind.
@@ -286,7 +286,7 @@ impl HfJson {
     ///
     /// # Errors
     /// Another kind of model.
-    pub fn id_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
+    pub(crate) fn id_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
         match (&self.model.vocab, self.model.kind.as_deref()) {
             (VocabTable::Ids(ids), Some("WordPiece")) => Ok(ids),
             _ => self.bpe_vocab(path),
@@ -294,12 +294,12 @@ impl HfJson {
     }
 
     /// Returns `type` of the decoder.
-    pub fn decoder_kind(&self) -> Option<&str> {
+    pub(crate) fn decoder_kind(&self) -> Option<&str> {
         self.decoder.get("type").and_then(Json::as_str)
     }
 
     /// Returns true for text pieces with byte tokens as a fallback (Llama 2 and similar).
-    pub fn is_byte_fallback(&self) -> bool {
+    pub(crate) fn is_byte_fallback(&self) -> bool {
         self.model.kind.as_deref() == Some("BPE")
             && self.model.byte_fallback == Some(true)
             && self.decoder_kind() == Some("Sequence")
@@ -318,7 +318,7 @@ impl HfJson {
     }
 
     /// Returns true if merges are skipped for pieces that are tokens.
-    pub fn ignores_merges(&self) -> bool {
+    pub(crate) fn ignores_merges(&self) -> bool {
         self.model.ignore_merges == Some(true)
     }
 }

@@ -113,9 +113,9 @@ pub(crate) struct HashSettings {
     /// Id of the begin token.
     pub bos: Option<u64>,
     /// True or false for tokenizer classes that always or never add the begin token, regardless of the file.
-    pub class_adds_bos: Option<bool>,
+    pub(crate) class_adds_bos: Option<bool>,
     /// Value of `clean_up_tokenization_spaces`, if present.
-    pub clean_up: Option<bool>,
+    pub(crate) clean_up: Option<bool>,
     /// Value of `HINT`: the name, if it is one of the structure's.
     pub hint: Option<String>,
 }

@@ -48,7 +48,7 @@ pub struct NormalizerSpec {
     pub precompiled_charsmap: Option<Vec<u8>>,
     /// True if a space is put in front of the text.
     #[prost(bool, optional, tag = "3", default = "true")]
-    pub add_dummy_prefix: Option<bool>,
+    pub(crate) add_dummy_prefix: Option<bool>,
     /// True if spaces at both ends are removed, and repeated ones are collapsed.
     #[prost(bool, optional, tag = "4", default = "true")]
     pub remove_extra_whitespaces: Option<bool>,
@@ -78,7 +78,7 @@ pub enum PieceKind {
 
 impl Piece {
     /// Returns the kind of the piece; unknown numbers count as normal.
-    pub fn piece_kind(&self) -> PieceKind {
+    pub(crate) fn piece_kind(&self) -> PieceKind {
         match self.kind() {
             2 => PieceKind::Unknown,
             3 => PieceKind::Control,

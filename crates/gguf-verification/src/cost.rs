@@ -28,10 +28,10 @@ pub struct Cost {
     pub kld_99: f64,
     /// Increase of the perplexity, as a share; never below the mean divergence.
     #[serde(with = "exact::double")]
-    pub ppl_increase: f64,
+    pub(crate) ppl_increase: f64,
     /// Share of tokens with another first choice.
     #[serde(with = "exact::double")]
-    pub other_choice: f64,
+    pub(crate) other_choice: f64,
 }
 
 /// Mean divergence of a small model if all matrices of its layers have the type. SmolLM2-135M-Instruct was measured in
@@ -83,7 +83,7 @@ impl Cost {
 
     /// Returns the cost of a model's types for a small model, weighted by the sizes of its matrices. Only matrices of
     /// layers count, if there are any: embeddings are often kept wide and say nothing about the layers.
-    pub fn typical(tensors: &[TensorMeta]) -> Self {
+    pub(crate) fn typical(tensors: &[TensorMeta]) -> Self {
         let is_matrix = |meta: &&TensorMeta| meta.shape.rank() > 1;
         let mut matrices: Vec<&TensorMeta> =
             tensors.iter().filter(is_matrix).filter(|meta| meta.name.starts_with("blk.")).collect();

@@ -203,7 +203,7 @@ impl Coverage {
     /// Returns true if a file without errors has earned a `pass`. Its structure, tokenizer and figures must be judged.
     /// In addition, its weights or predictions must be compared with a baseline, or the user must have set a limit
     /// (`has_own_limit`).
-    pub fn earns_pass(&self, has_own_limit: bool) -> bool {
+    pub(crate) fn earns_pass(&self, has_own_limit: bool) -> bool {
         // The purpose of an encoder is its vectors, whatever head it has.
         let figures = match (self.is_encoder, self.is_masked) {
             (true, _) => Aspect::Embeddings,

@@ -100,7 +100,7 @@ pub struct FigureRow {
     /// True if the figure compares with a baseline.
     pub needs_baseline: bool,
     /// True if the figure needs predictions that are likelihoods.
-    pub is_likelihood: bool,
+    pub(crate) is_likelihood: bool,
     /// Text of a value for readers, as part of a sentence.
     show: fn(f64) -> String,
     /// Measured value.
@@ -445,7 +445,7 @@ impl LimitLine {
     }
 
     /// Returns true if the limit is kept even if the figure is off by this many standard errors.
-    pub fn is_kept_by(&self, errors: f64) -> bool {
+    pub(crate) fn is_kept_by(&self, errors: f64) -> bool {
         let doubt = errors * self.stderr.unwrap_or(0.0);
         let worst = match self.figure.row().better {
             Better::Less => self.value + doubt,

@@ -15,7 +15,7 @@ pub struct Estimate {
 
 impl Estimate {
     /// Computes the mean of samples, with the standard error `sqrt((mean of squares - square of mean) / (n - 1))`.
-    pub fn of_mean(samples: impl Iterator<Item = f64> + Clone) -> Self {
+    pub(crate) fn of_mean(samples: impl Iterator<Item = f64> + Clone) -> Self {
         let n = samples.clone().count() as f64;
         let mean = samples.clone().sum::<f64>() / n;
         let variance = samples.map(|x| (x - mean) * (x - mean)).sum::<f64>() / n;

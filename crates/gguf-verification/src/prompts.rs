@@ -48,7 +48,7 @@ pub struct Prompt {
 
 impl PromptSource {
     /// Returns true if the prompt can only be used with a tokenizer.
-    pub fn needs_encoder(&self) -> bool {
+    pub(crate) fn needs_encoder(&self) -> bool {
         !matches!(self, Self::Tokens(_))
     }
 

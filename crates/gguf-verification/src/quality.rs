@@ -78,7 +78,7 @@ impl Quality {
     }
 
     /// Returns the quality of a measured divergence.
-    pub fn of_divergence(divergence: &Divergence) -> Self {
+    pub(crate) fn of_divergence(divergence: &Divergence) -> Self {
         Self::of(divergence.mean.value, divergence.top1_agreement)
     }
 }

@@ -14,21 +14,21 @@ pub struct Distribution {
     /// 99th percentile.
     pub p99: f64,
     /// 95th percentile.
-    pub p95: f64,
+    pub(crate) p95: f64,
     /// 90th percentile.
     pub p90: f64,
     /// 75th percentile.
-    pub p75: f64,
+    pub(crate) p75: f64,
     /// Median.
     pub median: f64,
     /// 25th percentile.
-    pub p25: f64,
+    pub(crate) p25: f64,
     /// 10th percentile.
-    pub p10: f64,
+    pub(crate) p10: f64,
     /// 5th percentile.
     pub p05: f64,
     /// 1st percentile.
-    pub p01: f64,
+    pub(crate) p01: f64,
     /// 0.1th percentile.
     pub p001: f64,
     /// Smallest value.

@@ -58,12 +58,6 @@ impl View {
         self.permute_axis(0, &[heads, 2, half], &[0, 2, 1])
     }
 
-    /// Inverts [`View::permute_rope`].
-    pub fn unpermute_rope(&self, heads: u64) -> Result<Self, ShapeError> {
-        let half = self.groups(0, heads)? / 2;
-        self.permute_axis(0, &[heads, half, 2], &[0, 2, 1])
-    }
-
     /// Reorders rows `[groups, Σ sizes]` so that the first section of all groups comes first, then the second, and so
     /// on.
     ///
@@ -153,7 +147,7 @@ impl View {
     ///
     /// # Errors
     /// A view without rows.
-    pub fn prepend_zeros(&self, rows: u64) -> Result<Self, ShapeError> {
+    pub(crate) fn prepend_zeros(&self, rows: u64) -> Result<Self, ShapeError> {
         self.known_axis(0)?;
         let mut shape = self.shape().to_vec();
         shape[0] = rows;

@@ -293,7 +293,7 @@ impl View {
     ///
     /// # Errors
     /// Axes that do not exist; a seam along an inner one of them.
-    pub fn flatten_axes(&self, axis: usize, n: usize) -> Result<Self, ShapeError> {
+    pub(crate) fn flatten_axes(&self, axis: usize, n: usize) -> Result<Self, ShapeError> {
         if n == 0 {
             return Err(ShapeError::Empty);
         }

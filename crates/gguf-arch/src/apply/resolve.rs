@@ -269,7 +269,7 @@ fn eval(card: &Card, at: &str, scope: &Scope<'_>, expr: &Expr) -> Result<Datum, 
 }
 
 /// Returns the number of rows of the embedding, if it has a row for each token of the file.
-pub fn embedding_rows(card: &Card, outputs: &[OutputSpec]) -> Option<u64> {
+pub(crate) fn embedding_rows(card: &Card, outputs: &[OutputSpec]) -> Option<u64> {
     let has_all = card.kind == CardKind::Text && shapes::embeds_all_tokens(&card.gguf);
     let embedding = outputs.iter().find(|output| output.name == shapes::EMBEDDING).filter(|_| has_all)?;
     embedding.shape.dims().first().copied()

@@ -45,7 +45,7 @@ pub struct DiffusionCard {
     pub f32: Vec<String>,
     /// Parts of names of layers whose weights ComfyUI-GGUF does not decode, in BF16 as in blocks.
     #[serde(default)]
-    pub undecoded: Vec<String>,
+    pub(crate) undecoded: Vec<String>,
     /// Parts of names of parameters, with their number of dimensions, some of which are 1.
     #[serde(default)]
     pub dims: BTreeMap<String, usize>,

@@ -23,7 +23,7 @@ pub struct CommonRules {
     /// Names, and starts of names, that runtimes read beside the prefixed ones: they belong to the diffusion model.
     markers: Vec<String>,
     /// Most values of a tensor that stays F32 because it is small.
-    pub small_elems: u64,
+    pub(crate) small_elems: u64,
     /// Parts of names of weights that are never quantized.
     pub never: Vec<String>,
     classes: Classes,
@@ -235,7 +235,7 @@ impl CommonRules {
     }
 
     /// Returns true if a weight of a model that no card knows is not quantized.
-    pub fn keeps_of_unknown(&self, name: &str) -> bool {
+    pub(crate) fn keeps_of_unknown(&self, name: &str) -> bool {
         let has = |part: &String| name.contains(part.as_str());
         !self.is_in_block(name) || self.unknown.keep.iter().any(has)
     }

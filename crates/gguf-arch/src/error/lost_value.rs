@@ -17,7 +17,7 @@ pub struct LostValue {
     /// Its value.
     pub value: Json,
     /// Value for which the runtime computes correctly, if it is known.
-    pub assumed: Option<Json>,
+    pub(crate) assumed: Option<Json>,
     /// Value of `general.architecture`.
     pub gguf: String,
     /// True if an annotation can carry the value.

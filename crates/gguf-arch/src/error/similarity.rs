@@ -17,12 +17,12 @@ pub struct Similarity {
     pub of_kinds: usize,
     /// Number of keys of `config.json` that the card reads.
     #[serde(rename = "config_keys")]
-    pub n_config_keys: usize,
+    pub(crate) n_config_keys: usize,
     /// Number of keys of `config.json` that may matter.
-    pub of_config_keys: usize,
+    pub(crate) of_config_keys: usize,
     /// True if the card has defaults for the checkpoint's `model_type`, or is named like it.
     #[serde(skip)]
-    pub is_model_type: bool,
+    pub(crate) is_model_type: bool,
     /// Replacement of the checkpoint's block prefix that makes its names match: `(from, to)`.
     #[serde(skip)]
     pub rename: Option<(String, String)>,

@@ -46,7 +46,7 @@ impl fmt::Display for Origin {
 }
 
 /// Origins, by key of the file.
-pub type Origins = BTreeMap<String, Vec<Origin>>;
+pub(crate) type Origins = BTreeMap<String, Vec<Origin>>;
 
 /// Returns the origins of the keys that a card's rows write. `config` is the given configuration, with its text part
 /// under `text_config`.

@@ -101,7 +101,7 @@ impl Datum {
     }
 
     /// Returns an integer, or a boolean as 0 or 1.
-    pub fn as_int(&self) -> Option<i128> {
+    pub(crate) fn as_int(&self) -> Option<i128> {
         match self {
             Self::Bool(value) => Some((*value).into()),
             Self::Int(value) => Some(*value),
@@ -110,7 +110,7 @@ impl Datum {
     }
 
     /// Returns any number as a float.
-    pub fn as_float(&self) -> Option<f64> {
+    pub(crate) fn as_float(&self) -> Option<f64> {
         match self {
             Self::Float(value) => Some(*value),
             _ => self.as_int().map(|value| value as f64),
@@ -118,7 +118,7 @@ impl Datum {
     }
 
     /// Compares as Python's `==`.
-    pub fn equals(&self, other: &Self) -> bool {
+    pub(crate) fn equals(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Null, Self::Null) => true,
             (Self::Text(a), Self::Text(b)) => a == b,

@@ -69,7 +69,12 @@ impl<'a> Scope<'a> {
     }
 
     /// Evaluates with captures and the dimensions of the current tensor (`d0`, `d1`, …).
-    pub fn eval_with(&self, expr: &Expr, captures: Captures, dims: &[u64]) -> Result<Datum, EvalError> {
+    pub(crate) fn eval_with(
+        &self,
+        expr: &Expr,
+        captures: Captures,
+        dims: &[u64],
+    ) -> Result<Datum, EvalError> {
         let evaluator = Evaluator {
             scope: self,
             dims,

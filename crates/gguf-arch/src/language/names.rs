@@ -152,7 +152,7 @@ impl Pattern {
     }
 
     /// Returns the placeholders of the pattern.
-    pub fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
+    pub(crate) fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
         self.parts.iter().filter_map(|part| match part {
             PatternPart::Number(placeholder) => Some(*placeholder),
             _ => None,

@@ -139,7 +139,7 @@ pub struct OpSpec {
 
 impl OpSpec {
     /// Returns the number of result tensors; `None` if it is unknown.
-    pub fn n_outputs(&self) -> Option<usize> {
+    pub(crate) fn n_outputs(&self) -> Option<usize> {
         match (self.kind, self.param("sizes"), self.param("n")) {
             (OpKind::Split, Some(Param::Many(sizes)), _) => Some(sizes.len()),
             (OpKind::Unzip, _, None) | (OpKind::FoldNorm, ..) => Some(2),

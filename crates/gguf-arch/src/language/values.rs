@@ -28,7 +28,7 @@ pub struct TokenCounts {
 }
 
 /// Function that counts the tokens, called when a card needs it.
-pub type CountTokens<'a> = &'a dyn Fn() -> TokenCounts;
+pub(crate) type CountTokens<'a> = &'a dyn Fn() -> TokenCounts;
 
 /// Content of a checkpoint's weights, if it can be read.
 #[derive(Default)]

@@ -47,26 +47,26 @@ pub struct Card {
     /// Configuration keys that the card is the first to read: its expressions and those of all cards may name them.
     pub config_keys: Vec<String>,
     /// True if the configuration gets no defaults.
-    pub raw_config: bool,
+    pub(crate) raw_config: bool,
     /// True if tensors of other modalities are kept, not dropped.
-    pub keep_multimodal: bool,
+    pub(crate) keep_multimodal: bool,
     /// Prefixes of the names of a tower's tensors, after rewriting; other tensors belong to the text model. Empty: all
     /// tensors belong to the tower.
     pub parts: Vec<String>,
     /// True if draft heads can be left out, or written to a file of their own.
     pub mtp_export: bool,
     /// Tensors in a file of draft heads in addition to the heads' own, by their names after rewriting.
-    pub mtp_keep: Vec<String>,
+    pub(crate) mtp_keep: Vec<String>,
     /// Joins of output tensors whose result the runtime can read.
     pub fuse: Vec<Fusion>,
     /// Conditions that must hold, with error messages.
-    pub require: Vec<(Expr, String)>,
+    pub(crate) require: Vec<(Expr, String)>,
     /// Changes of the configuration: keys and their new values.
     pub set: Vec<(String, Expr)>,
     /// Keys removed from the configuration.
-    pub drop_config: Vec<String>,
+    pub(crate) drop_config: Vec<String>,
     /// Further changes of the configuration that only metadata rows see.
-    pub metadata_set: Vec<(String, Expr)>,
+    pub(crate) metadata_set: Vec<(String, Expr)>,
     /// Further keys removed from the configuration that only metadata rows see.
     pub metadata_drop: Vec<String>,
     /// Rows that are written before everything but the architecture.
@@ -106,7 +106,7 @@ pub struct Card {
     pub graph: Option<GraphFeatures>,
     /// Configuration attributes that no key or tensor carries, with the values for which the runtime computes
     /// correctly.
-    pub assumes: IndexMap<String, Vec<Expr>>,
+    pub(crate) assumes: IndexMap<String, Vec<Expr>>,
 }
 
 impl Card {
@@ -152,7 +152,7 @@ pub struct InverseRule {
     /// Expression of the value.
     pub value: Expr,
     /// True if a null value is written; else null removes the key.
-    pub writes_null: bool,
+    pub(crate) writes_null: bool,
     /// Name of the tensor, if the rule builds one: a number, or a list of numbers. Null leaves it out.
     pub tensor: Option<Pattern>,
 }
@@ -244,11 +244,11 @@ pub struct TensorEntry {
     /// Further target names under which the same tensor is written.
     pub also: Vec<Pattern>,
     /// True if targets are named without the source's ending.
-    pub drops_ending: bool,
+    pub(crate) drops_ending: bool,
     /// True if the bounds of the layer's inputs and outputs are mapped like weight and bias.
     pub clamped: bool,
     /// Model or tower whose blocks `{bid}` counts.
-    pub domain: Domain,
+    pub(crate) domain: Domain,
     /// Block of the target, if it differs from the source's.
     pub bid: Option<Expr>,
     /// Number of consecutive blocks for which the target is written.
@@ -262,11 +262,11 @@ pub struct TensorEntry {
     /// Position in the file.
     pub phase: Phase,
     /// True if a second source of the same target is dropped; else it is an error.
-    pub drop_duplicates: bool,
+    pub(crate) drop_duplicates: bool,
     /// True if the pattern captures a number that the target lacks, so that a second source is an error.
-    pub sole: bool,
+    pub(crate) sole: bool,
     /// True if the block is hidden from the rule that keeps routers and similar tensors in F32 by name.
-    pub untyped_bid: bool,
+    pub(crate) untyped_bid: bool,
 }
 
 impl TensorEntry {
@@ -290,7 +290,7 @@ pub enum Optional {
 
 /// Blocks that an entry's `{bid}` counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Domain {
+pub(crate) enum Domain {
     /// Blocks of the text model or of the vision tower: below `block_limit`.
     Blocks,
     /// Blocks of the audio tower: below `audio_block_limit`.
@@ -391,9 +391,9 @@ pub struct Ignore {
     /// Condition of the rule.
     pub when: Option<Expr>,
     /// True if any non-zero element is an error.
-    pub require_zero: bool,
+    pub(crate) require_zero: bool,
     /// Tensor that must have the same values, else the rule does not apply.
-    pub drop_if_equal: Option<Pattern>,
+    pub(crate) drop_if_equal: Option<Pattern>,
 }
 
 impl Ignore {
@@ -416,7 +416,7 @@ pub struct Generate {
 
 impl Generate {
     /// Returns true if it precedes weights.
-    pub fn is_fill(&self) -> bool {
+    pub(crate) fn is_fill(&self) -> bool {
         matches!(self.kind, GenerateKind::Fill(Fill { before: Some(_), .. }))
     }
 }
@@ -480,7 +480,7 @@ pub struct Llama3Rope {
     /// Default of `original_max_position_embeddings`.
     pub context: f64,
     /// Head size: ones pad the tensor to half as many elements, and wavelengths are computed in F64.
-    pub pad_to: Option<Expr>,
+    pub(crate) pad_to: Option<Expr>,
 }
 
 /// Tensor with one value in all elements.

@@ -79,7 +79,7 @@ pub fn class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
 ///
 /// # Exactness
 /// Equals `get_model_architecture` of llama.cpp 0.5.0 for `--mmproj`.
-pub fn tower_class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
+pub(crate) fn tower_class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
     let inner = config.get("vision_config").and_then(Json::as_object).and_then(first_class);
     inner.or_else(|| first_class(config)).map(str::to_owned).ok_or_else(|| ArchError::NoClass {
         model_type: config.get("model_type").and_then(Json::as_str).map(str::to_owned),

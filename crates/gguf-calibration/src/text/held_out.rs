@@ -50,7 +50,7 @@ impl CalibrationText {
     }
 
     /// Sequences on which the result is measured.
-    pub fn held_out_windows(&self) -> Vec<Window> {
+    pub(crate) fn held_out_windows(&self) -> Vec<Window> {
         let of_kinds = self.kinds.iter().flat_map(|kind| &kind.held_out);
         of_kinds.chain(self.held_out.iter().flat_map(|text| &text.windows)).cloned().collect()
     }

@@ -148,7 +148,12 @@ impl StoredTensor {
     ///
     /// # Panics
     /// As [`StoredTensor::read_elems`].
-    pub fn fetch_elems<B: Bytes + ?Sized>(&self, file: &B, first: u64, out: &mut [u8]) -> io::Result<()> {
+    pub(crate) fn fetch_elems<B: Bytes + ?Sized>(
+        &self,
+        file: &B,
+        first: u64,
+        out: &mut [u8],
+    ) -> io::Result<()> {
         let n = (out.len() / self.elem_bytes()) as u64;
         // A view that is not in storage order may need any byte of the tensor.
         let window = self.window(first, n).or_else(|| self.window(0, self.meta.shape.n_elems()));

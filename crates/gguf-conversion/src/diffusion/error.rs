@@ -70,7 +70,7 @@ fn shown(path: &std::path::Path) -> String {
 
 impl DiffusionError {
     /// Returns true if the names tell what the file is.
-    pub fn is_recognized(&self) -> bool {
+    pub(crate) fn is_recognized(&self) -> bool {
         !self.is_unsupported()
     }
 

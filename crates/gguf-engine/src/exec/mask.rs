@@ -17,7 +17,7 @@ pub enum Mask {
 
 impl Mask {
     /// Returns the first key that the query at `position` sees.
-    pub fn first_key(self, position: usize) -> usize {
+    pub(crate) fn first_key(self, position: usize) -> usize {
         match self {
             Self::Causal | Self::Full => 0,
             Self::Symmetric(n) => position.saturating_sub(n / 2),
@@ -27,7 +27,7 @@ impl Mask {
     }
 
     /// Returns the position after the last key, of `n_keys`, that the query at `position` sees.
-    pub fn end_key(self, position: usize, n_keys: usize) -> usize {
+    pub(crate) fn end_key(self, position: usize, n_keys: usize) -> usize {
         match self {
             Self::Causal | Self::Window(_) | Self::Chunked(_) => position + 1,
             Self::Full => n_keys,
@@ -36,7 +36,7 @@ impl Mask {
     }
 
     /// Returns true if the mask has no window and no blocks.
-    pub fn is_global(self) -> bool {
+    pub(crate) fn is_global(self) -> bool {
         matches!(self, Self::Causal | Self::Full)
     }
 }

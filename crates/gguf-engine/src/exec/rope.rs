@@ -9,7 +9,7 @@ use gguf_core::simd::{SimdLevel, VectorLoop};
 
 /// Pairs of values of a head that are rotated together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PairLayout {
+pub(crate) enum PairLayout {
     /// Neighbouring values, `(2i, 2i + 1)`.
     Interleaved,
     /// Values of the two halves, `(i, i + n/2)` (NeoX).
@@ -21,7 +21,7 @@ pub enum PairLayout {
 
 /// Dimensions between which YaRN changes from extrapolation to interpolation.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Ramp {
+pub(crate) struct Ramp {
     /// Last dimension that is only extrapolated.
     pub low: f64,
     /// First dimension that is only interpolated.
@@ -30,7 +30,7 @@ pub struct Ramp {
 
 /// Scaling of the rotation angles.
 #[derive(Clone, Debug, PartialEq)]
-pub enum RopeScaling {
+pub(crate) enum RopeScaling {
     /// Positions are divided by the factor.
     Linear(f64),
     /// YaRN, interpolation by frequency: low dimensions keep their angle, those of high ones are divided by `factor`.
@@ -46,7 +46,7 @@ pub enum RopeScaling {
 
 /// Rotation of queries and keys.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Rope {
+pub(crate) struct Rope {
     /// Number of rotated dimensions of a head, from its start.
     pub n_dims: usize,
     /// Values that are rotated together.
@@ -58,14 +58,14 @@ pub struct Rope {
     /// Divisors of the angles, one per pair.
     pub factors: Option<Vector>,
     /// Divisors for long chunks.
-    pub long_factors: Option<LongFactors>,
+    pub(crate) long_factors: Option<LongFactors>,
     /// Factor of cos and sin.
     pub magnitude: f64,
 }
 
 /// Divisors of the angles in chunks beyond a length.
 #[derive(Clone, Debug, PartialEq)]
-pub struct LongFactors {
+pub(crate) struct LongFactors {
     /// Longest chunk that does not use them.
     pub limit: usize,
     /// Divisors, one per pair.

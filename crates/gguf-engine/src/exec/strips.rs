@@ -72,7 +72,7 @@ impl Strips {
     }
 
     /// Returns the number of strips.
-    pub fn n_strips(&self) -> usize {
+    pub(crate) fn n_strips(&self) -> usize {
         self.n_cols.div_ceil(STRIP)
     }
 

@@ -33,7 +33,7 @@ impl GraphPlan {
     ///
     /// # Errors
     /// [`EngineError::NoGradient`] names a part that has none.
-    pub fn check_gradient(&self) -> Result<(), EngineError> {
+    pub(crate) fn check_gradient(&self) -> Result<(), EngineError> {
         let ends = [
             (
                 self.kind != ModelKind::Decoder || self.encoder.is_some(),

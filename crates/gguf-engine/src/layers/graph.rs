@@ -56,13 +56,13 @@ pub struct GraphPlan {
     /// Extras of the model, in the order in which a run begins with them.
     pub extras: Vec<ModelExtra>,
     /// Rotations that layers refer to by index.
-    pub ropes: Vec<Rope>,
+    pub(crate) ropes: Vec<Rope>,
     /// Encoder, for encoder-decoder models.
     pub encoder: Option<EncoderPlan>,
     /// Layers, in the order in which they run.
     pub layers: Vec<LayerPlan>,
     /// Norm for the scores of the stream mix that replaces the last layer's output.
-    pub final_mix: Option<Norm>,
+    pub(crate) final_mix: Option<Norm>,
     /// Norm of the last layer's output.
     pub final_norm: Option<Norm>,
     /// Pooling of a text's states, for encoders.

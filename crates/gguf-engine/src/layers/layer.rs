@@ -19,7 +19,7 @@ use gguf_arch::graph::{EmbedNorm, Extra};
 
 /// Wiring of mixer and feed-forward with the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wiring {
+pub(crate) enum Wiring {
     /// One branch after the other.
     Serial,
     /// Both branches read the layer's input, with one norm or each with its own.
@@ -34,17 +34,17 @@ pub enum Wiring {
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayerPlan {
     /// Wiring of the two branches with the residual stream.
-    pub wiring: Wiring,
+    pub(crate) wiring: Wiring,
     /// Stream mixes that the branches read instead of the stream.
     pub mix: Option<StreamMix>,
     /// Norm before the mixer.
-    pub pre_mixer: Option<Norm>,
+    pub(crate) pre_mixer: Option<Norm>,
     /// Branch that mixes positions.
     pub mixer: Mixer,
     /// Norm of the mixer's output; with post-LN wiring, of the stream after the output is added.
-    pub post_mixer: Option<Norm>,
+    pub(crate) post_mixer: Option<Norm>,
     /// Norm of the stream after the layer's input is added a second time.
-    pub post_input: Option<Norm>,
+    pub(crate) post_input: Option<Norm>,
     /// Attention to the encoder's states, between mixer and feed-forward.
     pub cross: Option<CrossAttention>,
     /// Norm before the feed-forward; with parallel wiring, the mixer's norm is used if it is absent.
@@ -71,17 +71,17 @@ pub struct LayerExtras {
     /// Per-layer embedding of the token.
     pub embedding: Option<LayerEmbedding>,
     /// Factor of the layer's output stream.
-    pub out_scale: Option<Vector>,
+    pub(crate) out_scale: Option<Vector>,
     /// Factor of the stream before the first layer, which is added again.
-    pub start_scale: Option<Vector>,
+    pub(crate) start_scale: Option<Vector>,
     /// AltUp of the layer, for models with AltUp streams.
     pub altup: Option<LayerAltUp>,
     /// N-gram embedding that is added to the streams before the branches.
-    pub ngrams: Option<Box<Ngrams>>,
+    pub(crate) ngrams: Option<Box<Ngrams>>,
     /// Low-rank residual in parallel with the mixer.
     pub laurel: Option<Laurel>,
     /// Norm of the stream at the end of a stack that is run again.
-    pub exit_norm: Option<Norm>,
+    pub(crate) exit_norm: Option<Norm>,
     /// Stack entry before the branches, in the first layer of a stack that runs in turn with another.
     pub entry: Option<StackEntry>,
 }

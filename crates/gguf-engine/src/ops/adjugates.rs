@@ -11,7 +11,7 @@ use gguf_arch::graph::Weigh;
 
 /// Adjugate experts of a layer (GroveMoE, Wu et al. 2025).
 #[derive(Clone, Debug, PartialEq)]
-pub struct Adjugates {
+pub(crate) struct Adjugates {
     /// Experts, one for each group of routed experts, in order.
     pub experts: Vec<Dense>,
     /// Number of routed experts of a group.

@@ -34,15 +34,15 @@ pub struct LayerAltUp {
     /// Index of the stream that the layer computes.
     pub active: usize,
     /// Norm of the router's input.
-    pub router_norm: Norm,
+    pub(crate) router_norm: Norm,
     /// Router, one row per stream.
     pub router: Matrix,
     /// Matrix from the router's values to a factor for each pair of streams.
     pub predict: Matrix,
     /// Matrix from the router's values to a factor for each stream.
-    pub correct: Matrix,
+    pub(crate) correct: Matrix,
     /// Factors of the computed stream that the layer's embedding reads.
-    pub correct_scale: Vector,
+    pub(crate) correct_scale: Vector,
 }
 
 impl LayerAltUp {

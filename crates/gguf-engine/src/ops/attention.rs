@@ -82,7 +82,7 @@ pub struct Attention {
     /// Norm of the keys.
     pub k_norm: Option<HeadNorm>,
     /// True if the norms follow the rotation.
-    pub norm_after_rope: bool,
+    pub(crate) norm_after_rope: bool,
     /// Index into the plan's rotations.
     pub rope: Option<usize>,
     /// True if the two halves of a head are rotated by one position each.
@@ -110,9 +110,9 @@ pub struct Attention {
     /// Gate of the heads' outputs.
     pub gate: Option<OutputGate>,
     /// Norm of the heads' outputs, over all heads together.
-    pub sub_norm: Option<Norm>,
+    pub(crate) sub_norm: Option<Norm>,
     /// Factor of the projected output.
-    pub out_scale: Option<f32>,
+    pub(crate) out_scale: Option<f32>,
     /// Adapters (LoRA) of the projections that tokens switch on.
     pub switched: Option<Box<SwitchedAttention>>,
 }

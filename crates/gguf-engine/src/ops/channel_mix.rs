@@ -15,13 +15,13 @@ use crate::resolve::resolver::Resolver;
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelMix {
     /// Share of the previous token in the input of the keys, `μ_k`.
-    pub lerp_k: Vector,
+    pub(crate) lerp_k: Vector,
     /// Key projection, followed by the square of positive values.
     pub key: Matrix,
     /// Value projection.
     pub value: Matrix,
     /// Gate: share of the previous token in its input, `μ_r`, and its projection.
-    pub receptance: Option<(Vector, Matrix)>,
+    pub(crate) receptance: Option<(Vector, Matrix)>,
 }
 
 impl ChannelMix {

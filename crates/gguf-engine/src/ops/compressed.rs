@@ -27,7 +27,7 @@ use crate::resolve::resolver::Resolver;
 
 /// Compressor of several tokens into one row.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Compressor {
+pub(crate) struct Compressor {
     /// Number of tokens per row.
     pub ratio: usize,
     /// True if a row is made of twice as many tokens, including those of the row before. Rows of `kv`, `score` and
@@ -47,7 +47,7 @@ pub struct Compressor {
 #[derive(Clone, Debug, PartialEq)]
 pub struct CompressedAttention {
     /// Projection of the queries' latent row, and its norm.
-    pub q_latent: Latent,
+    pub(crate) q_latent: Latent,
     /// Queries from the latent row.
     pub q: Matrix,
     /// Norm of each head's query.
@@ -55,9 +55,9 @@ pub struct CompressedAttention {
     /// Projection of the keys, which are also the values.
     pub kv: Matrix,
     /// Norm of the keys.
-    pub kv_norm: Norm,
+    pub(crate) kv_norm: Norm,
     /// Compressor, in layers that have one.
-    pub compressor: Option<Compressor>,
+    pub(crate) compressor: Option<Compressor>,
     /// Low-rank output projections, one per group of heads.
     pub narrow: Vec<Matrix>,
     /// Output projection of all low-rank rows together.
@@ -69,7 +69,7 @@ pub struct CompressedAttention {
     /// Index into the plan's rotations; rotates the ends of queries and keys, and rotates outputs back.
     pub rope: usize,
     /// Width of the rotated ends.
-    pub n_rotated: usize,
+    pub(crate) n_rotated: usize,
     /// Factor of the scores.
     pub scale: f32,
     /// Attention sinks: one extra logit per head that takes probability and has no value.

@@ -18,7 +18,7 @@ pub struct Conv {
     /// Bias of the sum, one per channel.
     pub bias: Option<Vector>,
     /// Number of tokens that a sum spans.
-    pub n_taps: usize,
+    pub(crate) n_taps: usize,
 }
 
 /// Number of channels that one task convolves.

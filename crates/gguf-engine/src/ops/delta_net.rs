@@ -67,7 +67,7 @@ pub struct DeltaNet {
     /// Write gates and step sizes.
     pub gates: DeltaGates,
     /// Bias of the step sizes, one per value head.
-    pub step_bias: Vector,
+    pub(crate) step_bias: Vector,
     /// Decay rates, one per value head, negative.
     pub a: Vector,
     /// Norm of each head's output, before the gate.
@@ -79,7 +79,7 @@ pub struct DeltaNet {
     /// Number of value heads.
     pub n_heads: usize,
     /// Number of query and key heads.
-    pub n_key_heads: usize,
+    pub(crate) n_key_heads: usize,
     /// Width of a query or key head.
     pub dk: usize,
     /// Width of a value head.

@@ -37,9 +37,9 @@ pub struct Dense {
     /// Down projection.
     pub down: Matrix,
     /// Norm before the down projection.
-    pub sub_norm: Option<Norm>,
+    pub(crate) sub_norm: Option<Norm>,
     /// Activation sparsity: only what exceeds the mean of a gate's row by this many standard deviations is kept.
-    pub sparsity: Option<f32>,
+    pub(crate) sparsity: Option<f32>,
 }
 
 impl Dense {

@@ -15,15 +15,15 @@ pub struct DenseAndMoe {
     /// Dense branch.
     pub dense: Dense,
     /// Norm of the dense branch's output.
-    pub dense_post: Option<Norm>,
+    pub(crate) dense_post: Option<Norm>,
     /// Routed experts.
     pub moe: Moe,
     /// Norm before the experts, if it differs from the norm before the dense branch.
-    pub moe_pre: Option<Norm>,
+    pub(crate) moe_pre: Option<Norm>,
     /// True if the experts read the residual stream before the layer, not the stream before the feed-forward.
-    pub moe_from_entry: bool,
+    pub(crate) moe_from_entry: bool,
     /// Norm of the experts' output.
-    pub moe_post: Option<Norm>,
+    pub(crate) moe_post: Option<Norm>,
     /// Factor of the sum.
     pub scale: f32,
 }

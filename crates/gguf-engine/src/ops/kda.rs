@@ -30,11 +30,11 @@ pub struct Kda {
     /// Value projection.
     pub v: Matrix,
     /// Convolutions of queries, keys and values.
-    pub convs: [Conv; 3],
+    pub(crate) convs: [Conv; 3],
     /// Projection of the decay of each key channel, before its function.
     pub forget: LowRank,
     /// Bias of the decay's projection.
-    pub forget_bias: Vector,
+    pub(crate) forget_bias: Vector,
     /// Decay rates, one per head, with the sign of the file.
     pub a: Vector,
     /// Lower bound of the decay's logarithm, if it is bounded.

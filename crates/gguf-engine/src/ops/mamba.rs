@@ -26,17 +26,17 @@ pub struct Mamba {
     /// Convolution of `x`.
     pub conv: Conv,
     /// Low-rank projection of the step sizes, from the convolved `x`.
-    pub step_in: Matrix,
+    pub(crate) step_in: Matrix,
     /// Projection to the input weights of the states, `B`, from the convolved `x`.
     pub b: Matrix,
     /// Projection to the output weights of the states, `C`, from the convolved `x`.
     pub c: Matrix,
     /// Norm of the low-rank step sizes.
-    pub step_norm: Option<Norm>,
+    pub(crate) step_norm: Option<Norm>,
     /// Norm of `b`.
-    pub b_norm: Option<Norm>,
+    pub(crate) b_norm: Option<Norm>,
     /// Norm of `c`.
-    pub c_norm: Option<Norm>,
+    pub(crate) c_norm: Option<Norm>,
     /// Projection from the low rank to the step sizes, one per channel.
     pub step: Matrix,
     /// Decay rates, `[n_channels, n_states]`, negative.

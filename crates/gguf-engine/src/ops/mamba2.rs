@@ -30,7 +30,7 @@ pub struct Mamba2 {
     /// Convolution of `xbc`.
     pub conv: Conv,
     /// Bias of the step sizes.
-    pub step_bias: Vector,
+    pub(crate) step_bias: Vector,
     /// Smallest step size.
     pub step_min: f32,
     /// Decay rates, one per head, negative.

@@ -27,7 +27,7 @@ use gguf_arch::graph::YarnMu;
 
 /// Projection to a latent row, which is normed before it is expanded.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Latent {
+pub(crate) struct Latent {
     /// Projection.
     pub down: Matrix,
     /// Norm of the latent row.
@@ -66,7 +66,7 @@ impl Latent {
 
 /// Expansion of the latent row to keys and values.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Expansion {
+pub(crate) enum Expansion {
     /// One matrix, whose rows are, head by head, those of the key and those of the value.
     Joint(Matrix),
     /// Two tensors with one matrix per head.
@@ -82,17 +82,17 @@ pub enum Expansion {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mla {
     /// Projection of the queries' latent row, if they have one.
-    pub q_latent: Option<Latent>,
+    pub(crate) q_latent: Option<Latent>,
     /// Query projection, `n_heads * dk` rows, from the latent row or the layer's input.
     pub q: Matrix,
     /// Projection to the latent row of keys and values, `rank` rows, and the shared key, `n_shared` rows.
     pub kv: Matrix,
     /// Norm of the latent row.
-    pub kv_norm: Norm,
+    pub(crate) kv_norm: Norm,
     /// Norm of the shared key, before the rotation.
-    pub shared_norm: Option<Norm>,
+    pub(crate) shared_norm: Option<Norm>,
     /// Expansion of the latent row to keys and values.
-    pub expansion: Expansion,
+    pub(crate) expansion: Expansion,
     /// Gate of the heads' outputs.
     pub gate: Option<OutputGate>,
     /// Output projection.

@@ -42,13 +42,13 @@ pub struct Moe {
     /// Number of experts used per token.
     pub n_used: usize,
     /// Table with a row of expert ids per token; without it the router chooses.
-    pub by_token: Option<Matrix>,
+    pub(crate) by_token: Option<Matrix>,
     /// Function of the router's logits.
     pub gating: GatingFunction,
     /// Scores by which experts are selected, before the bias.
     pub select: RouterSelect,
     /// Bias of the scores, for selection only.
-    pub select_bias: Option<Vector>,
+    pub(crate) select_bias: Option<Vector>,
     /// Groups of experts, if only some of them are eligible for a token.
     pub groups: Option<ExpertGroups>,
     /// True if the weights of the chosen experts are divided by their sum.
@@ -58,26 +58,26 @@ pub struct Moe {
     /// Side of an expert that its weight multiplies: the input or the output.
     pub weigh: Weigh,
     /// Small experts, each shared by a group of the routed ones.
-    pub adjugates: Option<Adjugates>,
+    pub(crate) adjugates: Option<Adjugates>,
     /// Experts that every token uses.
     pub shared: Option<Dense>,
     /// Logistic gate of the shared experts.
-    pub shared_gate: Option<Matrix>,
+    pub(crate) shared_gate: Option<Matrix>,
     /// Relative distance between the logits of experts that sparsemixer weights together.
     pub near: f32,
     /// Factor of the sum of routed and shared experts.
-    pub sum_scale: Option<f32>,
+    pub(crate) sum_scale: Option<f32>,
     /// Input of the router.
-    pub router_source: RouterSource,
+    pub(crate) router_source: RouterSource,
     /// Norm of the stream, if the router reads the stream.
-    pub router_norm: Option<Norm>,
+    pub(crate) router_norm: Option<Norm>,
     /// Projections to the experts' latent space, if it is narrower than the stream.
     pub latent: Option<LatentExperts>,
 }
 
 /// Input of a layer's router.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RouterSource {
+pub(crate) enum RouterSource {
     /// The experts' input.
     #[default]
     Input,

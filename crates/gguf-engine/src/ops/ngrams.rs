@@ -16,7 +16,7 @@ use crate::resolve::resolver::Resolver;
 
 /// Table of n-grams, and the hashes of its rows.
 #[derive(Clone, Debug, PartialEq)]
-pub struct NgramTable {
+pub(crate) struct NgramTable {
     /// Rows of all parts, one part after another.
     pub rows: Matrix,
     /// Factors of a token and of those before it, by distance; their number is the length of the longest n-grams.
@@ -24,14 +24,14 @@ pub struct NgramTable {
     /// First row and number of rows of every part: those of pairs, then those of triples and so on.
     pub parts: Vec<(usize, usize)>,
     /// Number of parts for each length of n-grams.
-    pub n_per_length: usize,
+    pub(crate) n_per_length: usize,
     /// Token that ends the history, and that replaces the tokens before it.
     pub end: u32,
 }
 
 /// N-gram embedding of a layer, added to the streams.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ngrams {
+pub(crate) struct Ngrams {
     /// Table of n-grams.
     pub table: NgramTable,
     /// Projection of the rows found to a key for each stream.
@@ -39,7 +39,7 @@ pub struct Ngrams {
     /// Projection of the rows found to the value, which all streams share.
     pub value: Matrix,
     /// Norm of each key.
-    pub key_norm: Norm,
+    pub(crate) key_norm: Norm,
     /// Norm of each stream.
     pub query_norm: Norm,
     /// Norm before the convolution.
@@ -47,9 +47,9 @@ pub struct Ngrams {
     /// Taps of the convolution, `[n_streams * n_embd, n_taps]`.
     pub conv: Vector,
     /// Number of taps.
-    pub n_taps: usize,
+    pub(crate) n_taps: usize,
     /// Distance between taps, in tokens.
-    pub dilation: usize,
+    pub(crate) dilation: usize,
 }
 
 /// Lower bound of the values whose root is taken.

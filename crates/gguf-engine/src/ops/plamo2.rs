@@ -28,7 +28,7 @@ use crate::resolve::resolver::Resolver;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plamo2 {
     /// Projection to each head's gate, then its values.
-    pub zx: Matrix,
+    pub(crate) zx: Matrix,
     /// Convolution of the values.
     pub conv: Conv,
     /// Projection to the input weights of the states, `B`, from the convolved values.
@@ -36,13 +36,13 @@ pub struct Plamo2 {
     /// Projection to the output weights of the states, `C`, from the convolved values.
     pub c: Matrix,
     /// Low-rank projection of the step sizes, from the convolved values.
-    pub step_in: Matrix,
+    pub(crate) step_in: Matrix,
     /// Norm of `b`.
-    pub b_norm: Norm,
+    pub(crate) b_norm: Norm,
     /// Norm of `c`.
-    pub c_norm: Norm,
+    pub(crate) c_norm: Norm,
     /// Norm of the low-rank step sizes.
-    pub step_norm: Norm,
+    pub(crate) step_norm: Norm,
     /// Projection from the low rank to the step sizes, one per head.
     pub step: Matrix,
     /// Decay rates, one per head, negative.

@@ -12,11 +12,11 @@ pub struct RelativeBias {
     /// Table with a row per bucket and a value per head.
     pub table: Vector,
     /// Number of buckets.
-    pub n_buckets: usize,
+    pub(crate) n_buckets: usize,
     /// Distance from which on all keys share the last bucket.
-    pub max_distance: usize,
+    pub(crate) max_distance: usize,
     /// True if half of the buckets are for later keys.
-    pub both_sides: bool,
+    pub(crate) both_sides: bool,
 }
 
 impl RelativeBias {

@@ -23,13 +23,13 @@ use crate::resolve::resolver::Resolver;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rwkv6 {
     /// Share of the previous token in the input of the low-rank shares.
-    pub lerp_x: Vector,
+    pub(crate) lerp_x: Vector,
     /// Shares of the previous token in the inputs of decays, keys, values, receptances and gates.
-    pub lerp: [Vector; 5],
+    pub(crate) lerp: [Vector; 5],
     /// Low-rank additions to the shares: projections to the low rank.
-    pub mix_in: [Matrix; 5],
+    pub(crate) mix_in: [Matrix; 5],
     /// Low-rank additions to the shares: projections from the low rank to the stream's width.
-    pub mix_out: [Matrix; 5],
+    pub(crate) mix_out: [Matrix; 5],
     /// Receptance projection.
     pub r: Matrix,
     /// Key projection.
@@ -41,7 +41,7 @@ pub struct Rwkv6 {
     /// Projection of the decays.
     pub decay: LowRank,
     /// Bias of the decays.
-    pub decay_bias: Vector,
+    pub(crate) decay_bias: Vector,
     /// Weight of the current token; without it, states are read after they are written.
     pub first: Option<Vector>,
     /// Norm of each head's output.

@@ -25,7 +25,7 @@ use crate::resolve::resolver::Resolver;
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rwkv7 {
     /// Shares of the previous token in the inputs of receptances, decays, keys, values, learning rates and gates.
-    pub lerp: Vec<Vector>,
+    pub(crate) lerp: Vec<Vector>,
     /// Receptance projection.
     pub r: Matrix,
     /// Key projection.
@@ -36,17 +36,17 @@ pub struct Rwkv7 {
     pub w: (LowRank, Vector),
     /// Projection of the shares of the first layer's values, and its bias; absent in the first layer, which supplies
     /// them.
-    pub v_mix: Option<(LowRank, Vector)>,
+    pub(crate) v_mix: Option<(LowRank, Vector)>,
     /// Projection of the learning rates, and its bias.
     pub a: (LowRank, Vector),
     /// Gate of the output.
     pub g: Option<LowRank>,
     /// Factors of the removed keys.
-    pub k_k: Vector,
+    pub(crate) k_k: Vector,
     /// Factors of the learning rates in the written keys.
-    pub k_a: Vector,
+    pub(crate) k_a: Vector,
     /// Weight of the current token.
-    pub r_k: Vector,
+    pub(crate) r_k: Vector,
     /// Norm of each head's output.
     pub norm: Option<Norm>,
     /// Output projection.

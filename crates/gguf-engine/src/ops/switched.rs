@@ -41,7 +41,7 @@ pub struct SwitchToken {
     /// Id of the token.
     pub token: u32,
     /// Token whose embedding is used in its place.
-    pub substitute: u32,
+    pub(crate) substitute: u32,
 }
 
 /// Switch: computes the slots of adapters from tokens.

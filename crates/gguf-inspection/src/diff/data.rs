@@ -30,9 +30,9 @@ pub struct DataDiff {
     /// Largest `abs(a - b)`.
     pub max_abs: f64,
     /// Index of the element with the largest `abs(a - b)`, in row-major order.
-    pub max_abs_at: u64,
+    pub(crate) max_abs_at: u64,
     /// Largest `abs(a - b) / max(abs(a), abs(b))`.
-    pub max_rel: f64,
+    pub(crate) max_rel: f64,
     /// Root mean square of `a - b`.
     pub rms: f64,
     /// Root of the sum of `(a - b)²` over that of `a²`; 0 if both are zero.

@@ -21,10 +21,8 @@ impl Chat {
         Self { messages, tools: Json::Null, add_generation_prompt: false, template: None }
     }
 
-    /// Names of the built-in chats: a question; several turns after a system message; tool calls.
-    pub const BUILTIN: [&'static str; 3] = ["user", "turns", "tools"];
-
-    /// Returns a built-in chat, with the generation prompt.
+    /// Returns a built-in chat, with the generation prompt: `user` (a question), `turns` (several after a system message) or
+    /// `tools` (tool calls).
     pub fn builtin(name: &str) -> Option<Self> {
         let chat = |messages, tools| Self { messages, tools, add_generation_prompt: true, template: None };
         match name {

@@ -51,7 +51,7 @@ impl SumCollector {
     }
 
     /// Returns the sums with their rounding errors.
-    pub fn into_exact(self) -> BTreeMap<String, ExactColumns> {
+    pub(crate) fn into_exact(self) -> BTreeMap<String, ExactColumns> {
         self.tensors.into_inner().unpoisoned()
     }
 

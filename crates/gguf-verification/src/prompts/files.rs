@@ -24,7 +24,7 @@ pub struct PromptFileReport {
     #[serde(rename = "file", serialize_with = "as_path")]
     pub path: PathBuf,
     /// Index of its first prompt.
-    pub first_prompt: usize,
+    pub(crate) first_prompt: usize,
     /// Number of its prompts.
     #[serde(rename = "prompts")]
     pub n_prompts: usize,

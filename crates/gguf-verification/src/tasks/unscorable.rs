@@ -24,7 +24,7 @@ pub struct LeftOut {
     pub reason: String,
     /// True if the model's scores are not numbers, false if the task is at fault.
     #[serde(skip)]
-    pub is_of_model: bool,
+    pub(crate) is_of_model: bool,
 }
 
 impl LeftOut {

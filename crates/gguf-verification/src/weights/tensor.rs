@@ -267,7 +267,7 @@ pub struct TensorWeights {
     /// Name of the tensor in the file.
     pub name: String,
     /// Name of the baseline's tensor if it differs (a head that is the embedding).
-    pub baseline_name: Option<String>,
+    pub(crate) baseline_name: Option<String>,
     /// Layer number, from `blk.N`.
     pub layer: Option<usize>,
     /// Rest of the name.
@@ -277,7 +277,7 @@ pub struct TensorWeights {
     pub ty: GgmlType,
     /// Type in the baseline.
     #[serde(with = "exact::ggml_type")]
-    pub baseline_ty: GgmlType,
+    pub(crate) baseline_ty: GgmlType,
     /// Shape, outermost dimension first.
     #[serde(with = "exact::shape")]
     pub shape: Shape,
@@ -295,7 +295,7 @@ pub struct TensorWeights {
     /// Number of blocks; of values for floats.
     pub blocks: u64,
     /// Number of reproduced blocks.
-    pub equal_blocks: u64,
+    pub(crate) equal_blocks: u64,
     /// True if a reference copy of the file has the same values: the baseline's, quantized to this type.
     pub is_copy: bool,
     /// Blocks by the ratio of their errors; empty for floats.
@@ -303,9 +303,9 @@ pub struct TensorWeights {
     /// Blocks whose error is larger than the type explains.
     pub bad_blocks: Marked<BadBlock>,
     /// Rows whose error is larger than the type explains.
-    pub bad_rows: Marked<BadRow>,
+    pub(crate) bad_rows: Marked<BadRow>,
     /// First float value that differs; `None` for quantized types.
-    pub first_difference: Option<FirstDifference>,
+    pub(crate) first_difference: Option<FirstDifference>,
     /// Description of the problem, or the reason why the tensor could not be judged.
     pub message: Option<String>,
     /// Cause of the damage, if it was found.

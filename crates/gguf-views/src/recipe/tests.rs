@@ -76,12 +76,10 @@ fn numpy(from: &[usize], order: &[usize]) -> Vec<i64> {
 }
 
 #[test]
-fn rope_permutation_is_a_swap_of_halves_and_pairs_and_undoes_itself() {
+fn rope_permutation_is_a_swap_of_halves_and_pairs() {
     let (shape, got) = elements(&[&[12, 3]], |s| s.view(0).permute_rope(2).unwrap());
     assert_eq!(shape, [12, 3]);
     assert_eq!(got, numpy(&[2, 2, 3, 3], &[0, 2, 1, 3]));
-    let (_, back) = elements(&[&[12, 3]], |s| s.view(0).permute_rope(2).unwrap().unpermute_rope(2).unwrap());
-    assert_eq!(back, (0..36).collect::<Vec<_>>());
     let (_, bias) = elements(&[&[8]], |s| s.view(0).permute_rope(2).unwrap());
     assert_eq!(bias, [0, 2, 1, 3, 4, 6, 5, 7]);
 }

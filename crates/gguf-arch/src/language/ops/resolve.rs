@@ -9,7 +9,7 @@ use crate::language::names::Captures;
 
 /// Inverse of an operation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Undo {
+pub(crate) struct Undo {
     /// Operation that undoes it.
     pub op: Op,
     /// True if every bit is restored.
@@ -183,7 +183,12 @@ impl OpSpec {
 
     /// Returns the operation that undoes this one on a result of these dimensions; `None` if none does. Results of
     /// padding, repeating, or subtracting a mean stay as they are: repeating the operation changes nothing.
-    pub fn undo(&self, scope: &Scope<'_>, captures: Captures, dims: &[u64]) -> Result<Option<Undo>, OpError> {
+    pub(crate) fn undo(
+        &self,
+        scope: &Scope<'_>,
+        captures: Captures,
+        dims: &[u64],
+    ) -> Result<Option<Undo>, OpError> {
         let params = OpParams { spec: self, scope, captures, dims };
         let (op, is_exact) = match self.kind {
             OpKind::Reshape | OpKind::Flatten | OpKind::Squeeze if params.has("hf") => {
