@@ -20,7 +20,7 @@ pub(crate) mod similarity;
 pub(crate) mod tie;
 pub(crate) mod warning;
 
-/// Error of the `arch` module.
+/// Error of this crate.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ArchError {

@@ -2,7 +2,7 @@
 //!
 //! A card (`converters/*.toml`) declares which model classes it converts, how their tensors are named, joined and
 //! reordered, and which configuration keys become which metadata keys. This crate loads and checks cards, and applies
-//! a card to the headers of a checkpoint. The result is a [`Mapping`]: plain data that `views` and `convert` execute.
+//! a card to the headers of a checkpoint. The result is a [`Mapping`]: plain data that `gguf-views` and `gguf-conversion` execute.
 //!
 //! ```
 //! use gguf_arch::Registry;

@@ -1,6 +1,6 @@
 //! Requests for a vocabulary: the closed list of ways to read one, and the keys other than its tokens.
 //!
-//! Architecture cards make requests and `tokenizer` fulfils them; this module has their common types.
+//! Architecture cards make requests and `gguf-tokenizer` fulfils them; this module has their common types.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

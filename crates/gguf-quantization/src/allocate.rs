@@ -1,7 +1,7 @@
 //! Types for a target size: each tensor gets a type so that the file has at most that size and diverges least.
 //!
 //! [`Survey`] reads headers and lists the tensors to choose for. Costs of types come from a sample of the weights
-//! ([`Survey::estimate`]), or from running the model (module `calibrate` fills in [`TensorCost::measured`]).
+//! ([`Survey::estimate`]), or from running the model (`gguf-calibration` fills in [`TensorCost::measured`]).
 //! [`Survey::choose`] returns the choice: an [`Allocation`], whose options plan the run.
 //!
 //! | file | subject |

@@ -410,7 +410,7 @@ fn normalizer(normalizer: &Json) -> String {
     if parts.is_empty() { "none".to_owned() } else { parts.join(" + ") }
 }
 
-// This is the only place of the library, apart from `verify`, that runs the `tokenizers` library. The hash depends on
+// This is the only place of the library, apart from `gguf-verification`, that runs the `tokenizers` library. The hash depends on
 // how that library processes an untrusted file: its normalizers, splits, added tokens and post-processor. Our own
 // implementation knows only those of the table. The hash must distinguish names with equal structures, and is the only
 // evidence if the structure is not in the table. Ids of our own would agree with the table exactly when the answer is

@@ -46,7 +46,7 @@ fn write_texts(tier: Tier, dir: &Path) {
 
 two_tiers!(a_calibrated_file_has_the_same_size_and_diverges_less);
 
-/// Every day with the default solver; with any number of threads in `calibrate`: `the_blocks_do_not_depend_on_threads`.
+/// Every day with the default solver; with any number of threads in `gguf-calibration`: `the_blocks_do_not_depend_on_threads`.
 fn a_calibrated_file_has_the_same_size_and_diverges_less(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -65,7 +65,7 @@ fn sizes_and_options_that_do_not_go_together_are_told() {
 
 two_tiers!(a_promise_is_kept_by_the_file_that_is_written);
 
-/// With the importance matrix alone every day; the search itself is in `calibrate`: `search`.
+/// With the importance matrix alone every day; the search itself is in `gguf-calibration`: `search`.
 fn a_promise_is_kept_by_the_file_that_is_written(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

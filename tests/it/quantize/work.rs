@@ -37,7 +37,7 @@ fn stopped_by(signal: &str, dir: &Path, args: &[&str], n_lines: usize) -> (Optio
 
 two_tiers!(a_run_that_was_killed_goes_on);
 
-/// Every day one solver, with a text that is kept; both in `calibrate`: `an_interrupted_run_goes_on_to_the_same_bytes`.
+/// Every day one solver, with a text that is kept; both in `gguf-calibration`: `an_interrupted_run_goes_on_to_the_same_bytes`.
 fn a_run_that_was_killed_goes_on(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -1,6 +1,6 @@
 //! The closed list of tensor operations: their names and parameters in cards, and the shapes of their results.
 //!
-//! This module describes operations; `views` executes them. Shapes are outermost first everywhere.
+//! This module describes operations; `gguf-views` executes them. Shapes are outermost first everywhere.
 
 use crate::language::expr::Expr;
 

@@ -1,4 +1,4 @@
-//! Tests of `checkpoint`: accepted input, and the messages for refused input.
+//! Tests of `gguf-checkpoint`: accepted input, and the messages for refused input.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

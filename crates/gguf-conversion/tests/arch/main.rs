@@ -1,4 +1,4 @@
-//! Tests of `arch` and `transform`: plans and bytes against the conformance corpus and the fixtures.
+//! Tests of `gguf-arch` and `gguf-views`: plans and bytes against the conformance corpus and the fixtures.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,

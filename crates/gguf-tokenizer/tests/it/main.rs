@@ -1,4 +1,4 @@
-//! Tests of `tokenizer`.
+//! Tests of `gguf-tokenizer`.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
