@@ -117,6 +117,7 @@ impl Calibration {
         digest.number(own_text);
         digest.number(self.n_tokens as u64);
         digest.bytes(self.solver.name().as_bytes());
+        digest.number(self.solver.tuning_steps() as u64);
         for text in given.iter().chain(&held_out) {
             digest.bytes(text.name.as_bytes());
             digest.value(&text.prompts)?;

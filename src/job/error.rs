@@ -143,8 +143,8 @@ pub enum Contradiction {
     )]
     SameText { held_out: PathBuf, calibrate: PathBuf },
     #[error(
-        "{option}: the solver `sequential` follows the quantized model, of which nothing is known beforehand; \
+        "{option}: the solver `{solver}` follows the quantized model, of which nothing is known beforehand; \
          choose `--solver gptq`"
     )]
-    StatisticsOfSequential { option: &'static str },
+    StatisticsOfFollower { option: &'static str, solver: &'static str },
 }

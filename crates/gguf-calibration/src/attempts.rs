@@ -6,7 +6,7 @@ use crate::calibration_run::{CalibrateOptions, CalibrationRun};
 use crate::figures::{HeldOutFigures, WORTH_IT};
 use crate::importance::total_importance;
 use crate::matrices::{MatrixSolver, SolveTarget, solver_bytes};
-use crate::options::{FidelityOptions, Keep, Solver, StatisticsOutput};
+use crate::options::{FidelityOptions, Keep, StatisticsOutput};
 use crate::program::program;
 use crate::sequential::{Followed, Task};
 use crate::solved::SolvedBlocks;
@@ -125,7 +125,7 @@ impl Attempts<'_> {
         blocks: &SolvedBlocks,
         solver: SolverOptions,
     ) -> Result<(ImatrixSums, Vec<NotSolved>), CalibrateError> {
-        if self.options.solver == Solver::Sequential {
+        if self.options.solver.follows() {
             let solved = self.targets.iter().map(|(name, target)| (name.clone(), target.ty));
             let task = Task {
                 model: self.model,
@@ -233,6 +233,17 @@ impl Attempts<'_> {
         Ok(sums.filter(|(_, weight)| **weight > 0.0).map(|(sums, _)| sums).collect())
     }
 
+    /// Measures the file of a plan, under a title.
+    pub(super) fn measure(
+        &self,
+        plan: &QuantizePlan<'_>,
+        title: &str,
+    ) -> Result<HeldOutFigures, CalibrateError> {
+        let progress = Titled { title, progress: self.progress };
+        let found = divergence_of(plan, self.model, self.held_out, self.options.engine, &progress)?;
+        Ok(HeldOutFigures::of(&found))
+    }
+
     /// Measures the file of a plan unless it was measured before; `None` is the importance matrix alone.
     pub(super) fn judge(
         &self,
@@ -250,9 +261,7 @@ impl Attempts<'_> {
             self.progress.end();
             return Ok(judged);
         }
-        let progress = Titled { title, progress: self.progress };
-        let found = divergence_of(plan, self.model, self.held_out, self.options.engine, &progress)?;
-        let judged = HeldOutFigures::of(&found);
+        let judged = self.measure(plan, title)?;
         if let Some(work) = work {
             work.judge(attempt, &judged)?;
         }
@@ -276,6 +285,9 @@ impl Attempts<'_> {
         facts.add("model", model);
         facts.add("tokenizer", tokenizer);
         facts.add("solver", self.options.solver.name());
+        if self.options.solver.tuning_steps() > 0 {
+            facts.add("steps of the tuning", self.options.solver.tuning_steps().to_string());
+        }
         if let Some(statistics) = self.options.keep.statistics {
             facts.add("statistics", statistics.digest());
         }

@@ -66,6 +66,8 @@ pub enum CalibrateError {
         bytes(*file_bytes)
     )]
     Unkept { most_kld: f64, mean_kld: f64, stderr: f64, file_bytes: u64, n_tokens: usize },
+    #[error("memory budget of {budget_bytes} bytes: {weights} weights need {needed_bytes} to be tuned")]
+    TuneMemory { budget_bytes: u64, needed_bytes: u64, weights: u64 },
     #[error("memory budget of {budget_bytes} bytes: the model needs {needed_bytes} to write text")]
     SelfMemory { budget_bytes: u64, needed_bytes: u64 },
     #[error("{}: {what}", path.display())]
@@ -94,6 +96,12 @@ impl Hint for CalibrateError {
             Self::Memory { needed_bytes, .. } => {
                 vec![format!(
                     "pass `--memory {}M` or more, or fewer tokens with `--calibrate-tokens`",
+                    needed_bytes.div_ceil(1 << 20)
+                )]
+            }
+            Self::TuneMemory { needed_bytes, .. } => {
+                vec![format!(
+                    "pass `--memory {}M` or more, or choose `--solver sequential`",
                     needed_bytes.div_ceil(1 << 20)
                 )]
             }

@@ -85,7 +85,7 @@ pub fn solve(
         return Err(CalibrateError::Pruned);
     }
     let Keep { save, statistics, .. } = options.keep;
-    if (save.is_some() || statistics.is_some()) && options.solver == Solver::Sequential {
+    if (save.is_some() || statistics.is_some()) && options.solver.follows() {
         return Err(CalibrateError::StatisticsFor { solver: options.solver.name() });
     }
     let recall = Recall::default();
@@ -99,10 +99,10 @@ pub fn solve(
     }
     let (targets, without_solver) = match options.solver {
         Solver::Reference => SolveTargets::default(),
-        Solver::Gptq | Solver::Sequential => targets(input, options.quantize)?,
+        Solver::Gptq | Solver::Sequential | Solver::Tuned { .. } => targets(input, options.quantize)?,
     };
     let shrinkage = match options.solver {
-        Solver::Sequential => SHRINKAGE_OF_STREAM,
+        Solver::Sequential | Solver::Tuned { .. } => SHRINKAGE_OF_STREAM,
         _ if text.kinds.len() > 1 => SHRINKAGE,
         _ => 1.0,
     };
@@ -115,6 +115,15 @@ pub fn solve(
         others: &without_solver,
         held_out: &held_out,
         progress,
+    };
+    let is_tuned = match options.solver {
+        Solver::Tuned { .. } => {
+            let outlook = attempts.tuning_outlook()?;
+            outlook.check(&options.engine)?;
+            outlook.notes.iter().for_each(|note| progress.warn(note));
+            outlook.needed_bytes.is_some()
+        }
+        _ => false,
     };
     attempts.begin()?;
     let mut found: Option<(Imatrix, HeldOutFigures)> = None;
@@ -153,9 +162,17 @@ pub fn solve(
         attempts.give_up(number);
     }
     let Some((imatrix, plain)) = found else { return Err(CalibrateError::NoText) };
+    let mut used = if options.solver.tuning_steps() > 0 { Solver::Sequential } else { options.solver };
+    if let (true, Some(blocks), Some(last)) = (is_tuned, &kept, trials.last())
+        && let Some((tuned, figures)) = attempts.tune(&imatrix, blocks, &last.figures)?
+    {
+        let shrinkage = last.shrinkage;
+        trials.push(Trial { figures, shrinkage });
+        (kept, used) = (Some(tuned), options.solver);
+    }
     let mut fidelity =
         Fidelity { imatrix, blocks: kept, plain, trials, left, without_solver, keys: Vec::new(), n_resumed };
-    fidelity.keys = keys(&fidelity, options.solver, text);
+    fidelity.keys = keys(&fidelity, used, text);
     Ok(fidelity)
 }
 

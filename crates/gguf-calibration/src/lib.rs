@@ -48,6 +48,7 @@ mod solved;
 mod solver;
 mod store;
 mod text;
+mod tuned;
 mod types;
 mod work;
 

@@ -8,6 +8,9 @@ use crate::{Statistics, WorkFolder};
 use gguf_engine::EngineOptions;
 use gguf_quantization::QuantizeOptions;
 
+/// Steps of a tuning: more still gain a little.
+const TUNING_STEPS: usize = 400;
+
 /// Method that chooses codes and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Solver {
@@ -18,6 +21,11 @@ pub enum Solver {
     /// GPTQ with the activations of the model whose earlier tensors are already quantized. The weights are corrected to
     /// compensate for the error of those tensors.
     Sequential,
+    /// `sequential`, then steps of codes and scales by the gradient of the model's divergence.
+    Tuned {
+        /// Number of steps.
+        n_steps: usize,
+    },
 }
 
 impl Solver {
@@ -27,7 +35,27 @@ impl Solver {
             Self::Reference => "reference",
             Self::Gptq => "gptq",
             Self::Sequential => "sequential",
+            Self::Tuned { .. } => "tuned",
         }
+    }
+
+    /// `tuned` with this number of steps, or with enough for most models.
+    pub fn tuned(n_steps: Option<usize>) -> Self {
+        Self::Tuned { n_steps: n_steps.unwrap_or(TUNING_STEPS) }
+    }
+
+    /// Number of steps of the tuning; 0 for other solvers.
+    pub fn tuning_steps(self) -> usize {
+        match self {
+            Self::Tuned { n_steps } => n_steps,
+            _ => 0,
+        }
+    }
+
+    /// Returns true if the quantized model is run while it is solved, so that statistics of the unquantized one are of
+    /// no use.
+    pub fn follows(self) -> bool {
+        matches!(self, Self::Sequential | Self::Tuned { .. })
     }
 }
 

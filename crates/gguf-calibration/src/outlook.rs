@@ -4,6 +4,7 @@ use crate::fidelity::{SolveTargets, targets};
 use crate::matrices::solver_bytes;
 use crate::memory::Needs;
 use crate::options::{FidelityOptions, Solver};
+use crate::tuned::TuningOutlook;
 use crate::{CalibrateError, CalibrationText, calibration_run, sequential};
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_engine::{Engine, ModelKind};
@@ -13,6 +14,8 @@ use gguf_verification::Model;
 /// Forecast of a calibration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outlook {
+    /// What the user should know about the solver and this model.
+    pub notes: Vec<String>,
     /// Number of tensors that would be solved.
     pub n_tensors: usize,
     /// Number of their matrices: more than one per tensor for experts.
@@ -21,6 +24,10 @@ pub struct Outlook {
     pub without_solver: Vec<(String, GgmlType)>,
     /// Memory and files that the run needs.
     pub needs: Needs,
+    /// Memory that tuning needs, if something is tuned.
+    pub tuning_bytes: Option<u64>,
+    /// Number of weights that are tuned.
+    pub n_tuned: u64,
     /// Memory budget in bytes.
     pub budget_bytes: u64,
     /// Bytes of the budget that the program does not hold yet.
@@ -34,7 +41,9 @@ impl Outlook {
     /// memory.
     pub fn disk_bytes(&self) -> u64 {
         let spilled = if self.is_spilling() { self.needs.spilled_bytes } else { 0 };
-        self.block_bytes.saturating_add(spilled)
+        // The start stays until the tuned file was measured.
+        let n_states = if self.tuning_bytes.is_some() { 2 } else { 1 };
+        self.block_bytes.saturating_mul(n_states).saturating_add(spilled)
     }
 
     /// Returns true if hidden states go to files.
@@ -58,8 +67,9 @@ impl Outlook {
         }
         let (targets, without_solver) = match options.solver {
             Solver::Reference => SolveTargets::default(),
-            Solver::Gptq | Solver::Sequential => targets(input, options.quantize)?,
+            Solver::Gptq | Solver::Sequential | Solver::Tuned { .. } => targets(input, options.quantize)?,
         };
+        let (mut notes, mut tuning_bytes, mut n_tuned) = (Vec::new(), None, 0);
         let needs = if let Some(statistics) = options.keep.statistics {
             let solver = solver_bytes(input.source.tensors(), targets.values(), options.engine.n_threads);
             Needs::in_memory(statistics.layer_bytes()).plus(solver)
@@ -68,6 +78,14 @@ impl Outlook {
             let wants = |meta: &TensorMeta| targets.contains_key(&meta.name);
             match options.solver {
                 Solver::Sequential => sequential::needs(&engine, text.lengths()),
+                Solver::Tuned { .. } => {
+                    let tensors = input.source.tensors();
+                    let changing = targets.values().map(|target| (&tensors[target.tensor], target.ty));
+                    let tuning = TuningOutlook::of(&engine, text, changing);
+                    notes = tuning.notes;
+                    (tuning_bytes, n_tuned) = (tuning.needed_bytes, tuning.n_weights);
+                    sequential::needs(&engine, text.lengths())
+                }
                 Solver::Gptq | Solver::Reference => {
                     let solver =
                         solver_bytes(input.source.tensors(), targets.values(), options.engine.n_threads);
@@ -85,6 +103,9 @@ impl Outlook {
             block_bytes = block_bytes.saturating_add(row_bytes.saturating_mul(shape.n_rows()));
         }
         Ok(Self {
+            notes,
+            tuning_bytes,
+            n_tuned,
             n_tensors: targets.len(),
             n_matrices,
             without_solver,

@@ -6,7 +6,7 @@
 //! sequence is one window. It ends with a token that ends a text or a turn, or at its maximum length; then another
 //! begins in its place.
 
-mod chance;
+pub(super) mod chance;
 mod starts;
 
 use serde::Serialize;

@@ -143,7 +143,7 @@ impl SolvedBlocks {
     }
 
     /// Number of matrices of a tensor.
-    fn n_matrices(&self, tensor: &str) -> u64 {
+    pub(super) fn n_matrices(&self, tensor: &str) -> u64 {
         self.regions.get(tensor).map_or(0, |region| region.n_matrices)
     }
 

@@ -55,6 +55,7 @@ fn gain(solver: Solver) -> f64 {
         Solver::Reference => 1.0,
         Solver::Gptq => 0.58,
         Solver::Sequential => 0.35,
+        Solver::Tuned { .. } => 0.27,
     }
 }
 
@@ -162,7 +163,7 @@ pub(super) fn check_budget(
     let engine = Engine::new(model.plan()?, model.source, options.engine)?;
     let needs = match options.solver {
         Solver::Reference => return Ok(()),
-        Solver::Sequential => sequential::needs(&engine, text.lengths()),
+        Solver::Sequential | Solver::Tuned { .. } => sequential::needs(&engine, text.lengths()),
         Solver::Gptq => {
             let changed = QuantizePlan::types_to_come(input, options.quantize)?;
             let names: BTreeSet<&str> = changed

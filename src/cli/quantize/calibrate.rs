@@ -1,5 +1,6 @@
 //! `--calibrate`: rounding based on the model's own activations.
 
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -21,6 +22,9 @@ pub(crate) struct CalibrateArgs {
     /// Method that chooses codes and scales
     #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibrated")]
     pub solver: SolverName,
+    /// Steps of `--solver tuned`; time is proportional to them [default: 400]
+    #[arg(long, value_name = "N", requires = "calibrated")]
+    pub tune_steps: Option<NonZeroUsize>,
     /// Do not let the model write half of the text
     #[arg(long, requires = "calibrate")]
     pub no_self_text: bool,
@@ -71,7 +75,7 @@ impl CalibrateArgs {
         Ok(Some(Calibration {
             texts: given_texts(&self.calibrate),
             own_text: own_text(&self.calibrate, self.no_self_text)?,
-            solver: self.solver.into(),
+            solver: self.solver.solver(self.tune_steps.map(|n| n.get()))?,
             n_tokens: self.calibrate_tokens,
             held_out_texts: self.check_text.clone(),
             work_dir: self.work_dir.clone(),

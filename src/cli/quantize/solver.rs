@@ -3,6 +3,7 @@
 use clap::ValueEnum;
 
 use crate::calibrate::Solver;
+use crate::cli::UsageError;
 
 /// Name of the method that chooses codes and scales.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -15,14 +16,24 @@ pub(crate) enum SolverName {
     /// compensate for their error
     #[default]
     Sequential,
+    /// `sequential`, then codes and scales move by the gradient of the model's divergence
+    Tuned,
 }
 
-impl From<SolverName> for Solver {
-    fn from(name: SolverName) -> Self {
-        match name {
-            SolverName::Reference => Self::Reference,
-            SolverName::Gptq => Self::Gptq,
-            SolverName::Sequential => Self::Sequential,
+impl SolverName {
+    /// Returns the solver, with the steps of `--tune-steps`.
+    ///
+    /// # Errors
+    /// Steps for another solver than `tuned`.
+    pub(crate) fn solver(self, tune_steps: Option<usize>) -> Result<Solver, UsageError> {
+        if tune_steps.is_some() && self != Self::Tuned {
+            return Err(UsageError("--tune-steps: only `--solver tuned` takes steps".to_owned()));
         }
+        Ok(match self {
+            Self::Reference => Solver::Reference,
+            Self::Gptq => Solver::Gptq,
+            Self::Sequential => Solver::Sequential,
+            Self::Tuned => Solver::tuned(tune_steps),
+        })
     }
 }

@@ -94,6 +94,8 @@ pub struct CalibrationPlan {
     /// Bytes of memory needed to write text, if the model is to write some.
     #[serde(rename = "self_text_bytes")]
     pub self_bytes: Option<u64>,
+    /// Bytes of memory needed to tune, if the solver does.
+    pub tuning_bytes: Option<u64>,
     /// Memory budget in bytes.
     pub budget_bytes: u64,
     /// Bytes of unnamed temporary files: blocks until the output is written, and hidden states that exceed the memory
@@ -111,6 +113,7 @@ impl CalibrationPlan {
             needs: outlook.needs,
             is_spilling: outlook.is_spilling(),
             self_bytes,
+            tuning_bytes: outlook.tuning_bytes,
             budget_bytes: outlook.budget_bytes,
             disk_bytes: outlook.disk_bytes(),
             without_solver: outlook.without_solver,

@@ -63,11 +63,22 @@ impl Calibration {
                 keep: Keep { statistics: statistics.as_ref(), ..Keep::default() },
             };
             let outlook = Outlook::of(model, &quantization.input, &text, &options)?;
+            for note in &outlook.notes {
+                progress.warn(note);
+            }
             let needed_bytes = outlook.needs.least_bytes.max(self_bytes.unwrap_or(0));
             let budget_bytes = outlook.budget_bytes;
             if needed_bytes > budget_bytes {
                 let tokens = text.n_tokens();
                 quantization.run.stops_here(&CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
+            }
+            if let Some(needed_bytes) = outlook.tuning_bytes.filter(|&needed| needed > budget_bytes) {
+                let weights = outlook.n_tuned;
+                quantization.run.stops_here(&CalibrateError::TuneMemory {
+                    budget_bytes,
+                    needed_bytes,
+                    weights,
+                });
             }
             let plan = CalibrationPlan::of(outlook, TextFacts::of(&text), self.solver, self_bytes);
             Ok((plan, expected))

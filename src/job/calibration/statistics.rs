@@ -1,6 +1,6 @@
 //! Statistics of the model and kept work of a calibration.
 
-use crate::calibrate::{CalibrateError, CalibrationText, Solver, Statistics, WorkFolder};
+use crate::calibrate::{CalibrateError, CalibrationText, Statistics, WorkFolder};
 use crate::core::output::NewDirectory;
 use crate::job::calibration::{Calibration, GivenStatistics};
 use crate::job::{Contradiction, Events, JobError};
@@ -14,8 +14,9 @@ impl Calibration {
     pub(super) fn open_statistics(&self) -> Result<Option<Statistics>, JobError> {
         let option = if self.statistics.is_some() { "--stats" } else { "--save-stats" };
         let has_any = self.statistics.is_some() || self.save_statistics.is_some();
-        if has_any && self.solver == Solver::Sequential {
-            return Err(Contradiction::StatisticsOfSequential { option }.into());
+        if has_any && self.solver.follows() {
+            let solver = self.solver.name();
+            return Err(Contradiction::StatisticsOfFollower { option, solver }.into());
         }
         if let Some(path) = &self.save_statistics {
             // Statistics that this very run has kept before are compared once its text is known.

@@ -2,7 +2,7 @@
 
 /// Stream of random numbers.
 #[derive(Clone, Debug)]
-pub(super) struct Chance(u64);
+pub(crate) struct Chance(u64);
 
 fn mixed(x: u64) -> u64 {
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -14,7 +14,7 @@ const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 impl Chance {
     /// Stream `number` of a seed.
-    pub(super) fn of(seed: u64, number: u64) -> Self {
+    pub(crate) fn of(seed: u64, number: u64) -> Self {
         // Counters of streams must not be only a few steps apart, so both numbers are mixed first.
         Self(mixed(mixed(seed.wrapping_add(STEP)) ^ number.wrapping_mul(0xd134_2543_de82_ef95)))
     }
@@ -25,7 +25,7 @@ impl Chance {
     }
 
     /// Number from 0 to less than 1, a multiple of 2⁻⁵³.
-    pub(super) fn unit(&mut self) -> f64 {
+    pub(crate) fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1u64 << 53) as f64
     }
 

@@ -10,6 +10,7 @@ mod sequential;
 mod store;
 #[path = "../../../../tests/testkit/mod.rs"]
 mod testkit;
+mod tuned;
 mod work;
 mod written;
 

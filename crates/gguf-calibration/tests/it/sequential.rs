@@ -13,7 +13,7 @@ use crate::testkit::judged::Judged;
 use crate::testkit::models::TinyModel;
 use gguf_testkit::tiers::{Tier, two_tiers};
 
-fn run(
+pub(crate) fn run(
     model: &TinyModel,
     solver: Solver,
     engine: EngineOptions,
@@ -27,12 +27,12 @@ fn run(
     solve(&model.model(), &input, &text(&model.model()), &options, progress)
 }
 
-fn engine(n_threads: usize) -> EngineOptions {
+pub(crate) fn engine(n_threads: usize) -> EngineOptions {
     EngineOptions { n_threads, ..EngineOptions::default() }
 }
 
 /// All blocks of a tensor, if all are there.
-fn blocks(found: &Fidelity, meta: &TensorMeta) -> Option<Vec<u8>> {
+pub(crate) fn blocks(found: &Fidelity, meta: &TensorMeta) -> Option<Vec<u8>> {
     let blocks = found.blocks.as_ref().unwrap();
     let dims = meta.shape.dims();
     let n_matrices: u64 = dims[..dims.len() - 2].iter().product();
@@ -45,7 +45,7 @@ fn blocks(found: &Fidelity, meta: &TensorMeta) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-fn matrices(model: &TinyModel) -> impl Iterator<Item = &TensorMeta> {
+pub(crate) fn matrices(model: &TinyModel) -> impl Iterator<Item = &TensorMeta> {
     let is_solved = |meta: &&TensorMeta| {
         let is_multiplied =
             ["conv1d", "ssm_a", "ffn_gate_inp", "norm"].iter().all(|part| !meta.name.contains(part));

@@ -33,7 +33,7 @@ impl GraphPlan {
     ///
     /// # Errors
     /// [`EngineError::NoGradient`] names a part that has none.
-    pub(crate) fn check_gradient(&self) -> Result<(), EngineError> {
+    pub fn check_gradient(&self) -> Result<(), EngineError> {
         let ends = [
             (
                 self.kind != ModelKind::Decoder || self.encoder.is_some(),
@@ -157,6 +157,17 @@ pub struct Reference<'a, 'e> {
 }
 
 impl Engine<'_> {
+    /// Returns the largest number of bytes of [`Engine::gradients`] in addition to the weights, for `n_tokens` in chunks
+    /// of at most `chunk_len`: streams before all layers, a layer's values with their gradients, and logits.
+    pub fn gradient_bytes(&self, n_tokens: usize, chunk_len: usize) -> u64 {
+        let stream = 4 * (self.plan.n_embd * n_tokens) as u64;
+        let streams = stream.saturating_mul(self.plan.layers.len() as u64 + 4);
+        let layer = self.run_bytes(n_tokens, n_tokens, chunk_len).saturating_mul(3);
+        let attention = (8 * 2 * chunk_len * chunk_len.min(512)) as u64;
+        let threads = attention.saturating_mul(self.workers.n_threads() as u64);
+        streams.saturating_add(layer).saturating_add(threads).saturating_add(4 * BLOCK_LOGITS as u64)
+    }
+
     /// Returns the mean divergence of the wanted rows of `chunks` from a reference, and hands out its gradients. The
     /// chunks go through the layers together: their streams before all layers are in memory, or in files if the engine
     /// [spills](Engine::spilling).

@@ -32,9 +32,10 @@ pub(super) fn print_forecast(out: &mut dyn Write, plan: &CalibrationPlan) -> std
     writeln!(out, "text: {}; {n_held_out} other tokens to judge the result by", kinds.join(", "))?;
     writeln!(
         out,
-        "memory in addition to the weights: {}{} of {} allowed{}; {} of disk until the output is written",
+        "memory in addition to the weights: {}{}{} of {} allowed{}; {} of disk until the output is written",
         bytes(if plan.is_spilling { plan.needs.least_bytes } else { plan.needs.all_bytes }),
         plan.self_bytes.map_or_else(String::new, |n| format!(", {} to write the text,", bytes(n))),
+        plan.tuning_bytes.map_or_else(String::new, |n| format!(", {} to tune,", bytes(n))),
         bytes(plan.budget_bytes),
         if plan.is_spilling {
             format!(", hidden states on disk ({} would hold them)", bytes(plan.needs.all_bytes))
