@@ -36,7 +36,6 @@ fn try_keys(keys: &Metadata, texts: &[&str]) -> bool {
     true
 }
 
-/// Reads a SentencePiece model.
 pub(super) fn sentencepiece(data: &[u8]) -> bool {
     let files = vec![("tokenizer.model".to_owned(), data.to_vec())];
     let given = GivenVocabulary { kind: GivenKind::Pieces, files, ..GivenVocabulary::default() };

@@ -27,7 +27,6 @@ mod unix {
     /// Index of the received signal in `STOPPING`, from 1; 0 if there was none.
     static STOPPED: LazyLock<Arc<AtomicUsize>> = LazyLock::new(Arc::default);
 
-    /// Installs the handlers.
     pub(crate) fn install() {
         for (at, (signal, _)) in STOPPING.iter().enumerate() {
             let _ = flag::register_usize(*signal, STOPPED.clone(), at + 1);

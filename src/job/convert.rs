@@ -81,7 +81,6 @@ impl<'a> CheckedConversion<'a> {
         self.run.free_bytes(&self.target)
     }
 
-    /// Writes the files.
     pub(super) fn write(self) -> Result<ConversionReport, WriteError> {
         let Self { run, opened, target, write, .. } = &self;
         let source = opened.source();

@@ -204,7 +204,6 @@ impl OpenedInput {
         }
     }
 
-    /// Input of a quantization.
     pub(super) fn input(&self) -> Input<'_> {
         match self {
             Self::File(file) => Input::file(file),

@@ -93,7 +93,6 @@ impl<'a> CheckedQuantization<'a> {
         Ok(QuantizationReport { target: allocation.as_ref().map(TargetReport::from), ..report })
     }
 
-    /// Folder of the output.
     pub(super) fn directory(&self) -> &Path {
         let parent = self.target.parent().filter(|dir| *dir != Path::new(""));
         parent.unwrap_or(Path::new("."))

@@ -19,7 +19,6 @@ pub(super) struct BlockBatch {
 }
 
 impl BlockBatch {
-    /// An empty batch.
     pub(super) const EMPTY: Self = Self { x: [0.0; BATCH], weights: [0.0; BATCH], n_elems: 0, first: 0 };
 
     /// Loads the blocks from element `first` on; returns false after the last.

@@ -65,7 +65,6 @@ pub(super) struct RunList {
 }
 
 impl RunList {
-    /// The empty list.
     pub(super) const EMPTY: Self = Self { runs: [StepRun::NONE; MOST], count: 0 };
 
     /// Writes a run after the first `count` and counts it if `belongs`, without a branch.
@@ -103,7 +102,6 @@ pub(super) struct PointSpans {
 }
 
 impl PointSpans {
-    /// The empty list.
     pub(super) const NONE: Self = Self { spans: [[PointSpan { from: 0, point: 0 }; 2]; MOST], count: 0 };
 
     /// Lists the runs of `G` groups by group and step. All get their levels as points; runs off the grid are also

@@ -34,7 +34,6 @@ fn unit<const D: usize>(i: usize) -> f32 {
 }
 
 impl Steps {
-    /// The empty value.
     pub(super) const NONE: Self = Self {
         count: 0,
         iscales: [0.0; STEPS],

@@ -49,7 +49,6 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     plan_modules(settings, tensors, version)
 }
 
-/// Assembles all modules.
 pub(super) fn plan_modules(
     settings: &Settings,
     tensors: &mut Tensors<'_>,

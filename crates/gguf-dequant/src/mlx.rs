@@ -295,7 +295,6 @@ fn widths(config: &Map<String, Value>) -> BTreeSet<u64> {
     all
 }
 
-/// Assembles a module.
 fn put(
     tensors: &mut Tensors<'_>,
     module: &str,

@@ -10,12 +10,10 @@ pub(super) struct Rectangle {
 }
 
 impl Rectangle {
-    /// Number of columns.
     pub(super) fn width(&self) -> usize {
         (self.cols.end - self.cols.start) as usize
     }
 
-    /// Number of elements.
     pub(super) fn n_elems(&self) -> u64 {
         (self.rows.end - self.rows.start) * (self.cols.end - self.cols.start)
     }

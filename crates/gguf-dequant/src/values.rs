@@ -147,7 +147,6 @@ impl NumberTensor {
     }
 }
 
-/// Element types of scales.
 pub(super) const SCALE_TYPES: [ElementType; 3] = [ElementType::F32, ElementType::F16, ElementType::Bf16];
 
 /// A matrix whose scales belong to lines of another length than its rows: a reshape of the same elements.

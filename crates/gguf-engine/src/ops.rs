@@ -195,7 +195,6 @@ macro_rules! model_extras {
                 Ok(all.into_iter().flatten().collect())
             }
 
-            /// Returns the operation.
             pub(crate) fn op(&self) -> &dyn ModelExtraOp {
                 match self {
                     $(Self::$variant(extra) => extra,)+

@@ -83,7 +83,6 @@ impl OtherFile {
         (line.len() >= 8).then(|| Self::Text(String::from_utf8_lossy(line).trim_end().to_owned()))
     }
 
-    /// Suggests a remedy.
     pub(super) fn hint(&self) -> String {
         match self {
             Self::Empty => INCOMPLETE.to_owned(),

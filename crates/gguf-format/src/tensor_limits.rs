@@ -20,7 +20,6 @@ pub struct TensorLimits {
 }
 
 impl TensorLimits {
-    /// Limits of llama.cpp.
     pub(crate) const LLAMA_CPP: Self = Self { name_bytes: MAX_NAME_BYTES, dims: MAX_DIMS };
     /// Limits of the runtimes of image and video models, which do not use llama.cpp's reader: ComfyUI-GGUF's converter
     /// refuses longer names, and convolutions over time have five dimensions.

@@ -17,13 +17,11 @@ pub(super) struct FileKind {
     pub(super) form: &'static str,
 }
 
-/// GGUF files.
 pub(super) const GGUF: FileKind = FileKind {
     suffixes: &[".gguf"],
     words: "GGUF files",
     form: "`hf://ORG/NAME/FILE.gguf` or `hf://ORG/NAME@REVISION/FILE.gguf` expected",
 };
-/// Files of weights.
 pub(super) const WEIGHTS: FileKind = FileKind {
     suffixes: &[".safetensors", ".ckpt", ".pt", ".pth"],
     words: "files of weights",

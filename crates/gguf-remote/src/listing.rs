@@ -32,7 +32,6 @@ pub(super) enum ExpectedDigest {
 }
 
 impl ExpectedDigest {
-    /// Returns the hexadecimal digits.
     pub(super) fn hex(&self) -> &str {
         match self {
             Self::Sha256(hex) | Self::GitBlob(hex) => hex,

@@ -122,7 +122,6 @@ impl Metric {
         made.as_ref().map_err(|error| *error)
     }
 
-    /// Returns rows of `H_r`.
     pub(crate) fn rows(&self, range: Range<usize>) -> MatrixView<'_> {
         MatrixView::new(&self.moments, self.n_cols, self.n_cols, self.n_cols).rows(range)
     }

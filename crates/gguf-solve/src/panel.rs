@@ -12,7 +12,6 @@ pub(crate) const LANES: usize = 128;
 /// One number for each row of a panel.
 pub(crate) type Lane = [f32; LANES];
 
-/// A lane of zeros.
 pub(crate) const ZERO: Lane = [0.0; LANES];
 
 /// Number of columns whose lanes are filled together, so that they stay in the cache.

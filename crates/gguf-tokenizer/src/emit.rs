@@ -62,12 +62,10 @@ impl TokenList {
         Ok(list)
     }
 
-    /// Number of tokens.
     pub(crate) fn len(&self) -> u64 {
         self.tokens.len() as u64
     }
 
-    /// Appends a token.
     pub(crate) fn push(&mut self, text: impl Into<Vec<u8>>, score: f32, kind: TokenType) {
         self.tokens.push(text.into());
         if let Some(scores) = &mut self.scores {

@@ -11,7 +11,6 @@ use serde_json::{Map, Value as Json};
 use super::TokenizerError;
 use super::files::Directory;
 
-/// Name of the file.
 pub(crate) const FILE: &str = "tokenizer.json";
 
 /// A token that is recognized in text before anything else.

@@ -48,7 +48,6 @@ pub(super) enum Attempt {
     Absent(String),
 }
 
-/// Tries one mode.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
     match context.mode.mode {
         Mode::None => {

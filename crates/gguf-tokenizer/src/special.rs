@@ -294,7 +294,6 @@ impl SpecialTokens {
         }
     }
 
-    /// Writes the keys.
     pub(crate) fn write(&self, out: &mut Metadata) {
         for (role, id) in &self.ids {
             if let Some((_, key)) = ID_KEYS.iter().find(|row| row.0 == role)

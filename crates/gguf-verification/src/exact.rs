@@ -1,6 +1,5 @@
 //! Serialization of floating-point numbers in JSON as their bits: they are read back exactly, including NaN.
 
-/// Serialization of an `f64`.
 pub(super) mod double {
     use serde::{Deserialize, Deserializer, Serializer};
 
@@ -28,7 +27,6 @@ pub(super) mod double_if_any {
     }
 }
 
-/// Serialization of an `f32`.
 pub(super) mod single {
     use serde::{Deserialize, Deserializer, Serializer};
 

@@ -18,7 +18,6 @@ use gguf_engine::{Engine, EngineError};
 
 /// Number of tokens that are run: enough for the cost to about 10 %, which is well within the margin of the limits.
 const TOKENS: usize = 4096;
-/// Title of the run.
 pub(super) const TITLE: &str = "running a reference copy, the baseline in the file's types";
 
 /// Baseline as a healthy file would hold it: quantized to the file's types. Its weights are multiplied as the file's

@@ -60,7 +60,6 @@ impl<'s> Elems<'s> {
         }
     }
 
-    /// Copies a stretch.
     pub(super) fn copy(&self, stretch: &StridedRange, out: &mut [u8]) -> Result<(), ViewError> {
         match self.mapped {
             _ if stretch.stride != 1 => self.gather(stretch, out)?,

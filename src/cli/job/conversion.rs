@@ -6,7 +6,6 @@ use crate::cli::{Session, stored};
 use crate::core::text::{bytes, escape};
 use crate::job::{ConversionPlan, ConversionReport, ConvertedTensorPlan};
 
-/// Prints the plan.
 pub(super) fn print_plan(session: &Session, plan: &ConversionPlan) -> anyhow::Result<()> {
     stored::print(session, plan.stored.as_ref())?;
     integers::print(session, &plan.codes)?;

@@ -157,7 +157,6 @@ const RULE: &str = "tensor_type";
 const FILE: &str = "tensor_type_file";
 
 impl TensorTypeArgs {
-    /// Returns the rule files.
     pub(crate) fn files(&self) -> impl Iterator<Item = &PathBuf> {
         self.sources.iter().filter_map(|source| match source {
             RuleSource::File(path) => Some(path),

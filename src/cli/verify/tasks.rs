@@ -41,7 +41,6 @@ impl TaskArgs {
         self.given().map(|(_, path)| path)
     }
 
-    /// Reads the task sets.
     pub(super) fn read(&self) -> anyhow::Result<Vec<TaskSet>> {
         if self.tasks.is_some() && self.given().next().is_none() {
             let message = "`--tasks` needs `--hellaswag`, `--winogrande` or `--multiple-choice`";

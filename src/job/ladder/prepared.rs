@@ -198,7 +198,6 @@ impl<'a> PreparedLadder<'a> {
         missing.flat_map(|(file, _)| file.paths()).collect()
     }
 
-    /// Paths of all files.
     pub(super) fn paths(&self) -> Vec<PathBuf> {
         self.files.iter().flat_map(PreparedFile::paths).collect()
     }

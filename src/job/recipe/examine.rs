@@ -224,7 +224,6 @@ impl Examiner<'_> {
 }
 
 impl Examined<'_> {
-    /// Describes the findings.
     pub(super) fn report(&self, path: &Path, sha256: String) -> FileRecipe {
         let tensors: Vec<TensorFinding> = self.tensors.iter().map(|tensor| tensor.finding.clone()).collect();
         let count = |status| tensors.iter().filter(|tensor| tensor.status == status).count();

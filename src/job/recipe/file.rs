@@ -187,7 +187,6 @@ impl RecipeFile {
         self.parts.parts().iter().map(crate::gguf::Part::file_bytes).sum()
     }
 
-    /// Bytes of a part.
     pub(super) fn part(&self, name: &str) -> Option<&[u8]> {
         self.parts.tensor_index(name).map(|at| self.parts.raw_tensor(at))
     }

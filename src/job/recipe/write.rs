@@ -135,7 +135,6 @@ impl Packed {
         Ok(Self { spool: spool.file, parts: spool.parts, plan, written })
     }
 
-    /// Writes the recipe.
     pub(super) fn write(&self, output: &OutputFile, target: &Path) -> Result<WrittenRecipe, JobError> {
         output.reserve(self.plan.file_bytes).map_err(WriteError::Io)?;
         output.write_at(0, &self.plan.header).map_err(WriteError::Io)?;

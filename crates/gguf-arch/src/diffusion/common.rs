@@ -174,7 +174,6 @@ impl CommonRules {
         bare.split_once('.').map(|(module, _)| module)
     }
 
-    /// Parses the rules.
     pub(super) fn parse(text: &str) -> Result<Self, ArchError> {
         let wrong = |problem| ArchError::Card { card: "base".to_owned(), problem: Box::new(problem) };
         let rules: Self =

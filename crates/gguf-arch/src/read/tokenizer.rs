@@ -30,7 +30,6 @@ pub(super) const MODE_KEYS: &[&str] = &["mode", "when", "files", "special", "spe
 /// Roles of special tokens that have a GGUF key.
 const KEY_ROLES: &[&str] = &["bos", "eos", "unk", "sep", "pad", "mask", "eot", "eom"];
 
-/// Reads the `[tokenizer]` table.
 pub(super) fn tokenizer(value: &Toml) -> Read<TokenizerSpec> {
     let at = "[tokenizer]";
     let fields = CardTable::new(value, at, TOKENIZER_KEYS)?;

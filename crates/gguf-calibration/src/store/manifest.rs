@@ -6,9 +6,7 @@ use crate::LayerMoments;
 use gguf_engine::TokenChunk;
 use gguf_verification::Window;
 
-/// Version of the format.
 pub(super) const VERSION: u64 = 1;
-/// Value of `format`.
 pub(super) const FORMAT: &str = "gguf-foundry statistics";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

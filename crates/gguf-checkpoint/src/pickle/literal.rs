@@ -1,6 +1,5 @@
 //! Literals of the text protocols: decimal numbers, strings with Python's escapes.
 
-/// Decodes Latin-1.
 pub(super) fn latin1(bytes: &[u8]) -> String {
     bytes.iter().copied().map(char::from).collect()
 }

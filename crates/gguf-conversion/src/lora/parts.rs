@@ -50,7 +50,6 @@ const HALVES: [(&str, Half, ProductForm); 4] = [
     (".lora_embedding_B", Half::B, ProductForm::Embedding),
 ];
 
-/// Name suffixes of MLX.
 const MLX_HALVES: [(&str, Half, ProductForm); 2] =
     [(mlx::HALVES[0], Half::A, ProductForm::Linear), (mlx::HALVES[1], Half::B, ProductForm::Linear)];
 

@@ -41,7 +41,6 @@ impl Context<'_> {
         self.buffers.take(len)
     }
 
-    /// Gives buffers back.
     pub(crate) fn give<const N: usize>(&self, buffers: [Buffer; N]) {
         self.buffers.give(buffers);
     }

@@ -62,7 +62,6 @@ impl Past {
         OpCache { at, floats, values }
     }
 
-    /// Gives a cache back.
     pub(crate) fn give(&self, cache: OpCache) {
         let mut caches = self.caches.lock().unpoisoned();
         caches[cache.at] = cache.values;

@@ -90,7 +90,6 @@ pub struct LayerExtras {
 const POST_FFN: &str = "post_ffw_norm";
 
 impl LayerPlan {
-    /// Resolves a layer.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<LayerPlan, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let features = b.features;

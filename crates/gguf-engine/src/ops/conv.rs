@@ -41,7 +41,6 @@ impl Conv {
 }
 
 impl LoadedConv {
-    /// Loads a convolution's weights.
     pub(crate) fn new(weights: &WeightReader<'_>, conv: &Conv) -> Result<Self, EngineError> {
         let rows = weights.vector(&conv.weight)?;
         let n_taps = conv.n_taps;

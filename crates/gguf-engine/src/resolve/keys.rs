@@ -69,7 +69,6 @@ impl<'a> ArchKeys<'a> {
         EngineError::BadKey { key: self.key(name), expected, found }
     }
 
-    /// Returns a count.
     pub(crate) fn count(&self, name: &str) -> Result<Option<usize>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let count = value.as_u64().and_then(|v| usize::try_from(v).ok());
@@ -158,13 +157,11 @@ impl<'a> ArchKeys<'a> {
         Ok(self.number(name)?.filter(|&v| v != 0.0))
     }
 
-    /// Returns a bool.
     pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| self.bad(name, "a bool", value))
     }
 
-    /// Returns a string.
     pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, EngineError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.bad(name, "a string", value))

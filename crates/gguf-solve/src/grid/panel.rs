@@ -40,7 +40,6 @@ impl GridPanel {
         }
     }
 
-    /// Loads weights and blocks.
     pub(crate) fn load(&mut self, grid: &Grid, rows: &[f32], blocks: &[u8]) -> Result<(), SolveError> {
         let form = grid.form;
         self.n_rows = rows.len() / self.w.len();

@@ -396,7 +396,6 @@ impl Vocab {
         separator.or(self.eos.filter(|_| self.add_eos))
     }
 
-    /// Number of tokens.
     pub(crate) fn len(&self) -> usize {
         self.tokens.len()
     }

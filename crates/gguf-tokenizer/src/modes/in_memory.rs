@@ -32,7 +32,6 @@ const CONTROL: [&str; 15] = [
     "<dBLOCK>",
 ];
 
-/// Writes the keys.
 pub(super) fn run(context: &mut Context<'_>, given: &GivenVocabulary) -> Result<Attempt, TokenizerError> {
     let own = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
     let size = n_tokens(context.request, own);

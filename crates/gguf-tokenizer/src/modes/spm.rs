@@ -12,7 +12,6 @@ use super::super::{Mode, TokenizerError, TokenizerWarning};
 use super::added_tokens_decoder::{TokenOverride, decoder_entries};
 use super::{Attempt, Context};
 
-/// Names of SentencePiece models.
 pub(crate) const MODEL_FILES: [&str; 3] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"];
 /// Start of the names of T5's sentinels, which mark gaps during training. llama.cpp's converter leaves their rows empty.
 pub(crate) const SENTINEL: &str = "<extra_id_";

@@ -6,7 +6,6 @@ use super::super::emit::TokenType;
 use super::super::python_literal;
 use super::source::GgufVocabulary;
 
-/// Name of the file.
 pub(super) const FILE: &str = "rwkv_vocab_v20230424.txt";
 
 /// Builds the file with one token per line: id, literal, length. The first token, which starts and ends texts, has no

@@ -21,7 +21,6 @@ use gguf_core::output::OutputFile;
 use gguf_engine::TokenScore;
 
 const MAGIC: &[u8; 8] = b"ggufpart";
-/// Version of the format.
 pub(super) const VERSION: u32 = 1;
 /// Number of bytes before those that the checksum covers.
 const HEAD_BYTES: usize = 48;

@@ -125,7 +125,6 @@ impl RouteTally {
         routers(plan).next().map(|_| Self::default())
     }
 
-    /// Returns the counts.
     pub(crate) fn into_counts(self) -> RouteCounts {
         RouteCounts(self.routers.into_inner().unpoisoned())
     }

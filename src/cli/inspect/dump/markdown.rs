@@ -31,7 +31,6 @@ impl TensorGroup<'_> {
     }
 }
 
-/// Writes the page.
 pub(super) fn write(file: &GgufFile, has_tensors: bool, out: &mut dyn Write) -> io::Result<()> {
     let totals = summary(file, SummaryOptions::default());
     let tensors = file.tensors();
