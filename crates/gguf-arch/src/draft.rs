@@ -109,7 +109,7 @@ pub struct AddedEntry {
 pub struct Unmatched {
     /// Name after the card's rewriting, with `N` for numbers and without ending.
     pub name: String,
-    /// Key that an entry for them would have, if their name can be one; the flag is that of [`AddedEntry::in_blocks`].
+    /// Key that an entry for them would have, if their name can be one; the flag is that of `AddedEntry::in_blocks`.
     #[serde(skip)]
     pub key: Option<(String, bool)>,
     /// Number of tensors.

@@ -104,7 +104,7 @@ pub(crate) fn measure_costs(
         let partly = PartlyQuantized::new(model.source, &plan, members);
         let one = Model { source: &partly, file: None, recall: None, ..*model };
         let found = divergence_on(&one, model, windows, options.engine, &Quiet(progress))?;
-        let kld = found.ok_or(CalibrateError::NoText)?.mean.value;
+        let kld = found.ok_or(CalibrateError::NoText)?.kld.mean;
         if let Some(work) = options.work {
             work.add_cost(number, kld)?;
         }

@@ -66,7 +66,7 @@ impl Fidelity {
 /// Runs the model over the text, solves its tensors layer by layer, and measures the result on held-out text.
 ///
 /// It is compared with the file that the importance matrix of the same tokens gives. If the ratio is above
-/// [`WORTH_IT`], moments are drawn twice as strongly towards their diagonal and everything is done once more. If that
+/// 0.95, moments are drawn twice as strongly towards their diagonal and everything is done once more. If that
 /// does not help either, the blocks are dropped.
 ///
 /// # Errors

@@ -25,8 +25,8 @@ pub struct HeldOutFigures {
 
 impl HeldOutFigures {
     pub(super) fn of(found: &Divergence) -> Self {
-        let Divergence { mean, p99, top1_agreement, .. } = found;
-        Self { mean_kld: mean.value, stderr: mean.stderr, p99: *p99, top1_agreement: *top1_agreement }
+        let Divergence { kld, top1_agreement, .. } = *found;
+        Self { mean_kld: kld.mean, stderr: kld.stderr, p99: kld.quantiles.p99, top1_agreement }
     }
 
     pub(super) fn figures(&self) -> [f64; 4] {

@@ -211,7 +211,7 @@ impl CalibrationText {
         Self { n_ctx, kinds: Vec::new(), held_out: Vec::new(), notes: Vec::new() }
     }
 
-    /// Adds a placeholder for the text of [`CalibrationText::add_self`], with the same number of tokens. Its sequence
+    /// Adds a placeholder for the text of `add_self`, with the same number of tokens. Its sequence
     /// lengths are enough to compute what a run would need.
     pub fn add_stand_in(&mut self, own: &SelfText, holds_out: bool) {
         let window = |number: usize, n: usize| Window {

@@ -82,7 +82,7 @@ pub fn is_absence(error: &io::Error) -> bool {
 
 /// Checks that a file of a model's directory is inside that directory, wherever links lead. Directories
 /// `models--*/snapshots/*` of a Hugging Face hub cache consist of links; there the file may be anywhere in the model's
-/// part of the cache. Links of a local copy of a remote repository may lead to its files ([`ranged::may_lead_to`]).
+/// part of the cache. Links of a local copy of a remote repository may lead to its files.
 ///
 /// # Errors
 /// I/O errors, named with the path; a file that is located elsewhere.

@@ -111,7 +111,7 @@ fn is_same(weights: &WeightReport) -> bool {
 /// Formats the quality: `very good (mean KLD 0.0120; it picks the same next token 94.8 % of the time)`.
 fn in_words(divergence: &Divergence, what: &str) -> String {
     let (quality, same) = (Quality::of_divergence(divergence), 100.0 * divergence.top1_agreement);
-    let kld = crate::Figure::Kld.show(divergence.mean.value);
+    let kld = crate::Figure::Kld.show(divergence.kld.mean);
     format!("{quality} (mean KLD {kld}; it picks the same {what} {same:.1} % of the time)")
 }
 

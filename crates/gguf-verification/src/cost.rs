@@ -71,12 +71,12 @@ static TYPICAL: &[(GgmlType, f64)] = &[
 impl Cost {
     /// Returns the measured cost.
     pub fn of(divergence: &Divergence) -> Self {
-        let kld = divergence.mean.value.max(0.0);
+        let kld = divergence.kld.mean.max(0.0);
         Self {
             kld,
-            kld_99: divergence.p99.max(0.0),
+            kld_99: divergence.kld.quantiles.p99.max(0.0),
             // By chance the perplexity may stay the same or fall.
-            ppl_increase: divergence.delta_ln_ppl.value.exp_m1().abs().max(kld),
+            ppl_increase: divergence.ppl_increase().value.abs().max(kld),
             other_choice: 1.0 - divergence.top1_agreement,
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::{Divergence, EmbeddingDifference, MaskedReport, Perplexity, Quality, Report};
+use crate::{Divergence, EmbeddingDifference, Estimate, MaskedReport, Perplexity, Quality, Report};
 
 /// Outputs of a model that a figure describes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,9 +186,8 @@ figures! {
         is_likelihood: true,
         show: signed_percent,
         measured: |m| m.divergence.map(|d| {
-            let delta = &d.delta_ln_ppl;
-            // Standard error of the logarithm, propagated through the exponential.
-            (delta.value.exp_m1(), Some(delta.stderr * delta.value.exp()))
+            let Estimate { value, stderr } = d.ppl_increase();
+            (value, Some(stderr))
         }),
     }
     /// Mean divergence, in nats per token.
@@ -206,7 +205,7 @@ figures! {
         needs_baseline: true,
         is_likelihood: false,
         show: significant,
-        measured: |m| m.divergence.map(|d| (d.mean.value, Some(d.mean.stderr))),
+        measured: |m| m.divergence.map(|d| (d.kld.mean, Some(d.kld.stderr))),
     }
     /// 99th percentile of the divergence.
     Kld99 {
@@ -223,7 +222,7 @@ figures! {
         needs_baseline: true,
         is_likelihood: false,
         show: significant,
-        measured: |m| m.divergence.map(|d| (d.p99, None)),
+        measured: |m| m.divergence.map(|d| (d.kld.quantiles.p99, None)),
     }
     /// Share of tokens with the same most likely prediction.
     Top1 {
@@ -240,7 +239,7 @@ figures! {
         needs_baseline: true,
         is_likelihood: false,
         show: percent,
-        measured: |m| m.divergence.map(|d| (d.top1_agreement, Some(d.statistics.same_top.stderr))),
+        measured: |m| m.divergence.map(|d| (d.top1_agreement, Some(d.top1_stderr))),
     }
     /// Mean cosine of a text's vector with the baseline's; of no use for models that score texts, which often have one
     /// score per text.
@@ -328,7 +327,7 @@ figures! {
         show: significant,
         measured: |m| {
             let divergence = m.masked.and_then(|found| found.divergence.as_ref());
-            divergence.map(|d| (d.mean.value, Some(d.mean.stderr)))
+            divergence.map(|d| (d.kld.mean, Some(d.kld.stderr)))
         },
     }
     /// Share of masked tokens with the same most likely prediction.
@@ -348,7 +347,7 @@ figures! {
         show: percent,
         measured: |m| {
             let divergence = m.masked.and_then(|found| found.divergence.as_ref());
-            divergence.map(|d| (d.top1_agreement, Some(d.statistics.same_top.stderr)))
+            divergence.map(|d| (d.top1_agreement, Some(d.top1_stderr)))
         },
     }
 }

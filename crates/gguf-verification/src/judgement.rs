@@ -191,22 +191,16 @@ fn reason(line: &LimitLine, model: &JudgedModel, healthy: Option<HealthyCost>) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Estimate, Statistics, Thresholds};
+    use crate::{Estimate, Spread, Thresholds};
 
     fn report(value: f64, stderr: f64, own: Thresholds) -> Report {
         let mut report = Report::new(Some("llama".to_owned()), None, own);
         report.divergence = Some(Divergence {
-            mean: Estimate { value, stderr },
-            median: value,
-            p99: value,
-            p999: value,
-            max: value,
+            kld: Spread { mean: value, stderr, ..Spread::default() },
             top1_agreement: 1.0,
-            rms_dp: 0.0,
             delta_ln_ppl: Estimate { value: 0.0, stderr: 0.001 },
             baseline_ppl: 10.0,
-            statistics: Statistics::of(&[]),
-            worst: Vec::new(),
+            ..Divergence::default()
         });
         report
     }

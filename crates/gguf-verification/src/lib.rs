@@ -101,7 +101,7 @@ pub use report::{Finding, HealthyCost, PromptReport, Report, Severity, Verdict};
 pub use routing::{LayerRouting, RoutingReport};
 pub use samples::BUILTIN_TEXT;
 pub use side_by_side::divergence_on;
-pub use statistics::{Distribution, Statistics};
+pub use statistics::{Distribution, Spread};
 pub use structure::{StructureOptions, check_structure};
 pub use tasks::{LeftOut, TaskError, TaskKind, TaskOutcome, TaskReport, TaskSet};
 pub use verification::{Verification, verify, verify_with};

@@ -20,7 +20,7 @@ use crate::measure::{self, LogitFiles, RunObservers, measure_with};
 use crate::model::LoadedModel;
 use crate::reference_twin::{TwinRun, evenly_of, run_twin};
 use crate::routing::watch::RouteTally;
-use crate::verification::{ExaminedModel, contexts, examine, prepare, text_bytes};
+use crate::verification::{ExaminedModel, add_contexts, examine, prepare, text_bytes};
 use crate::weights::compare_share;
 use crate::windows::Cut;
 use crate::{
@@ -265,7 +265,7 @@ fn worst_contexts(
     encoded: &[Prompt],
     model: &Model<'_>,
 ) -> Vec<(usize, usize, String)> {
-    let Some(divergence) = Divergence::of(positions) else { return Vec::new() };
-    let texts = contexts(&divergence, encoded, model);
-    divergence.worst.iter().zip(texts).map(|(worst, text)| (worst.prompt, worst.at, text)).collect()
+    let Some(mut divergence) = Divergence::of(positions) else { return Vec::new() };
+    add_contexts(&mut divergence, encoded, model);
+    divergence.worst.into_iter().filter_map(|worst| Some((worst.prompt, worst.at, worst.context?))).collect()
 }

@@ -79,7 +79,7 @@ impl Quality {
 
     /// Returns the quality of a measured divergence.
     pub(crate) fn of_divergence(divergence: &Divergence) -> Self {
-        Self::of(divergence.mean.value, divergence.top1_agreement)
+        Self::of(divergence.kld.mean, divergence.top1_agreement)
     }
 }
 
@@ -124,8 +124,8 @@ pub(super) fn judge(report: &mut Report) {
 fn check(least: Quality, divergence: &Divergence) -> Option<Finding> {
     let found = Quality::of_divergence(divergence);
     let (most, share) = least.limits();
-    let (kld, stderr) = (divergence.mean.value, divergence.mean.stderr);
-    let (same, same_stderr) = (divergence.top1_agreement, divergence.statistics.same_top.stderr);
+    let (kld, stderr) = (divergence.kld.mean, divergence.kld.stderr);
+    let (same, same_stderr) = (divergence.top1_agreement, divergence.top1_stderr);
     let measured = format!(
         "mean KLD {kld:.4} ± {stderr:.4}, same first choice {:.1} % ± {:.1}",
         100.0 * same,
@@ -147,7 +147,7 @@ fn check(least: Quality, divergence: &Divergence) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Estimate, Statistics, Thresholds};
+    use crate::{Spread, Thresholds};
 
     #[test]
     fn the_worse_of_both_figures_decides() {
@@ -175,17 +175,9 @@ mod tests {
     #[test]
     fn a_quality_that_was_asked_for_is_kept_missed_or_too_close() {
         let divergence = |value: f64, stderr: f64| Divergence {
-            mean: Estimate { value, stderr },
-            median: value,
-            p99: value,
-            p999: value,
-            max: value,
+            kld: Spread { mean: value, stderr, ..Spread::default() },
             top1_agreement: 0.97,
-            rms_dp: 0.0,
-            delta_ln_ppl: Estimate { value: 0.0, stderr: 0.001 },
-            baseline_ppl: 10.0,
-            statistics: Statistics::of(&[]),
-            worst: Vec::new(),
+            ..Divergence::default()
         };
         let asked = Quality::VeryGood;
         assert_eq!(check(asked, &divergence(0.01, 0.001)), None);

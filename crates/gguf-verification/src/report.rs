@@ -146,8 +146,6 @@ pub struct Report {
     pub routing: Option<RoutingReport>,
     /// Answers to questions, per file of tasks.
     pub tasks: Vec<TaskReport>,
-    /// Text before each of the worst tokens; empty without a tokenizer.
-    pub contexts: Vec<String>,
     /// Limits that the user set.
     pub thresholds: Thresholds,
     /// Figures that have a limit.
@@ -178,7 +176,6 @@ impl Report {
             masked: None,
             routing: None,
             tasks: Vec::new(),
-            contexts: Vec::new(),
             thresholds,
             limits: Vec::new(),
             healthy: None,

@@ -102,7 +102,7 @@ mod tests {
         running.add(&positions[..4]);
         running.add(&positions[4..]);
         let p = Perplexity::of(positions.iter()).unwrap();
-        let d = Divergence::of(&positions).unwrap().mean;
+        let d = Divergence::of(&positions).unwrap().kld.estimate();
         assert_eq!(
             running.text_at(100, 2.0),
             format!(

@@ -1,8 +1,8 @@
-//! Statistics that llama-perplexity prints for two models on the same tokens, by its definitions.
+//! Mean and quantiles of a figure over the tokens, by the definitions of llama-perplexity.
 
 use serde::Serialize;
 
-use crate::{Estimate, Position, Reference};
+use crate::Estimate;
 
 /// Quantiles of values.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
@@ -14,21 +14,21 @@ pub struct Distribution {
     /// 99th percentile.
     pub p99: f64,
     /// 95th percentile.
-    pub(crate) p95: f64,
+    pub p95: f64,
     /// 90th percentile.
     pub p90: f64,
     /// 75th percentile.
-    pub(crate) p75: f64,
+    pub p75: f64,
     /// Median.
     pub median: f64,
     /// 25th percentile.
-    pub(crate) p25: f64,
+    pub p25: f64,
     /// 10th percentile.
-    pub(crate) p10: f64,
+    pub p10: f64,
     /// 5th percentile.
     pub p05: f64,
     /// 1st percentile.
-    pub(crate) p01: f64,
+    pub p01: f64,
     /// 0.1th percentile.
     pub p001: f64,
     /// Smallest value.
@@ -94,72 +94,33 @@ impl Distribution {
     }
 }
 
-/// Statistics of two models on the same tokens. Δp is the model's probability of the true token minus the baseline's.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Statistics {
-    /// Quantiles of the divergences.
-    pub kld: Distribution,
-    /// Quantiles of Δp.
-    pub dp: Distribution,
-    /// Mean Δp.
-    pub mean_dp: Estimate,
-    /// Root mean square of Δp.
-    pub rms_dp: Estimate,
-    /// Share of tokens with the same most likely prediction.
-    pub same_top: Estimate,
-    /// Perplexity divided by the baseline's.
-    pub ppl_ratio: Estimate,
-    /// Perplexity minus the baseline's.
-    pub ppl_difference: Estimate,
-    /// Standard error of the baseline's perplexity.
-    pub baseline_ppl_stderr: f64,
-    /// Correlation of the two models' log-likelihoods, -1 to 1; NaN if one of them is constant.
-    pub ln_ppl_correlation: f64,
+/// Mean and quantiles of a figure over the tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spread {
+    /// Mean value.
+    pub mean: f64,
+    /// Standard error of the mean.
+    pub stderr: f64,
+    /// Quantiles.
+    #[serde(flatten)]
+    pub quantiles: Distribution,
 }
 
-impl Statistics {
-    /// Computes the statistics of positions with the baseline's results.
-    pub(super) fn of(pairs: &[(&Position, Reference)]) -> Self {
-        let n = pairs.len() as f64;
-        let own = Estimate::of_mean(pairs.iter().map(|(p, _)| p.score.nll));
-        let base = Estimate::of_mean(pairs.iter().map(|(_, r)| r.score.nll));
-        let products = pairs.iter().map(|(p, r)| (p.score.nll - own.value) * (r.score.nll - base.value));
-        // Covariance of the means, as the standard errors are those of the means.
-        let covariance = products.sum::<f64>() / n / (n - 1.0);
-        let (ppl, base_ppl) = (own.value.exp(), base.value.exp());
-        let ln_ratio = Estimate::of_mean(pairs.iter().map(|(p, r)| p.score.nll - r.score.nll));
-        let ratio = ln_ratio.value.exp();
-        let (ppl_stderr, base_stderr) = (ppl * own.stderr, base_ppl * base.stderr);
-        let difference_variance =
-            ppl_stderr * ppl_stderr + base_stderr * base_stderr - 2.0 * ppl * base_ppl * covariance;
-        let dp = || pairs.iter().map(|(p, r)| (-p.score.nll).exp() - (-r.score.nll).exp());
-        let squares = Estimate::of_mean(dp().map(|d| d * d));
-        let rms = squares.value.sqrt();
-        let same = pairs.iter().filter(|(p, r)| p.score.top == r.score.top).count() as f64 / n;
-        let same_stderr = if n > 1.0 { (same * (1.0 - same) / (n - 1.0)).sqrt() } else { 0.0 };
-        Self {
-            kld: Distribution::of(pairs.iter().map(|(_, r)| r.kld)),
-            dp: Distribution::of(dp()),
-            mean_dp: Estimate::of_mean(dp()),
-            // Error of the square, propagated through the root; 0 for equal models.
-            rms_dp: Estimate { value: rms, stderr: if rms > 0.0 { 0.5 / rms * squares.stderr } else { 0.0 } },
-            same_top: Estimate { value: same, stderr: same_stderr },
-            ppl_ratio: Estimate { value: ratio, stderr: ratio * ln_ratio.stderr },
-            ppl_difference: Estimate {
-                value: ppl - base_ppl,
-                // Rounding may leave the variance of nearly equal models slightly below zero.
-                stderr: difference_variance.max(0.0).sqrt(),
-            },
-            baseline_ppl_stderr: base_stderr,
-            ln_ppl_correlation: covariance / (own.stderr * base.stderr),
-        }
+impl Spread {
+    pub(super) fn of(values: impl Iterator<Item = f64> + Clone) -> Self {
+        let Estimate { value: mean, stderr } = Estimate::of_mean(values.clone());
+        Self { mean, stderr, quantiles: Distribution::of(values) }
+    }
+
+    /// Returns the mean with its standard error.
+    pub fn estimate(&self) -> Estimate {
+        Estimate { value: self.mean, stderr: self.stderr }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gguf_engine::TokenScore;
 
     #[test]
     fn quantiles_interpolate() {
@@ -169,43 +130,5 @@ mod tests {
         let one = Distribution::of([4.0].into_iter());
         assert!(one.named().iter().all(|(_, value)| *value == 4.0));
         assert!(Distribution::of(std::iter::empty()).named().iter().all(|(_, value)| value.is_nan()));
-    }
-
-    #[test]
-    fn errors_are_those_of_means() {
-        let position = |nll, base, same| {
-            let score = TokenScore { nll, top: 1 };
-            let reference =
-                Reference { score: TokenScore { nll: base, top: if same { 1 } else { 2 } }, kld: 0.0 };
-            let reference = Some(reference);
-            Position { prompt: 0, at: 0, token: 0, score, reference, is_scored: true }
-        };
-        let positions = [position(1.0, 2.0, true), position(3.0, 2.5, false), position(2.0, 0.5, true)];
-        let pairs: Vec<_> = positions.iter().map(|p| (p, p.reference.unwrap())).collect();
-        let found = Statistics::of(&pairs);
-        // By hand: means 2 and 5/3, variances 2/3 and 13/18, covariance 1/6.
-        let expected = (1.0 / 6.0) / ((2.0f64 / 3.0) * (13.0 / 18.0)).sqrt();
-        assert!((found.ln_ppl_correlation - expected).abs() < 1e-12, "{found:?}");
-        assert!((found.ppl_ratio.value - (1.0f64 / 3.0).exp()).abs() < 1e-12);
-        assert!((found.same_top.value - 2.0 / 3.0).abs() < 1e-12);
-        assert!((found.same_top.stderr - (2.0f64 / 9.0 / 2.0).sqrt()).abs() < 1e-12);
-        let dp =
-            [(-1f64).exp() - (-2f64).exp(), (-3f64).exp() - (-2.5f64).exp(), (-2f64).exp() - (-0.5f64).exp()];
-        assert!((found.mean_dp.value - dp.iter().sum::<f64>() / 3.0).abs() < 1e-15);
-        assert_eq!((found.dp.max, found.dp.min), (dp[0], dp[2]));
-        let ratio = found.ppl_ratio;
-        // d = -1, 1/2, 3/2: variance 19/18 over n - 1 = 2.
-        assert!((ratio.stderr / ratio.value - (19.0f64 / 36.0).sqrt()).abs() < 1e-12, "{ratio:?}");
-    }
-
-    #[test]
-    fn equal_models_have_no_errors() {
-        let score = TokenScore { nll: 1.5, top: 1 };
-        let reference = Some(Reference { score, kld: 0.0 });
-        let positions = [Position { prompt: 0, at: 0, token: 0, score, reference, is_scored: true }; 4];
-        let pairs: Vec<_> = positions.iter().map(|p| (p, p.reference.unwrap())).collect();
-        let found = Statistics::of(&pairs);
-        assert_eq!((found.rms_dp.value, found.rms_dp.stderr, found.ppl_difference.stderr), (0.0, 0.0, 0.0));
-        assert_eq!((found.ppl_ratio.value, found.same_top.value), (1.0, 1.0));
     }
 }

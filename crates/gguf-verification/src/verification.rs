@@ -25,7 +25,7 @@ use crate::windows::{Cut, Scoring, Window, cut};
 use crate::{
     Aspect, Check, Divergence, Extras, Figure, Finding, LogitWriter, Model, Perplexity, Position, Prompt,
     PromptFile, PromptReport, PromptSource, Report, SaveLogits, Severity, TaskReport, TaskSet, VerifyError,
-    WeightOptions, WorstToken, compare_weights,
+    WeightOptions, compare_weights,
 };
 use gguf_core::progress::Progress;
 use gguf_core::text::{escape_bytes, plural};
@@ -167,7 +167,9 @@ fn run_checks(
     report.routing = routing.map(RouteTally::into_report);
     report.tokens_per_second = Some(n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9));
     fill(&mut report, encoded.len(), &positions, text_bytes(model, &positions));
-    report.contexts = report.divergence.as_ref().map(|d| contexts(d, &encoded, model)).unwrap_or_default();
+    if let Some(divergence) = &mut report.divergence {
+        add_contexts(divergence, &encoded, model);
+    }
     report.prompt_files = file_reports(files, &chunks, &positions);
     let loaded_baseline =
         baseline.zip(reference.as_ref()).map(|(model, engine)| LoadedModel { model, engine });
@@ -492,14 +494,13 @@ pub(super) fn text_bytes(model: &Model<'_>, positions: &[Position]) -> Option<u6
     Some(scored.map(|p| encoder.decode(&[p.token]).len() as u64).sum())
 }
 
-/// Returns the text before each of the worst tokens; empty without a tokenizer.
-pub(super) fn contexts(divergence: &Divergence, prompts: &[Prompt], model: &Model<'_>) -> Vec<String> {
+/// Adds the text before each of the worst tokens, if there is a tokenizer.
+pub(super) fn add_contexts(divergence: &mut Divergence, prompts: &[Prompt], model: &Model<'_>) {
     const TOKENS: usize = 16;
-    let Ok(encoder) = model.encoder else { return Vec::new() };
-    let context = |worst: &WorstToken| {
-        let tokens = &prompts.get(worst.prompt)?.tokens;
-        let before = tokens.get(worst.at.saturating_sub(TOKENS)..worst.at)?;
-        Some(escape_bytes(&encoder.decode(before)))
-    };
-    divergence.worst.iter().map(|worst| context(worst).unwrap_or_default()).collect()
+    let Ok(encoder) = model.encoder else { return };
+    for worst in &mut divergence.worst {
+        let tokens = prompts.get(worst.prompt).map(|prompt| prompt.tokens.as_slice()).unwrap_or_default();
+        let before = tokens.get(worst.at.saturating_sub(TOKENS)..worst.at).unwrap_or_default();
+        worst.context = Some(escape_bytes(&encoder.decode(before)));
+    }
 }

@@ -59,7 +59,11 @@ impl Earlier {
         let perplexity = now.perplexity.as_ref();
         let is_same_text = old["perplexity"]["tokens"].as_u64() == perplexity.map(|own| own.tokens as u64);
         let figures = [
-            ("mean KLD", now.divergence.as_ref().map(|own| own.mean), estimate(&old["kld"], "mean")),
+            (
+                "mean KLD",
+                now.divergence.as_ref().map(|own| own.kld.estimate()),
+                estimate(&old["kld"], "mean"),
+            ),
             (
                 "perplexity",
                 perplexity.map(|own| Estimate { value: own.value, stderr: own.stderr }),

@@ -6,7 +6,6 @@
 
 mod charts;
 mod data;
-mod families;
 mod html;
 mod judged;
 mod markdown;

@@ -7,7 +7,7 @@ use crate::cli::verify::report::{self, Detail, ModelReport};
 use crate::cli::verify::{experts, file_rows, overview, pairs, reasons, statistics, tasks};
 use crate::core::text::escape;
 use crate::verify::{
-    Better, Divergence, EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightReport,
+    Better, Distribution, Divergence, EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightReport,
 };
 
 impl ModelReport {
@@ -77,11 +77,12 @@ impl ModelReport {
         has_details: bool,
         out: &mut dyn Write,
     ) -> std::io::Result<()> {
-        let (mean, delta) = (&d.mean, &d.delta_ln_ppl);
-        writeln!(out, "mean KLD      {:.6} ± {:.6}{}", mean.value, mean.stderr, self.limit(Figure::Kld))?;
-        writeln!(out, "99 % KLD      {:.6}{}", d.p99, self.limit(Figure::Kld99))?;
+        let (kld, quantiles, delta) = (&d.kld, &d.kld.quantiles, &d.delta_ln_ppl);
+        writeln!(out, "mean KLD      {:.6} ± {:.6}{}", kld.mean, kld.stderr, self.limit(Figure::Kld))?;
+        writeln!(out, "99 % KLD      {:.6}{}", quantiles.p99, self.limit(Figure::Kld99))?;
         if has_details {
-            writeln!(out, "              median {:.6}, 99.9 % {:.6}, max {:.6}", d.median, d.p999, d.max)?;
+            let Distribution { median, p999, max, .. } = quantiles;
+            writeln!(out, "              median {median:.6}, 99.9 % {p999:.6}, max {max:.6}")?;
         }
         statistics::print(d, &self.limit(Figure::Top1), has_details, out)?;
         writeln!(
@@ -94,7 +95,8 @@ impl ModelReport {
         )?;
         if has_details {
             statistics::print_all(d, out)?;
-            for (worst, context) in d.worst.iter().zip(self.report.contexts.iter()) {
+            for worst in &d.worst {
+                let Some(context) = &worst.context else { continue };
                 writeln!(out, "  {:.4} prompt {} token {}: …{context}", worst.kld, worst.prompt, worst.at)?;
             }
         }
@@ -131,9 +133,9 @@ impl ModelReport {
         let (value, stderr, tokens) = (p.value, p.stderr, plural(p.tokens as u64, "masked token"));
         writeln!(out, "pseudo-ppl    {value:.4} ± {stderr:.4} over {tokens}{limit}")?;
         let Some(d) = &masked.divergence else { return Ok(()) };
-        let (mean, delta) = (&d.mean, &d.delta_ln_ppl);
+        let (kld, delta) = (&d.kld, &d.delta_ln_ppl);
         let limit = self.limit(Figure::MaskedKld);
-        writeln!(out, "              divergence {:.6} ± {:.6}{limit}", mean.value, mean.stderr)?;
+        writeln!(out, "              divergence {:.6} ± {:.6}{limit}", kld.mean, kld.stderr)?;
         let limit = self.limit(Figure::MaskedTop1);
         writeln!(out, "              same first choice {:.2} %{limit}", 100.0 * d.top1_agreement)?;
         let baseline = d.baseline_ppl;

@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use crate::cli::render::{Align, Table};
-use crate::verify::{Divergence, Statistics};
+use crate::verify::Divergence;
 
 /// Prints the share of equal choices with its `limit`; with details also Δp and the ratio of the perplexities.
 pub(super) fn print(
@@ -12,35 +12,29 @@ pub(super) fn print(
     has_details: bool,
     out: &mut dyn Write,
 ) -> std::io::Result<()> {
-    let Statistics { mean_dp, rms_dp, same_top, ppl_ratio, ln_ppl_correlation, .. } = &d.statistics;
     let percent = |share: f64| 100.0 * share;
-    writeln!(
-        out,
-        "same first choice  {:.3} ± {:.3} %{limit}",
-        percent(same_top.value),
-        percent(same_top.stderr)
-    )?;
+    let (same, stderr) = (percent(d.top1_agreement), percent(d.top1_stderr));
+    writeln!(out, "same first choice  {same:.3} ± {stderr:.3} %{limit}")?;
     if !has_details {
         return Ok(());
     }
-    writeln!(out, "mean Δp       {:.3} ± {:.3} %", percent(mean_dp.value), percent(mean_dp.stderr))?;
-    writeln!(out, "rms Δp        {:.3} ± {:.3} %", percent(rms_dp.value), percent(rms_dp.stderr))?;
-    let correlation = match ln_ppl_correlation {
-        r if r.is_finite() => format!(", correlation {:.2} %", percent(*r)),
+    writeln!(out, "mean Δp       {:.3} ± {:.3} %", percent(d.dp.mean), percent(d.dp.stderr))?;
+    writeln!(out, "rms Δp        {:.3} ± {:.3} %", percent(d.rms_dp), percent(d.rms_dp_stderr))?;
+    let correlation = match d.ln_ppl_correlation {
+        r if r.is_finite() => format!(", correlation {:.2} %", percent(r)),
         _ => String::new(),
     };
-    writeln!(out, "PPL ratio     {:.6} ± {:.6}{correlation}", ppl_ratio.value, ppl_ratio.stderr)
+    writeln!(out, "PPL ratio     {:.6} ± {:.6}{correlation}", d.ppl_ratio.value, d.ppl_ratio.stderr)
 }
 
 /// Prints all quantiles, and the difference of the perplexities.
 pub(super) fn print_all(d: &Divergence, out: &mut dyn Write) -> std::io::Result<()> {
-    let s = &d.statistics;
-    writeln!(out, "PPL(baseline) {:.6} ± {:.6}", d.baseline_ppl, s.baseline_ppl_stderr)?;
-    let difference = &s.ppl_difference;
+    writeln!(out, "PPL(baseline) {:.6} ± {:.6}", d.baseline_ppl, d.baseline_ppl_stderr)?;
+    let difference = &d.ppl_difference;
     writeln!(out, "PPL increase  {:.6} ± {:.6}", difference.value, difference.stderr)?;
     let heads = [("tokens", Align::Left), ("divergence", Align::Right), ("Δp", Align::Right)];
     let mut table = Table::new(&heads);
-    for ((name, kld), (_, dp)) in s.kld.named().into_iter().zip(s.dp.named()) {
+    for ((name, kld), (_, dp)) in d.kld.quantiles.named().into_iter().zip(d.dp.quantiles.named()) {
         table.row([label(name), format!("{kld:.6}"), format!("{:.3} %", 100.0 * dp)]);
     }
     table.print(out)

@@ -125,7 +125,7 @@ fn finish(
     let options = QuantizeOptions { file_type: mix.file_type, pure: false, ..quantization.options.clone() };
     let of_mix = QuantizePlan::new(&quantization.input, &options, Some(&chosen.imatrix))?;
     let found = measure_mix(&of_mix, model, text, calibration.engine(), quantization.run.progress())?;
-    let measured = Some(MeasuredKld { mean_kld: found.mean.value, stderr: found.mean.stderr });
+    let measured = Some(MeasuredKld { mean_kld: found.kld.mean, stderr: found.kld.stderr });
     allocation.mix = Some(StandardMix { measured, ..mix });
     Ok(allocation)
 }

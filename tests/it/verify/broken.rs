@@ -41,7 +41,7 @@ fn caught(tier: Tier, what: &str, broken: &Tiny, alone: &[&str], checks: &[&str]
     let reference = Model { recall: Some(recall), ..model(&base, &features) };
     let report = judged(broken, Some(&reference), Some(n_chunks(tier)));
     let found = errors(&report);
-    println!("    with baseline {found:?}, divergence {:?}", report.divergence.map(|d| d.mean.value));
+    println!("    with baseline {found:?}, divergence {:?}", report.divergence.map(|d| d.kld.mean));
     assert_eq!(report.verdict, Verdict::Fail, "{what}");
     assert!(checks.iter().all(|check| found.contains(check)), "{what}: {found:?}");
 }
@@ -133,7 +133,7 @@ fn a_swapped_rotation_is_caught(tier: Tier) {
     let outcome = verify(&model(&base, &wrong), Some(&reference), &corpus(), &options, &Silent, None);
     let report = outcome.unwrap().report;
     assert_eq!(report.verdict, Verdict::Fail);
-    assert!(report.divergence.unwrap().mean.value > tier.of(0.2, 0.5));
+    assert!(report.divergence.unwrap().kld.mean > tier.of(0.2, 0.5));
     assert!(report.findings.iter().any(|f| f.check.name() == "max-kld"));
 }
 

@@ -131,10 +131,10 @@ fn perplexity_and_divergence_equal_llama_perplexity_on_dequantized_files(corpus:
         let quantized = base.quantized(ty);
         let report = judged(&quantized, Some(&baseline), None);
         let (ppl, d) = (report.perplexity.unwrap(), report.divergence.as_ref().unwrap());
-        println!("{ty}: perplexity {:.6}, mean divergence {:.7}", ppl.value, d.mean.value);
+        println!("{ty}: perplexity {:.6}, mean divergence {:.7}", ppl.value, d.kld.mean);
         assert!((ppl.value / figure("ppl") - 1.0).abs() < 5e-4, "{ty} {ppl:?}");
         let tolerance = (0.02 * figure("mean_kld")).max(2e-5);
-        assert!((d.mean.value - figure("mean_kld")).abs() < tolerance, "{ty} {:?}", d.mean);
+        assert!((d.kld.mean - figure("mean_kld")).abs() < tolerance, "{ty} {:?}", d.kld);
         assert!((100.0 * d.top1_agreement - figure("same_top_pct")).abs() < 0.05, "{ty}");
         assert!((100.0 * d.rms_dp - figure("rms_dp_pct")).abs() < 0.01, "{ty}");
         assert_eq!(report.verdict, Verdict::Pass, "{report:?}");
@@ -148,7 +148,7 @@ fn a_model_equals_itself() {
     let base = Tiny::new().with_layers(2);
     let report = run(&base, Some(&base), Some(1));
     let d = report.divergence.unwrap();
-    assert_eq!((d.mean.value, d.max, d.top1_agreement, d.rms_dp), (0.0, 0.0, 1.0, 0.0));
+    assert_eq!((d.kld.mean, d.kld.quantiles.max, d.top1_agreement, d.rms_dp), (0.0, 0.0, 1.0, 0.0));
     assert_eq!(d.delta_ln_ppl.value, 0.0);
 }
 

@@ -55,7 +55,7 @@ impl CalibrationText {
         of_kinds.chain(self.held_out.iter().flat_map(|text| &text.windows)).cloned().collect()
     }
 
-    /// Number of tokens of [`CalibrationText::held_out_windows`].
+    /// Number of tokens of `held_out_windows`.
     pub fn n_held_out_tokens(&self) -> usize {
         let of_kinds: usize = self.kinds.iter().map(TextKind::n_held_out_tokens).sum();
         of_kinds + self.held_out.iter().map(HeldOutText::n_tokens).sum::<usize>()

@@ -72,9 +72,9 @@ impl<'a> From<&'a Result<Box<MaskedReport>, String>> for MaskedDocument<'a> {
 impl From<&MaskedReport> for MaskedFigures {
     fn from(found: &MaskedReport) -> Self {
         let against = found.divergence.as_ref().map(|divergence| MaskedDifference {
-            kld: divergence.mean.value,
-            kld_stderr: divergence.mean.stderr,
-            kld_max: divergence.max,
+            kld: divergence.kld.mean,
+            kld_stderr: divergence.kld.stderr,
+            kld_max: divergence.kld.quantiles.max,
             top1_agreement: divergence.top1_agreement,
             delta_ln_ppl: divergence.delta_ln_ppl,
             baseline_pseudo_perplexity: divergence.baseline_ppl,

@@ -12,7 +12,7 @@ use crate::quality;
 use crate::reference_twin::TwinRun;
 use crate::routing::watch::RouteCounts;
 use crate::verification::fill;
-use crate::{FileLabel, Finding, Position, PromptFile, Report, Thresholds, WeightReport, WorstToken};
+use crate::{FileLabel, Finding, Position, PromptFile, Report, Thresholds, WeightReport};
 use gguf_core::text::escape;
 use gguf_format::{PartsGap, each_once};
 
@@ -197,15 +197,13 @@ fn judge(
     }
     report.routing = routing.map(RouteCounts::into_report);
     fill(report, plan.prompts.len(), positions, text_bytes);
-    if let (Some(divergence), Some(_)) = (&report.divergence, text_bytes) {
-        let context = |worst: &WorstToken| {
-            let text = contexts.get(&(worst.prompt, worst.at)).map(|text| escape(text).into_owned());
-            text.ok_or_else(|| {
-                let reason = format!("no text before token {} of prompt {}", worst.at, worst.prompt);
-                contradiction(paths.first(), reason)
-            })
-        };
-        report.contexts = divergence.worst.iter().map(context).collect::<Result<_, _>>()?;
+    let worst = report.divergence.iter_mut().flat_map(|divergence| &mut divergence.worst);
+    for token in worst.filter(|_| text_bytes.is_some()) {
+        let text = contexts.get(&(token.prompt, token.at)).ok_or_else(|| {
+            let reason = format!("no text before token {} of prompt {}", token.at, token.prompt);
+            contradiction(paths.first(), reason)
+        })?;
+        token.context = Some(escape(text).into_owned());
     }
     let files: Vec<PromptFile> = plan
         .files

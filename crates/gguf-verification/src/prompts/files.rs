@@ -70,7 +70,7 @@ pub(crate) fn file_reports(
             n_prompts: file.prompts.len(),
             chunks,
             perplexity: Perplexity::of(own.iter()),
-            kld: Divergence::of(own).map(|divergence| divergence.mean.into()),
+            kld: Divergence::of(own).map(|divergence| divergence.kld.estimate().into()),
         }
     };
     files.iter().zip(chunks).map(report).collect()

@@ -2,11 +2,10 @@
 
 use serde::Serialize;
 
-use crate::divergence::document::DivergenceDocument;
 use crate::masked::document::MaskedDocument;
 use crate::weights::document::WeightDocument;
 use crate::{
-    EmbeddingReport, Finding, HealthyCost, JudgedAspect, LayerRouting, LimitLine, Perplexity,
+    Divergence, EmbeddingReport, Finding, HealthyCost, JudgedAspect, LayerRouting, LimitLine, Perplexity,
     PromptFileReport, PromptReport, Quality, Report, TaskReport, UnjudgedAspect, Verdict,
 };
 
@@ -65,7 +64,7 @@ pub struct ReportDocument<'a> {
     prompt_files: &'a [PromptFileReport],
     /// Divergence from the baseline, if both were run.
     #[serde(flatten)]
-    divergence: Option<DivergenceDocument<'a>>,
+    divergence: Option<&'a Divergence>,
 }
 
 /// Cost of the file's types for an undamaged file.
@@ -108,10 +107,7 @@ impl<'a> From<&'a Report> for ReportDocument<'a> {
             experts: report.routing.as_ref().map(|routing| routing.layers.as_slice()),
             tasks: &report.tasks,
             prompt_files: several(&report.prompt_files),
-            divergence: report
-                .divergence
-                .as_ref()
-                .map(|divergence| DivergenceDocument::new(divergence, &report.contexts)),
+            divergence: report.divergence.as_ref(),
         }
     }
 }

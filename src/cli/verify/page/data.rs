@@ -6,15 +6,16 @@ use serde::Serialize;
 
 use crate::cli::render::markdown::link;
 use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
+use crate::cli::verify::experts;
 use crate::cli::verify::recommend::{FileFigures, recommend};
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
 use crate::verify::{
-    Better, Finding, JudgedAspect, LimitLine, Perplexity, Quality, Report, Severity, TaskReport,
-    TensorWeights, Verdict, WeightOutcome,
+    Better, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Finding, JudgedAspect, LayerRouting,
+    LimitLine, Perplexity, Quality, Report, RoutingReport, Severity, TaskReport, TensorWeights, Verdict,
+    WeightOutcome,
 };
 
-use super::families::{ExpertData, VectorData};
 use super::public::{self, Folders};
 use super::run_info::RunInfo;
 
@@ -78,9 +79,15 @@ pub(super) struct FileData {
     pub(super) warnings: Vec<ReportReason>,
     pub(super) perplexity: Option<Perplexity>,
     pub(super) bits_per_byte: Option<f64>,
-    pub(super) divergence: Option<DivergenceData>,
+    pub(super) divergence: Option<Divergence>,
+    /// Relative change of the perplexity; 0.02 is 2 %.
+    pub(super) ppl_increase: Option<Estimate>,
     /// Figures of encoders.
-    pub(super) vectors: Option<VectorData>,
+    pub(super) vectors: Option<EmbeddingReport>,
+    /// Comparison of vectors with the baseline's. The cosine of a single score is only its sign.
+    pub(super) cosine: Option<EmbeddingDifference>,
+    /// Comparison of scores with the baseline's, for models that score texts.
+    pub(super) score: Option<EmbeddingDifference>,
     /// Routing figures of models with experts.
     pub(super) experts: Option<ExpertData>,
     /// Mean KLD that these types cost a healthy file.
@@ -92,11 +99,21 @@ pub(super) struct FileData {
     /// Error of every tensor against its source weights.
     pub(super) weights: Vec<TensorError>,
     /// Results of task sets.
-    pub(super) tasks: Vec<TaskData>,
+    pub(super) tasks: Vec<TaskReport>,
     /// Aspects that were judged.
     pub(super) judged: Vec<JudgedAspect>,
     /// Aspects that were not judged, with the reason and the remedy.
     pub(super) not_judged: Vec<OpenQuestions>,
+}
+
+/// Routing of the tokens to experts.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct ExpertData {
+    /// Summary of the experts that were reached.
+    pub(super) summary: String,
+    /// Share of the choices that equal the baseline's, 0 to 1.
+    pub(super) agreement: Option<f64>,
+    pub(super) layers: Vec<LayerRouting>,
 }
 
 /// Finding or open question about a file.
@@ -107,22 +124,6 @@ pub(super) struct ReportReason {
     pub(super) check: String,
     pub(super) tensor: Option<String>,
     pub(super) message: String,
-}
-
-/// Divergence figures against the baseline.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct DivergenceData {
-    pub(super) mean: f64,
-    pub(super) stderr: f64,
-    pub(super) p99: f64,
-    /// Share of tokens with the same first choice, 0 to 1.
-    pub(super) same_top: f64,
-    /// Root mean square of the difference of the true token's probability, 0 to 1.
-    pub(super) rms_dp: f64,
-    /// Relative change of the perplexity; 0.02 is 2 %.
-    pub(super) delta_ppl: f64,
-    pub(super) delta_ppl_stderr: f64,
-    pub(super) baseline_ppl: f64,
 }
 
 /// Limit with the figure that it bounds.
@@ -146,16 +147,6 @@ pub(super) struct OpenQuestions {
     pub(super) reason: String,
     /// Inputs that would answer them.
     pub(super) remedy: String,
-}
-
-/// Result of a set of tasks.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct TaskData {
-    pub(super) kind: &'static str,
-    /// Share of right answers, 0 to 1.
-    pub(super) accuracy: f64,
-    pub(super) stderr: f64,
-    pub(super) tasks: usize,
 }
 
 /// Error of a tensor against its source weights.
@@ -205,8 +196,6 @@ impl PageData {
             file.recommendation = word;
         }
         let verdict = report::verdict(entries);
-        let vectors =
-            |has: fn(&VectorData) -> bool| files.iter().filter_map(|file| file.vectors.as_ref()).any(has);
         Self {
             title: title(&files),
             verdict: verdict.name(),
@@ -217,8 +206,8 @@ impl PageData {
             shared: shared(&files),
             has_perplexity: files.iter().any(|file| file.perplexity.is_some())
                 || files.iter().all(|file| file.vectors.is_none()),
-            has_cosines: vectors(|vectors| vectors.cosine.is_some()),
-            has_scores: vectors(|vectors| vectors.score.is_some()),
+            has_cosines: files.iter().any(|file| file.cosine.is_some()),
+            has_scores: files.iter().any(|file| file.score.is_some()),
             files,
             run,
         }
@@ -230,6 +219,7 @@ impl FileData {
         let report = &entry.report;
         let public = |text: &str| shown(&folders.without(text));
         let Details { name, spread, worst } = entry.details.clone().unwrap_or_default();
+        let against = report.embeddings.as_ref().and_then(|found| found.against.as_ref());
         let warnings = report.findings.iter().filter(|finding| finding.severity == Severity::Warning);
         Self {
             label: String::new(),
@@ -249,28 +239,28 @@ impl FileData {
             warnings: warnings.map(|finding| ReportReason::new(finding, folders)).collect(),
             perplexity: report.perplexity,
             bits_per_byte: report.bits_per_byte,
-            divergence: report.divergence.as_ref().map(|d| DivergenceData {
-                mean: d.mean.value,
-                stderr: d.mean.stderr,
-                p99: d.p99,
-                same_top: d.top1_agreement,
-                rms_dp: d.rms_dp,
-                delta_ppl: d.delta_ln_ppl.value.exp_m1(),
-                // Error of the logarithm, propagated through the exponential.
-                delta_ppl_stderr: d.delta_ln_ppl.stderr * d.delta_ln_ppl.value.exp(),
-                baseline_ppl: d.baseline_ppl,
-            }),
-            vectors: report.embeddings.as_ref().map(VectorData::new),
+            divergence: report.divergence.clone(),
+            ppl_increase: report.divergence.as_ref().map(Divergence::ppl_increase),
+            vectors: report.embeddings.clone(),
+            cosine: against.filter(|found| found.score_error.is_none()).cloned(),
+            score: against.filter(|found| found.score_error.is_some()).cloned(),
             experts: report.routing.as_ref().map(ExpertData::new),
             healthy_kld: report.healthy.map(|healthy| healthy.cost.kld),
             limits: limits(report),
             spread,
             worst,
             weights: weights(report),
-            tasks: tasks(report),
+            tasks: report.tasks.clone(),
             judged: judged(report),
             not_judged: not_judged(report),
         }
+    }
+}
+
+impl ExpertData {
+    fn new(routing: &RoutingReport) -> Self {
+        let (summary, layers) = (shown(&experts::summary(routing)), routing.layers.clone());
+        Self { summary, agreement: routing.agreement(), layers }
     }
 }
 
@@ -301,7 +291,7 @@ fn candidate(entry: &ModelReport) -> FileFigures {
     FileFigures {
         verdict: report.verdict,
         size_bytes: entry.size_bytes,
-        mean_kld: report.divergence.as_ref().map(|d| d.mean.value),
+        mean_kld: report.divergence.as_ref().map(|d| d.kld.mean),
         quality: report.quality(),
     }
 }
@@ -317,16 +307,6 @@ fn weights(report: &Report) -> Vec<TensorError> {
         TensorError { is_damaged: tensor.outcome == WeightOutcome::Damaged, ..error }
     };
     tensors.map(error).collect()
-}
-
-fn tasks(report: &Report) -> Vec<TaskData> {
-    let data = |tasks: &TaskReport| TaskData {
-        kind: tasks.kind.name(),
-        accuracy: tasks.accuracy,
-        stderr: tasks.stderr,
-        tasks: tasks.n_tasks,
-    };
-    report.tasks.iter().map(data).collect()
 }
 
 /// Returns the reasons why the verdict is not a pass, the most severe first.

@@ -53,13 +53,13 @@ impl JudgedFile {
             verdict: report.verdict.name().to_owned(),
             quality: report.quality().map(|quality| quality.name().to_owned()),
             recommendation: String::new(),
-            mean_kld: divergence.map(|d| d.mean.value),
-            mean_kld_stderr: divergence.map(|d| d.mean.stderr),
+            mean_kld: divergence.map(|d| d.kld.mean),
+            mean_kld_stderr: divergence.map(|d| d.kld.stderr),
             healthy_kld: report.healthy.map(|healthy| healthy.cost.kld),
-            kld_99: divergence.map(|d| d.p99),
+            kld_99: divergence.map(|d| d.kld.quantiles.p99),
             same_top: divergence.map(|d| d.top1_agreement),
             perplexity: report.perplexity.map(|p| p.value),
-            ppl_change: divergence.map(|d| d.delta_ln_ppl.value.exp_m1()),
+            ppl_change: divergence.map(|d| d.ppl_increase().value),
             tokens: report.perplexity.map(|p| p.tokens as u64),
         }
     }

@@ -16,6 +16,7 @@ pub(in crate::cli) fn environment() -> Environment<'static> {
     environment.add_filter("size", text::bytes);
     environment.add_filter("grouped", grouped);
     environment.add_filter("code", code);
+    environment.add_filter("shown", |text: &str| text::escape(text).into_owned());
     environment.add_filter("blanks", |text: String| text.replace(' ', "␣"));
     environment
 }

@@ -17,7 +17,7 @@ pub(super) fn csv(page: &PageData) -> String {
     };
     let number = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
     let row = |file: &FileData| {
-        let (p, d) = (file.perplexity.as_ref(), file.divergence);
+        let (p, d) = (file.perplexity.as_ref(), file.divergence.as_ref());
         [
             quoted(&file.file),
             quoted(file.file_type.as_deref().unwrap_or_default()),
@@ -25,10 +25,10 @@ pub(super) fn csv(page: &PageData) -> String {
             number(file.bits_per_weight),
             number(p.map(|p| p.value)),
             number(p.map(|p| p.stderr)),
-            number(d.map(|d| d.mean)),
-            number(d.map(|d| d.stderr)),
-            number(d.map(|d| d.p99)),
-            number(d.map(|d| d.same_top)),
+            number(d.map(|d| d.kld.mean)),
+            number(d.map(|d| d.kld.stderr)),
+            number(d.map(|d| d.kld.quantiles.p99)),
+            number(d.map(|d| d.top1_agreement)),
             file.quality.unwrap_or_default().to_owned(),
             file.verdict.to_owned(),
         ]

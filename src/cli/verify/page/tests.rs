@@ -11,8 +11,8 @@ use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
 use crate::cli::verify::report::ModelReport;
 use crate::job::Guard;
 use crate::verify::{
-    Aspect, Check, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding,
-    HealthyVectors, LayerRouting, LimitLine, Perplexity, Report, RoutingReport, Thresholds, WorstToken,
+    Aspect, Check, Distribution, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding,
+    HealthyVectors, LayerRouting, LimitLine, Perplexity, Report, RoutingReport, Spread, Thresholds,
 };
 
 const HOSTILE: &str =
@@ -64,17 +64,16 @@ fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelRepo
     ];
     report.perplexity = Some(Perplexity { value: 20.5, stderr: 0.25, tokens: 4000, total_nll: 1.0 });
     report.divergence = Some(Divergence {
-        mean: Estimate { value: kld, stderr: kld / 20.0 },
-        median: kld / 2.0,
-        p99: 8.0 * kld,
-        p999: 20.0 * kld,
-        max: 40.0 * kld,
+        kld: Spread {
+            mean: kld,
+            stderr: kld / 20.0,
+            quantiles: Distribution { p99: 8.0 * kld, ..Distribution::default() },
+        },
         top1_agreement: 0.95,
         rms_dp: 0.01,
         delta_ln_ppl: Estimate { value: 0.01, stderr: 0.001 },
         baseline_ppl: 20.0,
-        statistics: crate::verify::Statistics::default(),
-        worst: vec![WorstToken { prompt: 0, at: 7, kld: 0.5, token: 1, baseline_top: 2, model_top: 3 }],
+        ..Divergence::default()
     });
     let values = (1..=1000).map(|at| kld * f64::from(at) / 500.0).collect();
     ModelReport {

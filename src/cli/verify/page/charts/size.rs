@@ -34,7 +34,7 @@ pub(in super::super) fn point(
 /// Returns the files that have both figures.
 pub(in super::super) fn points(files: &[FileData]) -> Vec<Point> {
     let point = |file: &FileData| {
-        let kld = file.divergence.map(|d| d.mean).filter(|kld| kld.is_finite())?;
+        let kld = file.divergence.as_ref().map(|d| d.kld.mean).filter(|kld| kld.is_finite())?;
         Some(point(&file.label, file.size_bytes?, kld, file.healthy_kld, file.verdict))
     };
     files.iter().filter_map(point).collect()
