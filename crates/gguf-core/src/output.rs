@@ -276,6 +276,14 @@ pub fn same_file(a: &Path, b: &Path) -> bool {
 mod tests {
     use super::*;
 
+    /// Names of the entries of a directory, sorted.
+    pub(super) fn entries(dir: &Path) -> Vec<String> {
+        let names = dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<_> = names.collect();
+        names.sort();
+        names
+    }
+
     #[test]
     fn pieces_of_a_write_come_to_their_places() {
         let dir = tempfile::tempdir().unwrap();

@@ -120,7 +120,7 @@ pub fn apply(op: &Op, view: &View) -> Result<Vec<View>, ShapeError> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use gguf_core::simd::SimdLevel;
     use gguf_testkit::memory::MemoryWeights;
@@ -137,7 +137,7 @@ mod tests {
         views.iter().map(floats).collect()
     }
 
-    fn floats(view: &View) -> Vec<f32> {
+    pub(crate) fn floats(view: &View) -> Vec<f32> {
         let recipe = Recipe::new(view).unwrap();
         let mut out = vec![0.0; usize::try_from(recipe.shape().n_elems()).unwrap()];
         recipe.read_f32(&MemoryWeights::default(), SimdLevel::Scalar, 0, &mut out).unwrap();

@@ -158,17 +158,8 @@ pub fn factors(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Recipe;
-    use gguf_core::simd::SimdLevel;
-    use gguf_testkit::memory::MemoryWeights;
+    use crate::apply::tests::floats;
     use gguf_testkit::noise::Noise;
-
-    fn floats(view: &View) -> Vec<f32> {
-        let recipe = Recipe::new(view).unwrap();
-        let mut out = vec![0.0; usize::try_from(recipe.shape().n_elems()).unwrap()];
-        recipe.read_f32(&MemoryWeights::default(), SimdLevel::Scalar, 0, &mut out).unwrap();
-        out
-    }
 
     /// Returns small integers, so that products are exact in any order.
     fn values(dims: &[u64], seed: u64) -> View {

@@ -128,6 +128,7 @@ mod tests {
     use super::super::fault::{self, Fault};
     use super::super::{Destination, OutputError, OutputFile};
     use super::*;
+    use crate::output::tests::entries;
 
     const NAMES: [&str; 3] = ["m-00001-of-00003.gguf", "m-00002-of-00003.gguf", "m-00003-of-00003.gguf"];
 
@@ -139,13 +140,6 @@ mod tests {
     fn write_with(dir: &Path, names: &[&str], content: &str, sync: bool) -> Result<(), OutputError> {
         let files = names.iter().map(|name| (dir.join(name), Some(format!("{content} {name}"))));
         OutputFile::write_all(&files.collect::<Vec<_>>(), sync)
-    }
-
-    fn entries(dir: &Path) -> Vec<String> {
-        let names = dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<_> = names.collect();
-        names.sort();
-        names
     }
 
     /// Content of each file; `None` for a file that does not exist.

@@ -236,6 +236,7 @@ impl Drop for TemporaryDirectory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::tests::entries;
 
     fn write(path: &Path, content: &str, sync: bool) -> Result<(), OutputError> {
         let mut dir = NewDirectory::of(path)?;
@@ -247,13 +248,6 @@ mod tests {
         }
         assert_eq!(files[0].target(), path.join("model"));
         Ok(dir.commit(files, sync)?)
-    }
-
-    fn entries(dir: &Path) -> Vec<String> {
-        let names = dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<_> = names.collect();
-        names.sort();
-        names
     }
 
     #[test]

@@ -254,6 +254,7 @@ mod tests {
     use super::super::fault::{self, Fault};
     use super::super::{Destination, NewDirectory, OutputError, OutputFile, OutputSet};
     use super::*;
+    use crate::output::tests::entries;
 
     const N_FILES: usize = 7;
     const MOST: usize = 2;
@@ -286,13 +287,6 @@ mod tests {
 
     fn write(dir: &Path, content: &str, sync: bool) -> Result<(), OutputError> {
         Ok(OutputFile::commit_all(begin(dir, content, sync)?, sync)?)
-    }
-
-    fn entries(dir: &Path) -> Vec<String> {
-        let names = dir.read_dir().unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<_> = names.collect();
-        names.sort();
-        names
     }
 
     /// Content of all files, `None` where there are none; panics if they differ.
