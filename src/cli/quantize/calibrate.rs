@@ -75,7 +75,7 @@ impl CalibrateArgs {
         Ok(Some(Calibration {
             texts: given_texts(&self.calibrate),
             own_text: own_text(&self.calibrate, self.no_self_text)?,
-            solver: self.solver.solver(self.tune_steps.map(|n| n.get()))?,
+            solver: self.solver.solver(self.tune_steps.map(NonZeroUsize::get))?,
             n_tokens: self.calibrate_tokens,
             held_out_texts: self.check_text.clone(),
             work_dir: self.work_dir.clone(),

@@ -30,12 +30,17 @@ pub(super) fn print_forecast(out: &mut dyn Write, plan: &CalibrationPlan) -> std
     let kinds: Vec<String> = plan.text.kinds.iter().map(kind).collect();
     let n_held_out = count(plan.text.n_held_out_tokens as u64);
     writeln!(out, "text: {}; {n_held_out} other tokens to judge the result by", kinds.join(", "))?;
+    let phase = |(n_bytes, what): (Option<u64>, &str)| n_bytes.map(|n| format!(", {} {what}", bytes(n)));
+    let phases = [(plan.self_bytes, "to write the text"), (plan.tuning_bytes, "to tune")];
+    let mut phases: Vec<String> = phases.into_iter().filter_map(phase).collect();
+    if !phases.is_empty() {
+        phases.push(",".to_owned());
+    }
     writeln!(
         out,
-        "memory in addition to the weights: {}{}{} of {} allowed{}; {} of disk until the output is written",
+        "memory in addition to the weights: {}{} of {} allowed{}; {} of disk until the output is written",
         bytes(if plan.is_spilling { plan.needs.least_bytes } else { plan.needs.all_bytes }),
-        plan.self_bytes.map_or_else(String::new, |n| format!(", {} to write the text,", bytes(n))),
-        plan.tuning_bytes.map_or_else(String::new, |n| format!(", {} to tune,", bytes(n))),
+        phases.concat(),
         bytes(plan.budget_bytes),
         if plan.is_spilling {
             format!(", hidden states on disk ({} would hold them)", bytes(plan.needs.all_bytes))
