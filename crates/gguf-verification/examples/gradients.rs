@@ -13,7 +13,7 @@ use gguf_core::TensorSource;
 use gguf_core::progress::Silent;
 use gguf_engine::{Engine, EngineOptions, Gradients, Matrix, Reference, TokenChunk, Vector};
 use gguf_format::GgufFile;
-use gguf_verification::{Model, ModelParts};
+use gguf_verification::ModelParts;
 
 /// Sums of gradients by tensor.
 #[derive(Default)]
@@ -48,7 +48,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     let engine = |file| -> Result<Engine<'_>, Box<dyn Error>> {
         let file: &GgufFile = file;
         let parts = ModelParts::of(file.metadata());
-        let plan = parts.with(file, file.metadata(), Some(file), Model::plan)?;
+        let plan =
+            parts.with(file, file.metadata(), Some(file), |model| Ok::<_, Box<dyn Error>>(model.plan()?))?;
         Ok(Engine::new(plan, file, EngineOptions::default())?)
     };
     let (own, other) = (engine(&model)?, engine(&reference)?);

@@ -90,13 +90,13 @@ fn deep() {
         let options = FidelityOptions { solver, engine: engine(2), quantize: &quantize, dir: &dir, keep };
         solve(&model, &input, &text, &options, &Silent).unwrap()
     };
-    let [start, found] = [Solver::Sequential, Solver::Tuned { n_steps: 100 }].map(run);
+    let [start, found] = [Solver::Sequential, Solver::Tuned { n_steps: 160 }].map(run);
     let [before, after] = found.trials.as_slice() else { panic!("{:?}", found.trials) };
     assert!(after.figures.mean_kld < 0.95 * before.figures.mean_kld, "{:?}", found.trials);
-    for meta in tiny.tensors.tensors().iter().filter(|meta| meta.shape.rank() > 1) {
-        let blocks = [&start, &found].map(|run| blocks(run, meta).unwrap());
-        assert!(n_moved(&blocks[0], &blocks[1]).1 > 100, "{}", meta.name);
-    }
+    let matrices = tiny.tensors.tensors().iter().filter(|meta| meta.shape.rank() > 1);
+    let n_codes: usize =
+        matrices.map(|meta| n_moved(&blocks(&start, meta).unwrap(), &blocks(&found, meta).unwrap()).1).sum();
+    assert!(n_codes > 1000, "{n_codes} {:?}", found.trials);
 }
 
 /// A model without a gradient keeps what `sequential` made, with a warning that names the operation.
