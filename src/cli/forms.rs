@@ -58,7 +58,11 @@ pub(super) fn offer(program: &Command, arguments: &[OsString]) -> Option<String>
         return None;
     }
     let line = words.join(" ");
-    let (form, offer) = COMPILED.iter().find(|(form, _)| form.is_match(&line))?;
+    // A command takes its own list of types.
+    let is_list = |offer: &str| offer.contains("--types $");
+    let has_command = words.get(1).is_some_and(|word| *word != "hf2gguf" && is_command(program, word));
+    let fits = |(form, offer): &&(Regex, &str)| form.is_match(&line) && !(has_command && is_list(offer));
+    let (form, offer) = COMPILED.iter().find(fits)?;
     if let Some(advice) = offer.strip_prefix(':') {
         let mut text = String::new();
         form.captures(&line)?.expand(advice, &mut text);
@@ -72,9 +76,13 @@ pub(super) fn offer(program: &Command, arguments: &[OsString]) -> Option<String>
     quoted(&meant)
 }
 
+fn is_command(program: &Command, word: &str) -> bool {
+    program.get_subcommands().any(|sub| sub.get_name() == word)
+}
+
 /// Returns the line with a command that is spelled right, or that comes before its options.
 fn other_command(program: &Command, words: &[&str]) -> Option<String> {
-    let is_command = |word: &str| program.get_subcommands().any(|sub| sub.get_name() == word);
+    let is_command = |word: &str| is_command(program, word);
     let first = *words.get(1)?;
     let mut words = words.to_vec();
     if first.starts_with('-') {
@@ -143,6 +151,8 @@ mod tests {
         for line in [
             "gguf-quantize a b --target-kld 0.1 --types q4_0,q8_0",
             "gguf-quantize a b q4_0",
+            "gguf-quantize ladder m -o out --types q8_0,q4_k_m",
+            "gguf-convert gguf2hf m.gguf -o q8_0,q4_0",
             "gguf-inspect zzz",
             "gguf-verify --structure-only m.gguf",
         ] {

@@ -232,15 +232,22 @@ impl Ladder {
         }
     }
 
-    /// Job that reads the same model with the same options, for a file of its own.
-    fn alone(&self, rung: &Rung, target: PathBuf) -> Result<Job, JobError> {
+    /// Job that reads the same model with the same options, for a file of its own; in parts if `is_split`.
+    fn alone(&self, rung: &Rung, target: PathBuf, is_split: bool) -> Result<Job, JobError> {
         let types = match (rung.most_kld, &self.input) {
             (Some(kld), _) => JobTypes::Size { target: FileTarget::Kld(kld), candidates: Vec::new() },
             (None, JobInput::Gguf(_)) => JobTypes::mixture(rung.types.file_type),
             (None, _) => rung.types.file_type.name().parse()?,
         };
         let common = self.common();
-        let output = JobOutput { path: OutputPath::File(target), ..common.output.clone() };
+        let files = match is_split {
+            true => {
+                let max_bytes = Some(self.max_part_bytes);
+                OutputFiles::Set { max_bytes, max_tensors: None, no_tensor_first: false }
+            }
+            false => common.output.files.clone(),
+        };
+        let output = JobOutput { path: OutputPath::File(target), files, ..common.output.clone() };
         let calibration = self.calibration.as_ref().filter(|_| self.is_calibrated(rung)).map(|calibration| {
             let work_dir = calibration.work_dir.as_ref().map(|folder| folder.join(&rung.name));
             Calibration { work_dir, ..calibration.clone() }

@@ -166,6 +166,9 @@ impl LadderArgs {
         guard.read_all("the text", texts())?;
         guard.read_all("the template", &self.template)?;
         if let Some(share) = self.part {
+            if self.verify.is_some() {
+                session.note("a part measures nothing: `--verify` is for the last run, with `--resume`");
+            }
             return self.run_part(share, &ladder, guard, session);
         }
         let template = self.template.as_deref();

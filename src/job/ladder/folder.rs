@@ -178,8 +178,10 @@ impl<'a> FolderRecords<'a> {
             return Ok(found.map(|found| found.in_folder(directory)));
         };
         let file = &logged.file;
+        let names = || wanted.iter().map(|path| file_name(path));
+        // The parts of a run of its own are known only in the end; its options are those of the record.
         let is_alike = file.origin.id == origin.id
-            && file.parts.iter().map(|part| part.name.clone()).eq(wanted.iter().map(|path| file_name(path)));
+            && (file.alone || file.parts.iter().map(|part| part.name.clone()).eq(names()));
         if is_alike && file.is_unchanged(directory, *time, progress)? {
             return Ok(Some(logged.in_folder(directory)));
         }

@@ -15,7 +15,7 @@ use crate::job::default_name::Unnamed;
 use crate::job::input::OpenedInput;
 use crate::job::ladder::folder::{FolderError, FolderRecords};
 use crate::job::ladder::record::{self, FileOrigin};
-use crate::job::ladder::shares::{Division, FileWork, divided};
+use crate::job::ladder::shares::{Division, FileWork, PROMISE_RUNS, divided};
 use crate::job::ladder::sums;
 use crate::job::ladder::{Ladder, LadderFile, LadderFilePlan, LadderPlan, LadderReport, Rung};
 use crate::job::run::JobRun;
@@ -151,16 +151,18 @@ impl<'a> PreparedLadder<'a> {
         };
         let joint = missing(&written, false);
         for (&at, report) in joint.iter().zip(self.write_joint(&joint)?) {
-            written[at] = Some(self.finished(at, report.sha256, report.written.was_there, records)?);
+            let (paths, was_there) = (self.files[at].paths(), report.written.was_there);
+            written[at] = Some(self.finished(at, paths, report.sha256, was_there, records)?);
         }
         for at in missing(&written, true) {
-            let PreparedFile { rung, target, is_calibrated, .. } = &self.files[at];
-            let job = self.ladder.alone(rung, target.clone())?;
+            let PreparedFile { rung, target, split, is_calibrated, .. } = &self.files[at];
+            let job = self.ladder.alone(rung, target.clone(), split.is_some())?;
             if *is_calibrated {
                 self.run.events.note(&format!("{rung}: calibrated"));
             }
-            job.run(self.run.events)?;
-            written[at] = Some(self.finished(at, Vec::new(), false, records)?);
+            // Other tensors may have the type than the plan has, and with them the parts.
+            let paths = job.run(self.run.events)?.files().to_vec();
+            written[at] = Some(self.finished(at, paths, Vec::new(), false, records)?);
         }
         if let Some(work) = self.ladder.calibration.as_ref().and_then(|own| own.work_dir.as_ref()) {
             // Only an empty folder is removed.
@@ -243,15 +245,16 @@ impl<'a> PreparedLadder<'a> {
     fn finished(
         &self,
         at: usize,
+        paths: Vec<PathBuf>,
         sha256: Vec<String>,
         was_there: bool,
         records: &mut FolderRecords<'_>,
     ) -> Result<LadderFile, JobError> {
         let sha256 = match sha256.as_slice() {
-            [] => sums::of_files(&self.files[at].paths(), self.run.progress())?,
+            [] => sums::of_files(&paths, self.run.progress())?,
             _ => sha256,
         };
-        let mut plan = self.described(at);
+        let mut plan = LadderFilePlan { paths, ..self.described(at) };
         if plan.is_calibrated || plan.is_alone {
             // Keys about the calibration and types of a conversion, which the plan does not know.
             let sizes = plan.paths.iter().map(|path| Ok(fs_err::metadata(path)?.len()));
@@ -385,7 +388,8 @@ pub(super) fn division(
     let mut files = Vec::with_capacity(ladder.rungs.len());
     for (at, (rung, plan)) in ladder.rungs.iter().zip(plans.plans()).enumerate() {
         let is_alone = is_alone(ladder, opened, rung, plan)?;
-        files.push(FileWork { name: &rung.name, variants: plans.of_plan(at), is_alone });
+        let n_runs = rung.most_kld.map_or(1, |_| PROMISE_RUNS);
+        files.push(FileWork { name: &rung.name, variants: plans.of_plan(at), is_alone, n_runs });
     }
     let costs =
         (0..plans.n_tensors()).map(|tensor| plans.variants(tensor).iter().map(WorkCost::of).collect());

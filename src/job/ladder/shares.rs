@@ -10,7 +10,12 @@ pub(super) struct FileWork<'a> {
     pub(super) variants: &'a [usize],
     /// True if a run of its own writes the file, so that it has nothing in common with others.
     pub(super) is_alone: bool,
+    /// Number of times that the file is made until its types are found; 1 if they are known.
+    pub(super) n_runs: u64,
 }
+
+/// Number of files that are made and measured until one keeps to a divergence: a bisection takes about as many.
+pub(super) const PROMISE_RUNS: u64 = 6;
 
 /// Files by machine.
 #[derive(Debug, PartialEq, Eq)]
@@ -40,7 +45,8 @@ impl Load {
                 _ => cost.total(),
             }
         };
-        file.variants.iter().zip(costs).zip(&self.made).map(of).fold(0, u64::saturating_add)
+        let once = file.variants.iter().zip(costs).zip(&self.made).map(of).fold(0, u64::saturating_add);
+        once.saturating_mul(file.n_runs)
     }
 
     fn add(&mut self, file: &FileWork<'_>, added: u64) {
@@ -98,7 +104,7 @@ mod tests {
     }
 
     fn file<'a>(name: &'a str, variants: &'a [usize]) -> FileWork<'a> {
-        FileWork { name, variants, is_alone: false }
+        FileWork { name, variants, is_alone: false, n_runs: 1 }
     }
 
     #[test]
@@ -135,5 +141,10 @@ mod tests {
         // Not if a run of its own makes one of them.
         let alone = FileWork { is_alone: true, ..file("D", &like_c) };
         assert_eq!(divided(&[file("C", &c), file("E", &e), alone], &costs(), 4).machines, [1, 0, 2]);
+        // A file whose types are searched for is made several times.
+        let b = [1; 10];
+        let searched = FileWork { is_alone: true, n_runs: PROMISE_RUNS, ..file("KLD-0.01", &b) };
+        let files = [searched, file("C", &c), file("D", &like_c)];
+        assert_eq!(divided(&files, &costs(), 2).machines, [0, 1, 1]);
     }
 }

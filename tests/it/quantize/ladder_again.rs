@@ -201,3 +201,21 @@ fn names_parts_and_pages_are_those_that_were_asked_for() {
         make(dir, &["--types", "q4_0", "--name-pattern", pattern]).says(2, why);
     }
 }
+
+#[test]
+fn types_that_are_made_separately_come_in_parts_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let rungs = Rung::parse_list("q8_0,q4_0").unwrap();
+    let ladder = Ladder::new(JobInput::Checkpoint(fixture("tiny-llama")), rungs, out.clone());
+    let ladder = Ladder { sync: false, max_part_bytes: 1 << 20, ..ladder };
+    let made = ladder.run(&Silent).unwrap();
+    assert!(made.files.iter().any(|file| file.plan.is_alone), "no type is made separately");
+    for file in &made.files {
+        assert!(file.plan.paths.len() > 1 && file.plan.paths.iter().all(|path| path.is_file()), "{file:?}");
+        assert_eq!(file.sha256.len(), file.plan.paths.len());
+    }
+    let names = files::names(&out);
+    let again = ladder.run(&Silent).unwrap();
+    assert!(again.files.iter().all(|file| file.was_there) && files::names(&out) == names, "{names:?}");
+}
