@@ -99,12 +99,14 @@ pub(super) fn judge_all(
     session: &Session,
     models: &[PathBuf],
     baseline: &Path,
+    imatrix: Option<&Path>,
     text: &Path,
     take: &mut dyn FnMut(usize, JudgedFile) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let words = ["gguf-verify".as_ref()].into_iter().chain(models.iter().map(|path| path.as_os_str()));
     let options = ["--baseline".as_ref(), baseline.as_os_str(), "--prompts".as_ref(), text.as_os_str()];
-    let args = Cli::try_parse_from(words.chain(options))?.verify;
+    let imatrix = imatrix.iter().flat_map(|matrix| ["--imatrix".as_ref(), matrix.as_os_str()]);
+    let args = Cli::try_parse_from(words.chain(options).chain(imatrix))?.verify;
     let mut each = |at: usize, entry: &ModelReport| take(at, JudgedFile::of(entry));
     args.judge(Some(baseline), session, &mut each, |_, failures| match failures.first() {
         None => Ok(()),

@@ -4,6 +4,7 @@ use crate::windows::Scoring;
 use crate::{PromptFile, Thresholds};
 use gguf_core::text::escape;
 use gguf_engine::{EngineOptions, GraphPlan};
+use gguf_format::Imatrix;
 
 /// Options of a verification.
 #[derive(Clone, Copy, Debug, Default)]
@@ -16,6 +17,8 @@ pub struct VerifyOptions<'a> {
     pub files: &'a [PromptFile],
     /// Limits; unset ones take a default if there is a baseline.
     pub thresholds: Thresholds,
+    /// Importance matrix that the model was quantized with, if it is known.
+    pub importance: Option<&'a Imatrix>,
     /// True to stop before any arithmetic.
     pub structure_only: bool,
     /// True to stop after the weights were compared with the baseline's; the architecture needs no graph then.

@@ -121,7 +121,7 @@ pub fn verify_part(
         at_weights = Some(report.findings.len());
         if let Some(baseline) = baseline {
             let EngineOptions { level, memory_bytes, .. } = options.engine;
-            let how = WeightOptions { level, memory_bytes };
+            let how = WeightOptions { level, memory_bytes, importance: options.importance };
             weights = Some(compare_share(model, baseline, &how, Some(share), progress)?);
         }
         Ok(())

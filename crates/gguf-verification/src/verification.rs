@@ -375,7 +375,8 @@ fn compare_all_weights(
     progress: &dyn Progress,
 ) -> Result<(), VerifyError> {
     let EngineOptions { level, memory_bytes, .. } = options.engine;
-    let weights = compare_weights(model, baseline, &WeightOptions { level, memory_bytes }, progress)?;
+    let how = WeightOptions { level, memory_bytes, importance: options.importance };
+    let weights = compare_weights(model, baseline, &how, progress)?;
     report.set_weights(weights);
     Ok(())
 }

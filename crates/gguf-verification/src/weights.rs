@@ -30,7 +30,7 @@ use gguf_core::simd::SimdLevel;
 use gguf_core::text::plural;
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_engine::EngineError;
-use gguf_format::{Array, Share, Value};
+use gguf_format::{Array, Imatrix, Share, Value};
 use limits::{ErrorLimits, MOSTLY_REPRODUCED, exceeds};
 use pairs::{TensorPair, TensorPairs};
 use tensor::{TensorTally, split_name};
@@ -48,11 +48,13 @@ const MAX_CASES: usize = 64;
 
 /// Options of the comparison of weights.
 #[derive(Clone, Copy, Debug)]
-pub struct WeightOptions {
+pub struct WeightOptions<'a> {
     /// Vector instructions.
     pub level: SimdLevel,
     /// Memory for the rows that are compared, over all threads. A single row is held whatever its size.
     pub memory_bytes: u64,
+    /// Importance matrix that the model was quantized with, if it is known.
+    pub importance: Option<&'a Imatrix>,
 }
 
 /// Result of the comparison of all tensors.
@@ -71,7 +73,7 @@ pub struct WeightReport {
 pub fn compare_weights(
     model: &Model<'_>,
     baseline: &Model<'_>,
-    options: &WeightOptions,
+    options: &WeightOptions<'_>,
     progress: &dyn Progress,
 ) -> Result<WeightReport, VerifyError> {
     let whole = compare_share(model, baseline, options, None, progress)?;
@@ -83,7 +85,7 @@ pub fn compare_weights(
 pub(super) fn compare_share(
     model: &Model<'_>,
     baseline: &Model<'_>,
-    options: &WeightOptions,
+    options: &WeightOptions<'_>,
     share: Option<Share>,
     progress: &dyn Progress,
 ) -> Result<WeightReport, VerifyError> {
@@ -102,7 +104,13 @@ pub(super) fn compare_share(
         let found = compare(&comparison, options, pair.file.meta(), progress)
             .and_then(|tally| {
                 let mut tensor = judge(pair, &comparison, &tally);
-                is_copy = is_copy && pair.is_copy(&comparison, &tally, progress)?;
+                if tensor.outcome == WeightOutcome::Within
+                    && pair.is_made_with(options.importance, progress)?
+                {
+                    tensor.outcome = WeightOutcome::Reproduced;
+                } else {
+                    is_copy = is_copy && pair.is_copy(&comparison, &tally, progress)?;
+                }
                 tensor.is_copy = is_copy;
                 if tensor.outcome == WeightOutcome::Damaged && n_cases < MAX_CASES {
                     n_cases += 1;
@@ -154,7 +162,7 @@ fn comparison<'a>(pair: &TensorPair<'a>, level: SimdLevel) -> Comparison<'a> {
 /// Compares all rows, in chunks on all threads.
 fn compare(
     comparison: &Comparison<'_>,
-    options: &WeightOptions,
+    options: &WeightOptions<'_>,
     file: &TensorMeta,
     progress: &dyn Progress,
 ) -> Result<TensorTally, VerifyError> {

@@ -2,6 +2,7 @@
 
 mod outputs;
 mod part;
+mod refused;
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +15,7 @@ use crate::cli::failure::Failure;
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
 use crate::cli::verify::against::Earlier;
 use crate::cli::verify::details::Details;
-use crate::cli::verify::limits::{LimitArgs, OtherLimitArgs, against_baseline};
+use crate::cli::verify::limits::{LimitArgs, OtherLimitArgs};
 use crate::cli::verify::model::{ConvertedBaseline, OpenedModel};
 use crate::cli::verify::page::Reports;
 use crate::cli::verify::prompt_files::PromptFiles;
@@ -28,7 +29,7 @@ use crate::core::Hint;
 use crate::core::output::{Destination, OutputKind, same_file};
 use crate::core::text::escape;
 use crate::engine::Observer;
-use crate::gguf::{GgufError, Metadata, Share, Value};
+use crate::gguf::{GgufError, Imatrix, Metadata, Share, Value};
 use crate::job::Guard;
 use crate::verify::{
     Check, Extras, Finding, LogitFile, LogitFileSize, Model, OriginTokenizer, Report, RowSelection,
@@ -73,6 +74,10 @@ pub(super) struct VerifyArgs {
     /// Compare the tokenizer with the one of this Hugging Face directory [default: the baseline, if it is one]
     #[arg(long, value_name = "DIR")]
     source: Option<PathBuf>,
+    /// Importance matrix that the models were quantized with: what it makes of the baseline, byte for byte, counts as
+    /// identical, and such a file needs no reference copy
+    #[arg(long, value_name = "FILE", requires = "baseline", conflicts_with_all = ["structure_only", "part"])]
+    imatrix: Option<PathBuf>,
     /// Use an architecture card from a file, or those of a directory: its `[graph]` describes the computation of a new
     /// architecture
     #[arg(long, value_name = "FILE")]
@@ -99,7 +104,8 @@ pub(super) struct VerifyArgs {
     #[arg(long, value_name = "TEXT", requires = "report")]
     title: Option<String>,
     /// Stop before any arithmetic
-    #[arg(long, conflicts_with_all = ["prompts", "plain_text", "limits", "other-limits"])]
+    #[arg(long, conflicts_with_all = ["prompts", "plain_text", "limits", "other-limits", "per_token", "trace", "score",
+        "ctx", "chunks", "stride"])]
     structure_only: bool,
     /// Exit with 0 instead of 4 if not everything could be judged
     #[arg(long)]
@@ -220,12 +226,14 @@ impl VerifyArgs {
         let mut read = self.inputs(baseline.as_ref());
         read.iter().try_for_each(|(role, path)| guard.read(role, path))?;
         let origin = self.origin()?;
+        let imatrix = self.imatrix.as_deref().map(Imatrix::open).transpose()?;
         let prompts = self.text(!tasks.is_empty(), logits.is_some())?;
         self.check_models()?;
         let job = JudgeInputs {
             baseline: baseline.as_ref(),
             origin: origin.as_ref(),
             logits: logits.as_ref(),
+            imatrix: imatrix.as_ref(),
             prompts: &prompts,
             tasks: &tasks,
             reports: &reports,
@@ -322,6 +330,7 @@ impl VerifyArgs {
         guard.read_all("the source", &self.source)?;
         guard.read_all("the earlier report", &self.against)?;
         guard.read_all("the card", &self.card)?;
+        guard.read_all("the importance matrix", &self.imatrix)?;
         guard.read_all("the adapter", &self.adapter)?;
         let tables = [
             ("--per-token", &self.per_token, OutputKind::PerToken),
@@ -343,11 +352,12 @@ impl VerifyArgs {
         let baseline = baseline.map_or(logits, OpenedModel::inputs);
         let prompts = self.prompts.iter().map(|path| ("prompts", path.clone()));
         let tasks = self.tasks.inputs().map(|path| ("tasks", path.clone()));
+        let imatrix = self.imatrix.iter().map(|path| ("imatrix", path.clone()));
         let names = ["tokenizer.json", "tokenizer.model", "tokenizer_config.json"];
         let source = self.source.iter().flat_map(|dir| names.map(|name| dir.join(name)));
         let source = source.filter(|path| path.is_file()).map(|path| ("source", path));
         let baseline = baseline.into_iter().map(|path| ("baseline", path));
-        prompts.chain(tasks).chain(baseline).chain(source).collect()
+        prompts.chain(tasks).chain(imatrix).chain(baseline).chain(source).collect()
     }
 
     /// Returns the baseline and the adapter that is merged into it.
@@ -360,68 +370,6 @@ impl VerifyArgs {
         match &self.baseline {
             Some(path) if LogitFile::is_one(path)? => Ok(Some(LogitFile::open(path).context("baseline")?)),
             _ => Ok(None),
-        }
-    }
-
-    /// Refuses options that would have no effect.
-    fn check_use(&self, has_tasks: bool, logits: Option<&LogitFile>) -> Result<(), UsageError> {
-        let refuse = |message: String| Err(UsageError(message));
-        let has_text = !self.prompts.is_empty() || logits.is_some();
-        if self.weights_only && logits.is_some() {
-            return refuse("`--weights-only` needs a baseline with weights, not a logit file".to_owned());
-        }
-        if self.adapter.is_some() && self.baseline.as_ref().is_some_and(|path| !path.is_dir()) {
-            return refuse("`--adapter` needs the directory of its base model as `--baseline`".to_owned());
-        }
-        if self.models.len() > 1 && self.trace.is_some() {
-            return refuse("`--trace` takes one model".to_owned());
-        }
-        if self.models.len() > 1 && self.save_baseline.is_some() && self.baseline.is_none() {
-            return refuse("`--save-baseline` takes one model, or a `--baseline` to keep".to_owned());
-        }
-        let of_cut = [
-            ("--ctx", self.cut.ctx.is_some()),
-            ("--chunks", self.cut.chunks.is_some()),
-            ("--stride", self.cut.stride.is_some()),
-            ("--score all", self.score == Score::All),
-            ("--per-token", self.per_token.is_some()),
-            ("--save-baseline", self.save_baseline.is_some()),
-        ];
-        if has_tasks
-            && !has_text
-            && let Some((name, _)) = of_cut.into_iter().find(|(_, is_given)| *is_given)
-        {
-            return refuse(format!("`{name}` needs `--prompts`: tasks are run whole"));
-        }
-        if self.save_baseline.is_some() && (self.cut.stride.is_some() || self.score == Score::All) {
-            let message =
-                "`--save-baseline` keeps the second half of each chunk: no `--stride`, no `--score all`";
-            return refuse(message.to_owned());
-        }
-        if let Some(name) = against_baseline(&self.thresholds()).filter(|_| self.baseline.is_none()) {
-            return refuse(format!("`{name}` compares with a baseline: give `--baseline REF`"));
-        }
-        let Some(file) = logits else { return Ok(()) };
-        if let Some(ctx) = self.cut.ctx.filter(|&ctx| ctx != file.n_ctx()) {
-            return refuse(format!("`--ctx {ctx}`: the logit file's chunks have {} tokens", file.n_ctx()));
-        }
-        let others = [&of_cut[2], &of_cut[3], &of_cut[5]];
-        match others.into_iter().find(|(_, is_given)| *is_given) {
-            Some((name, _)) => refuse(format!("`{name}` needs a baseline that is run, not a logit file")),
-            None => Ok(()),
-        }
-    }
-
-    /// Refuses `--mlock` for anything that is not a mapped file.
-    fn check_lock(&self) -> Result<(), UsageError> {
-        let mut paths = self.models.iter().chain(&self.baseline);
-        match paths.find(|path| self.mlock && path.is_dir()) {
-            None => Ok(()),
-            Some(path) => Err(UsageError(format!(
-                "`--mlock` keeps mapped files in memory; {} is a directory, which is converted as it is read: convert \
-                 it first, or leave `--mlock` out",
-                escape(&path.to_string_lossy())
-            ))),
         }
     }
 
@@ -452,7 +400,7 @@ impl VerifyArgs {
         outputs: &mut Outputs<'_>,
         guard: &mut Guard<'_>,
     ) -> anyhow::Result<ModelReport> {
-        let &JudgeInputs { baseline, origin, logits, prompts, tasks, reports, session } = job;
+        let &JudgeInputs { baseline, origin, logits, imatrix, prompts, tasks, reports, session } = job;
         let opened = match OpenedModel::open_with(path, &session.common, self.mlock) {
             Ok(opened) => opened,
             // A header that cannot be parsed is a broken file. A file that cannot be opened is a failed run.
@@ -477,7 +425,7 @@ impl VerifyArgs {
         guard.read_all("a model", opened.inputs())?;
         let alike = alike.of(self.reference(), &opened, baseline, session);
         let baseline = alike.or(baseline);
-        let options = self.options(prompts, session);
+        let options = VerifyOptions { importance: imatrix, ..self.options(prompts, session) };
         let trace = self.trace.map(|layer| Trace::new(layer, session));
         if let (Some(layer), Some(n_layers)) = (self.trace, n_layers(opened.metadata()))
             && layer as u64 >= n_layers
@@ -566,6 +514,7 @@ impl VerifyArgs {
             thresholds: self.thresholds(),
             structure_only: self.structure_only,
             weights_only: self.weights_only,
+            ..VerifyOptions::default()
         }
     }
 
@@ -585,6 +534,7 @@ struct JudgeInputs<'a> {
     baseline: Option<&'a OpenedModel>,
     origin: Option<&'a OriginTokenizer>,
     logits: Option<&'a LogitFile>,
+    imatrix: Option<&'a Imatrix>,
     prompts: &'a PromptFiles,
     tasks: &'a [TaskSet],
     reports: &'a Reports,

@@ -59,8 +59,7 @@ fn options(n_chunks: Option<usize>) -> VerifyOptions<'static> {
         scoring: Scoring { n_ctx: 256, n_chunks, ..Scoring::default() },
         files: &[],
         thresholds: Thresholds::default(),
-        structure_only: false,
-        weights_only: false,
+        ..VerifyOptions::default()
     }
 }
 

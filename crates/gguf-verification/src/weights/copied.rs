@@ -10,6 +10,8 @@ use gguf_blocks::{can_quantize, first_non_finite, quantize_rows};
 use gguf_core::ImatrixNeed;
 use gguf_core::progress::Progress;
 use gguf_engine::EngineError;
+use gguf_format::Imatrix;
+use gguf_quantization::{MadeTensor, column_importance};
 
 impl TensorPair<'_> {
     /// Returns true if the file's bytes are the baseline's in the file's type. Where the file was judged by the baseline,
@@ -35,16 +37,51 @@ impl TensorPair<'_> {
         if !is_same && (is_judged || !can_quantize(ty)) {
             return Ok(false);
         }
-        let n_rows = file.n_rows();
-        let step = (CHUNK_ELEMS / file.meta().shape.n_cols().max(1)).max(1);
-        let has_made = |chunk: u64| -> Result<bool, EngineError> {
+        self.all_rows(progress, &|first, n| self.has_copied(first, n))
+    }
+
+    /// Returns true if the file's bytes are the baseline's in the file's type with the tensor's importance.
+    pub(super) fn is_made_with(
+        &self,
+        importance: Option<&Imatrix>,
+        progress: &dyn Progress,
+    ) -> Result<bool, EngineError> {
+        let (file, baseline) = (&self.file, &self.baseline);
+        let is_plain = file.factors.is_empty() && baseline.factors.is_empty();
+        let weights = importance.filter(|_| is_plain && baseline.meta().name == self.name);
+        let Some(weights) = weights.and_then(|matrix| column_importance(matrix, file.meta())) else {
+            return Ok(false);
+        };
+        let (ty, source) = (file.meta().ty, baseline.source);
+        let Some(made) = MadeTensor::new(source, baseline.tensor, ty, Some(weights), file.level) else {
+            return Ok(false);
+        };
+        self.all_rows(progress, &|first, n| {
+            let mut stored = Vec::new();
+            let stored = file.bytes(first, n, &mut stored)?;
+            let mut own = vec![0; stored.len()];
+            match made.read_rows(first, &mut own) {
+                Err(error) if MadeTensor::is_refused(&error) => Ok(false),
+                read => read.map(|()| own == stored).map_err(EngineError::from),
+            }
+        })
+    }
+
+    /// Returns true if `is_equal` does for all rows, which it gets as their first and their number.
+    fn all_rows(
+        &self,
+        progress: &dyn Progress,
+        is_equal: &(dyn Fn(u64, u64) -> Result<bool, EngineError> + Sync),
+    ) -> Result<bool, EngineError> {
+        let n_rows = self.file.n_rows();
+        let step = (CHUNK_ELEMS / self.file.meta().shape.n_cols().max(1)).max(1);
+        let is_chunk_equal = |chunk: u64| {
             if progress.is_cancelled() {
                 return Err(EngineError::Cancelled);
             }
-            let first = chunk * step;
-            self.has_copied(first, step.min(n_rows - first))
+            is_equal(chunk * step, step.min(n_rows - chunk * step))
         };
-        let results = (0..n_rows.div_ceil(step)).into_par_iter().map(has_made);
+        let results = (0..n_rows.div_ceil(step)).into_par_iter().map(is_chunk_equal);
         results.try_reduce(|| true, |a, b| Ok(a && b))
     }
 

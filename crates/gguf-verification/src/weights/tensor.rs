@@ -15,7 +15,8 @@ const BINS: [f64; 11] = [0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0, 5.0, 10.0, 30.0, 100
 /// Outcome of the comparison of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WeightOutcome {
-    /// Equal to the bytes that our own quantizer (or rounding) makes of the baseline.
+    /// Equal to the bytes that our own quantizer (or rounding) makes of the baseline, with the importance matrix if it is
+    /// known.
     Reproduced,
     /// Other bytes, but within the error that the type can have.
     Within,

@@ -58,7 +58,8 @@ pub(super) fn measure(
     if paths.is_empty() {
         return Ok(());
     }
-    judge_all(session, &paths, model, text, &mut |at, figures| {
+    let matrix = ladder.importance.path.as_deref();
+    judge_all(session, &paths, model, matrix, text, &mut |at, figures| {
         let Some(file) = open.get_mut(at) else { return Ok(()) };
         let stored = serde_json::to_value(MeasuredFigures { text: digested.clone(), figures })?;
         ladder.keep_figures(file, &id, &stored).map_err(failure)?;

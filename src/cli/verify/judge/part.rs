@@ -31,6 +31,7 @@ impl VerifyArgs {
                 "has parts of its own: run `--part` once for each model",
             ),
             (!self.report.is_empty(), "--report", WHOLE),
+            (self.junit.is_some(), "--junit", WHOLE),
             (self.per_token.is_some(), "--per-token", WHOLE),
             (self.save_baseline.is_some(), "--save-baseline", WHOLE),
             (has_tasks, "--hellaswag, --winogrande or --multiple-choice", TASKS),

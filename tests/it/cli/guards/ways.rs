@@ -262,7 +262,7 @@ pub(super) const WAYS: &[Way] = &[
     way("gguf-quantize", "--type q4_0 --stats stats --solver gptq tiny.gguf", &["arguments"], ARGUMENT),
     way(
         "gguf-verify",
-        "base.gguf a.gguf --baseline base.gguf --prompts p.jsonl --ctx 8 --source model --tasks 1 \
+        "base.gguf a.gguf --baseline base.gguf --imatrix m.imatrix --prompts p.jsonl --ctx 8 --source model --tasks 1 \
          --against old.json --hellaswag hellaswag.txt --winogrande winogrande.csv --multiple-choice multiple-choice.bin",
         &["models"],
         &[

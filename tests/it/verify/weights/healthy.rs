@@ -1,10 +1,13 @@
 //! Files without damage: of every type, made of 16 bits, or compared with a quantized baseline.
 
+use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{GgmlType, TensorMeta, TensorSource};
+use gguf_foundry::gguf::{ColumnSums, Imatrix, ImatrixSums};
 use gguf_foundry::quant::{can_quantize, dequantize};
-use gguf_foundry::verify::{Cause, Severity, TensorWeights, WeightOutcome};
+use gguf_foundry::verify::{Cause, Severity, TensorWeights, VerifyOptions, WeightOutcome, verify};
 
+use super::super::{corpus, llama, model, options};
 use super::{K, OUT, Q, TYPES, compare, found, quantized, randomize, small, tensor};
 use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::testkit::memory::f32_bytes;
@@ -189,4 +192,41 @@ fn quantized_baselines_are_no_false_alarm() {
     randomize(&mut broken, K, std::iter::once(3));
     let report = compare(&broken, &quantized(&base, GgmlType::Q5K, false));
     assert_eq!(tensor(&report, K).bad_blocks.first[0].row, 3);
+}
+
+#[test]
+fn a_file_that_its_importance_matrix_makes_is_its_own_reference_copy() {
+    let base = Tiny::new().with_layers(1);
+    let (mut file, mut noise) = (base.clone(), Noise::new(5));
+    let mut sums =
+        ImatrixSums { tensors: Default::default(), datasets: Vec::new(), n_chunks: 1, chunk_size: 1 };
+    let is_matrix = |meta: &&TensorMeta| meta.shape.rank() > 1;
+    for TensorMeta { name, shape, .. } in base.tensors.tensors().iter().filter(is_matrix) {
+        let weights: Vec<f32> = (0..shape.n_cols()).map(|_| 10f32.powf(noise.unit())).collect();
+        file.tensors.replace(name, GgmlType::Q3K, base.weighted_tensor(name, GgmlType::Q3K, Some(&weights)));
+        let weights = weights.into_iter().map(f64::from).collect();
+        let own = ColumnSums { n_cols: shape.n_cols() as usize, sums: weights, counts: vec![1] };
+        sums.tensors.insert(name.clone(), own);
+    }
+    let matrix = Imatrix::of_sums(&sums).unwrap();
+    let features = llama();
+    let judged = |file: &Tiny, importance| {
+        let options = VerifyOptions { importance, ..options(Some(2)) };
+        let (file, base) = (model(file, &features), model(&base, &features));
+        verify(&file, Some(&base), &corpus(), &options, &Silent, None).unwrap().report
+    };
+    let (own, plain) = (judged(&file, Some(&matrix)), judged(&file, None));
+    let cost = |report: &gguf_foundry::verify::Report| report.healthy.unwrap().cost.kld;
+    let kld = own.divergence.as_ref().unwrap().mean.value;
+    assert_eq!((cost(&own), plain.divergence.as_ref().unwrap().mean.value), (kld, kld));
+    assert!(cost(&plain) != kld && own.verdict == plain.verdict);
+    let outcomes = |report: &gguf_foundry::verify::Report| {
+        let weights = report.weights.as_ref().unwrap();
+        weights.with(WeightOutcome::Reproduced).count() == weights.tensors.len()
+    };
+    assert!(outcomes(&own) && !outcomes(&plain));
+    // One scale of one block that the matrix does not make: the copy is run.
+    file.tensors.bytes_mut("blk.0.ffn_down.weight")[5] ^= 1;
+    let changed = judged(&file, Some(&matrix));
+    assert!(cost(&changed) == cost(&plain) && !outcomes(&changed));
 }

@@ -41,7 +41,7 @@ fn small() -> Tiny {
 
 fn compare(file: &Tiny, baseline: &Tiny) -> WeightReport {
     let none = GraphFeatures::default();
-    let options = WeightOptions { level: SimdLevel::detect(), memory_bytes: 1 << 20 };
+    let options = WeightOptions { level: SimdLevel::detect(), memory_bytes: 1 << 20, importance: None };
     compare_weights(&model(file, &none), &model(baseline, &none), &options, &Silent).unwrap()
 }
 
@@ -121,7 +121,7 @@ fn results_do_not_depend_on_memory_and_a_run_can_be_stopped() {
     let file = quantized(&base, GgmlType::Q4K, true);
     let none = GraphFeatures::default();
     let (file, base) = (model(&file, &none), model(&base, &none));
-    let with = |memory_bytes| WeightOptions { level: SimdLevel::detect(), memory_bytes };
+    let with = |memory_bytes| WeightOptions { level: SimdLevel::detect(), memory_bytes, importance: None };
     let report = compare_weights(&file, &base, &with(0), &Silent).unwrap();
     let more = compare_weights(&file, &base, &with(1 << 30), &Silent).unwrap();
     for (a, b) in report.tensors.iter().zip(&more.tensors) {
@@ -152,6 +152,17 @@ fn the_program_compares_weights_alone() {
         report["weights"]["tensors"].as_array().unwrap().iter().find(|tensor| tensor["name"] == K).unwrap();
     assert_eq!((k["layer"].as_u64(), k["role"].as_str()), (Some(1), Some("attn_k.weight")));
     assert!(k["error"].as_f64().unwrap() > 0.05 && k["error"] == k["own_error"], "{k}");
+
+    // With `-v`, a row for each tensor with an error, the largest first.
+    let (_, out, _) = gguf_verify(&[&args[..], &["-v"]].concat(), dir.path()).parts();
+    let error = |line: &str| line.split_whitespace().nth(2)?.parse::<f64>().ok();
+    let rows: Vec<&str> = out.lines().skip_while(|line| !line.starts_with("tensor ")).skip(1).collect();
+    let errors: Vec<f64> =
+        rows.iter().take_while(|line| line.contains(".weight")).filter_map(|row| error(row)).collect();
+    assert!(
+        errors.len() > 10 && errors.is_sorted_by(|a, b| a >= b) && errors[0] > errors[errors.len() - 1],
+        "{out}"
+    );
 
     // An architecture that cannot be run.
     let mut unknown = base.quantized(GgmlType::Q4K);
