@@ -170,24 +170,28 @@ impl ProgressStage {
         piece.into_iter().chain([amount]).collect()
     }
 
-    /// Returns rate and time left, once they are known.
-    fn outlook(&mut self, done: u64, n_steps: usize, now: Instant) -> Vec<String> {
+    /// Returns the rate, once it is known.
+    fn rate(&mut self, done: u64, now: Instant) -> Option<String> {
         self.pace.look(now.duration_since(self.start).as_secs_f64(), done, self.total_bytes);
-        let rate = self.pace.rate().and_then(|rate| match self.units {
+        self.pace.rate().and_then(|rate| match self.units {
             Some((noun, n)) => {
                 let rate = rate * n as f64 / self.total_bytes.max(1) as f64;
                 (rate >= 1.0).then(|| format!("{}/s", plural(rate as u64, noun)))
             }
             None => (rate >= 1.0).then(|| format!("{}/s", text::bytes(rate as u64))),
-        });
-        let left = self.pace.left().map(|left| {
-            let of = if self.step < n_steps { " for this step" } else { "" };
-            format!("{} left{of}", rough(left))
-        });
+        })
+    }
+
+    /// Returns the time left, once it is known: of the stage, and of all pieces.
+    fn left(&self, done: u64, n_steps: usize, now: Instant) -> Vec<String> {
         let steps = n_steps.max(self.step).max(1) as f64;
         let share = (self.step as f64 - 1.0 + self.share(done)) / steps;
         let all = self.subject.left(share, now).map(|left| format!("{} for all", rough(left)));
-        rate.into_iter().chain(left).chain(all).collect()
+        let left = self.pace.left().map(|left| {
+            let of = if self.step < n_steps && all.is_none() { " for this step" } else { "" };
+            format!("{} left{of}", rough(left))
+        });
+        left.into_iter().chain(all).collect()
     }
 
     fn percent(&self, done: u64) -> String {
@@ -196,16 +200,18 @@ impl ProgressStage {
 
     /// Returns everything in one line.
     fn line(&mut self, done: u64, n_steps: usize, now: Instant) -> String {
-        let parts = [vec![self.percent(done)], self.amounts(done), self.outlook(done, n_steps, now)];
+        let rate = self.rate(done, now).into_iter().collect();
+        let parts = [vec![self.percent(done)], self.amounts(done), rate, self.left(done, n_steps, now)];
         let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
         format!("{}{}: {}{figures}", self.subject.shown(), self.title(n_steps), parts.concat().join(", "))
     }
 
-    /// Returns the two texts of a bar: the line above it, and the text behind it.
+    /// Returns the two texts of a bar: the line above it, whose end a narrow terminal cuts off, and the text behind it.
     fn lines(&mut self, done: u64, n_steps: usize, now: Instant) -> [String; 2] {
-        let amounts = self.amounts(done).join(", ");
+        let rate = self.rate(done, now);
+        let amounts = self.amounts(done).into_iter().chain(rate).collect::<Vec<_>>().join(", ");
         let figures = if self.figures.is_empty() { String::new() } else { format!("; {}", self.figures) };
-        let behind = [vec![self.percent(done)], self.outlook(done, n_steps, now)].concat().join(", ");
+        let behind = [vec![self.percent(done)], self.left(done, n_steps, now)].concat().join(", ");
         [format!("{}{}, {amounts}{figures}", self.subject.shown(), self.title(n_steps)), behind]
     }
 
@@ -468,8 +474,11 @@ mod tests {
         // One and a quarter of six pieces took 20 seconds.
         let now = start + Duration::from_secs(20);
         let [above, behind] = stage.lines(100 << 20, 1, now);
-        assert_eq!(above, "…-fills-the-line-Q4_K_M.gguf (2 of 6): weights, 100 MiB of 400 MiB");
-        assert!(above.chars().count() <= 80 && behind.ends_with("about 2 min for all"), "{behind}");
+        assert_eq!(above, "…-fills-the-line-Q4_K_M.gguf (2 of 6): weights, 100 MiB of 400 MiB, 10.0 MiB/s");
+        assert_eq!(behind, "25 %, about 30 s left, about 2 min for all");
+        // With the bar, the longest text leaves a terminal of 80 columns room for `^C`.
+        let longest = format!("100 %, {} left, {} for all", rough(0.0), rough(4_300.0));
+        assert!("{bar:24} ".len() - 3 + 24 - 2 + longest.len() <= 80, "{longest}");
         let record: serde_json::Value = serde_json::from_str(&stage.record(100 << 20, 1, now)).unwrap();
         assert_eq!((record["progress"].as_str(), record["steps"].as_u64()), (Some("weights"), Some(1)));
         assert_eq!(record["done_bytes"], 100 << 20);

@@ -2,7 +2,7 @@
 
 use crate::cli::Session;
 use crate::cli::quantize::ladder::document::{LadderDocument, LadderEntry, recommended};
-use crate::cli::render::{Align, Table, duration, plural};
+use crate::cli::render::{Align, Screen, Table, duration, plural};
 use crate::core::progress::Progress as _;
 use crate::core::text::{bytes, escape};
 use crate::job::ladder::{LadderFilePlan, LadderPlan, LadderReport};
@@ -71,19 +71,23 @@ pub(super) fn plan(session: &Session, plan: &LadderPlan) -> anyhow::Result<()> {
     })
 }
 
+/// Columns of a screen below which the table with figures leaves out the names of the files, which end in their types.
+const NARROW: usize = 100;
+
 /// Table of the files with their figures.
-fn with_figures(report: &LadderReport, document: &LadderDocument) -> Table {
+fn with_figures(report: &LadderReport, document: &LadderDocument, screen: Screen) -> Table {
+    let n_left_out = usize::from(screen.width.is_some_and(|width| width < NARROW));
     let left = ["file", "type"].map(|name| (name, Align::Left));
     let right = ["bits", "size", "mean KLD", "same"].map(|name| (name, Align::Right));
     let words = ["quality", "verdict", "notes"].map(|name| (name, Align::Left));
-    let mut table = Table::new(&[&left[..], &right, &words].concat());
+    let mut table = Table::new(&[&left[n_left_out..], &right, &words].concat());
     let entries = document.files.iter().chain(&document.projector).chain(&document.draft_heads);
     for (entry, file) in entries.zip(report.all()) {
         let figures = entry.figures.as_ref().map(|found| &found.figures);
         let shown = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
         let mut notes = notes(&file.plan);
         notes.extend(figures.map(|own| own.recommendation.clone()).filter(|word| !word.is_empty()));
-        table.row([
+        let cells = [
             escape(&entry.file.parts.first().map_or_else(String::new, |part| part.name.clone())).into_owned(),
             entry.file.name.clone(),
             format!("{:.2}", entry.file.bits_per_weight),
@@ -93,7 +97,8 @@ fn with_figures(report: &LadderReport, document: &LadderDocument) -> Table {
             shown(figures.and_then(|own| own.quality.clone())),
             shown(figures.map(|own| own.verdict.clone())),
             notes.join("; "),
-        ]);
+        ];
+        table.row(cells.into_iter().skip(n_left_out));
     }
     table
 }
@@ -117,7 +122,7 @@ pub(super) fn report(
     let made = format!("of which {} were made", bytes(report.made_bytes));
     session.print(|out| {
         if has_figures {
-            with_figures(report, document).print(out)?;
+            with_figures(report, document, Screen::stdout()).print(out)?;
         } else {
             table(report.all().map(|file| &file.plan)).print(out)?;
         }
