@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::core::progress::Progress;
 use crate::core::text::escape;
-use crate::gguf::{Imatrix, ImatrixError};
+use crate::gguf::{Imatrix, ImatrixError, UnfinishedRun};
 
 /// Importance matrix of a job.
 #[derive(Clone, Debug, Default)]
@@ -35,6 +35,14 @@ impl Importance {
             return Ok(None);
         };
         let mut imatrix = Imatrix::open(path)?;
+        if let Some(run) = UnfinishedRun::find(path).filter(|run| run.n_done < run.n_total) {
+            progress.warn(&format!(
+                "{}: {} of {} chunks of a run that was stopped; `gguf-verify imatrix` with `--resume` completes it",
+                escape(&path.to_string_lossy()),
+                run.n_done,
+                run.n_total
+            ));
+        }
         if self.names_only {
             imatrix.leave_folders_out();
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::convert::fill_template;
 use crate::core::bytes::Endian;
-use crate::core::output::{self, OutputKind};
+use crate::core::output::{self, OutputKind, other_attempts};
 use crate::core::text::{bytes, escape, plural};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::split::part_path;
@@ -194,7 +194,17 @@ impl JobOutput {
             let (at, of) = (bytes(written.resumed_at), bytes(written.file_bytes));
             events.note(&format!("resumed at {at} of {of}, where the last run stopped"));
         }
-        let (OutputFiles::Into { share }, [path]) = (self.files, written.paths.as_slice()) else { return };
+        let [path] = written.paths.as_slice() else { return };
+        let others = if written.missing.is_empty() { other_attempts(path) } else { Ok(Vec::new()) };
+        // They are a hint only: a folder that cannot be listed has its file.
+        for other in others.unwrap_or_default() {
+            let other = other.display().to_string();
+            events.note(&format!(
+                "{}: unfinished, of a run with another source or other options; remove it unless that run goes on",
+                escape(&other)
+            ));
+        }
+        let OutputFiles::Into { share } = self.files else { return };
         let path = path.display().to_string();
         let path = escape(&path);
         if written.was_there {

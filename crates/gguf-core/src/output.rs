@@ -53,7 +53,7 @@ pub use guard::{
 pub use locked_directory::ScratchDirectory;
 pub use new_directory::NewDirectory;
 pub use set::OutputSet;
-pub use shared::{Begun, SharedOutput, sweep, unfinished};
+pub use shared::{Begun, SharedOutput, other_attempts, sweep, unfinished};
 pub use write_back::WriteBack;
 
 /// A file being written. It gets its final name in [`OutputFile::commit`]; dropped before that, it is removed. Bytes

@@ -15,8 +15,10 @@ use gguf_core::ranged::Bytes;
 use gguf_core::weight_file::WeightFile;
 use gguf_core::{GgmlType, TensorMeta};
 
-/// Number of samples of each input that go into the id of a set; `SAMPLE_BYTES` is the size of each.
-const SAMPLES: u64 = 16;
+/// Number of samples of all inputs that go into the id of a set, and the fewest and most of one input; `SAMPLE_BYTES` is
+/// the size of each. Of most models each matrix has a sample: another model may differ in a single one.
+const SAMPLES: usize = 16 << 10;
+const INPUT_SAMPLES: (usize, usize) = (16, 1024);
 const SAMPLE_BYTES: u64 = 4 << 10;
 
 /// Picoseconds to read or write a byte: 1.5 GB/s.
@@ -133,13 +135,16 @@ pub fn output_id(files: &[PlannedFile], inputs: &[PathBuf], identity: &str) -> i
     // The path of the checkpoint may differ on another machine.
     inputs.sort_by_key(|path| path.file_name());
     inputs.dedup();
+    let (fewest, most) = INPUT_SAMPLES;
+    let n_samples = (SAMPLES / inputs.len().max(1)).clamp(fewest, most) as u64;
     let mut hash = Sha256::new();
     for path in inputs {
         let file = WeightFile::open(path)?;
         let n_bytes = file.n_bytes();
         hash.update(n_bytes.to_le_bytes());
-        for sample in 0..SAMPLES {
-            let offset = n_bytes / SAMPLES * sample;
+        // A short file is read as a whole.
+        let step = (n_bytes / n_samples).max(SAMPLE_BYTES);
+        for offset in (0..n_samples).map(|sample| step * sample).take_while(|offset| *offset < n_bytes) {
             hash.update(file.get(offset, SAMPLE_BYTES.min(n_bytes - offset))?.unwrap_or_default());
         }
     }
@@ -291,6 +296,28 @@ mod tests {
         let mut mixed = tensors(&[256, 256, 256, 256], GgmlType::F16);
         mixed[0].ty = GgmlType::Iq3S;
         assert_eq!(balanced(&mixed, 2), [0..1, 1..4]);
+    }
+
+    #[test]
+    fn a_model_that_differs_in_one_matrix_has_another_id() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = [file.path().to_owned()];
+        let mut weights = vec![7; 8 << 20];
+        let mut id = || {
+            fs_err::write(&path[0], &weights).unwrap();
+            weights[5 << 20..][..64 << 10].iter_mut().for_each(|byte| *byte += 1);
+            output_id(&[], &path, "").unwrap()
+        };
+        assert_ne!(id(), id());
+        // Of a short file every byte counts.
+        let id = |byte: usize| {
+            let mut short = vec![0; 9000];
+            short[byte] = 1;
+            fs_err::write(&path[0], short).unwrap();
+            output_id(&[], &path, "").unwrap()
+        };
+        let ids: std::collections::BTreeSet<String> = [0, 4095, 4096, 8191, 8999].map(id).into();
+        assert_eq!(ids.len(), 5);
     }
 
     #[test]

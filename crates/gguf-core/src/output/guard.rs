@@ -32,6 +32,8 @@ pub enum GuardError {
     OtherKind { output: PathBuf, found: FoundKind, kind: OutputKind },
     #[error("{}: {found} took this name while the output was written, and is not replaced", output.display())]
     Taken { output: PathBuf, found: &'static str },
+    #[error("{}: the file that it would replace is read-only", output.display())]
+    ReadOnly { output: PathBuf },
     #[error("{}: what it would replace cannot be read: {error}", output.display())]
     Unreadable { output: PathBuf, error: io::Error },
 }
@@ -54,6 +56,7 @@ impl Hint for GuardError {
             Self::OtherKind { .. } | Self::Unreadable { .. } => {
                 "give the output another name, or remove that file first"
             }
+            Self::ReadOnly { .. } => "give the output another name, or allow it with `chmod u+w`",
             Self::Taken { .. } => "move it away and run the command again, or give the output another name",
         };
         vec![hint.to_owned()]
@@ -167,6 +170,10 @@ fn replaceable(
     match found {
         Ok(Some(found)) if !kind.replaces(found) => {
             Err(GuardError::OtherKind { output: target.to_owned(), found, kind })
+        }
+        // A rename would replace it, whatever its owner wanted.
+        Ok(Some(_)) if target.metadata().is_ok_and(|found| found.permissions().readonly()) => {
+            Err(GuardError::ReadOnly { output: target.to_owned() })
         }
         Ok(_) => Ok(()),
         Err(error) => Err(GuardError::Unreadable { output: target.to_owned(), error }),
@@ -282,6 +289,19 @@ mod tests {
         fs_err::remove_file(&second).unwrap();
         std::fs::hard_link(&first, &second).unwrap();
         assert!(FileIdentity::of(&first).unwrap().is(&FileIdentity::of(&second).unwrap()));
+    }
+
+    #[test]
+    fn a_file_that_is_read_only_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("o.gguf");
+        fs_err::write(&path, "GGUF").unwrap();
+        let write = || OutputGuard::default().write("-o", &path, OutputKind::Model);
+        write().unwrap();
+        let mut mode = fs_err::metadata(&path).unwrap().permissions();
+        mode.set_readonly(true);
+        fs_err::set_permissions(&path, mode).unwrap();
+        assert!(refusal(write()).ends_with("o.gguf: the file that it would replace is read-only"));
     }
 
     #[cfg(unix)]

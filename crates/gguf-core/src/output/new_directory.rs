@@ -152,7 +152,14 @@ impl NewDirectory {
         if let FillState::Temporary(temporary, target) =
             std::mem::replace(&mut self.state, FillState::Planned)
         {
-            temporary.rename(&target).map_err(|error| named(&self.path, &error))?;
+            temporary.rename(&target).map_err(|error| match error.kind() {
+                io::ErrorKind::DirectoryNotEmpty
+                | io::ErrorKind::AlreadyExists
+                | io::ErrorKind::NotADirectory => {
+                    OutputError::Refused { target: self.path.clone(), obstacle: Obstacle::Taken }.into()
+                }
+                _ => named(&self.path, &error),
+            })?;
             fault::point()?;
             if sync {
                 sync_directory(parent(&target))?;
@@ -303,7 +310,11 @@ mod tests {
         let file = new.create("model").unwrap();
         fs_err::create_dir_all(&path).unwrap();
         fs_err::write(path.join("theirs"), b"x").unwrap();
-        new.commit(vec![file], false).unwrap_err();
+        let error = new.commit(vec![file], false).unwrap_err().to_string();
+        assert!(
+            error.ends_with("another program has written this while the directory was filled"),
+            "{error}"
+        );
         assert_eq!(entries(&path), ["theirs"]);
         assert_eq!(entries(root.path()), ["out"]);
     }

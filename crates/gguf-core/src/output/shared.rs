@@ -398,6 +398,28 @@ pub fn unfinished(folder: &Path) -> io::Result<Vec<(PathBuf, OsString)>> {
     Ok(found)
 }
 
+/// Returns the unfinished files next to a target that got its name: those of runs of another plan or input, which may go
+/// on elsewhere.
+pub fn other_attempts(target: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut start = target.file_name().unwrap_or_default().to_owned();
+    start.push(INTO);
+    let mut found = Vec::new();
+    for entry in fs_err::read_dir(parent(target))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        let name = name.strip_prefix(b".").unwrap_or(name);
+        // Notes have more behind the number of the attempt.
+        let rest =
+            name.strip_prefix(start.as_encoded_bytes()).and_then(|rest| std::str::from_utf8(rest).ok());
+        if rest.and_then(|rest| rest.split_once('.')).is_some_and(|(_, number)| number.parse::<u64>().is_ok())
+        {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
 /// Removes the notes that a file is complete, except those with a name that is kept.
 fn remove_notes(target: &Path, is_kept: impl Fn(&OsStr) -> bool) -> io::Result<()> {
     let mut start = OsString::from(".");

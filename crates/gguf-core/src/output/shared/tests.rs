@@ -319,3 +319,22 @@ fn hidden_files_of_dead_runs_are_swept() {
     sweep(dir, &[]).unwrap();
     assert_eq!(names(dir), [".into-c", ".profile", "a.into-b", "m.gguf"]);
 }
+
+#[test]
+fn files_of_other_runs_are_found_beside_the_target_and_notes_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let target = dir.path().join("o.gguf");
+    let names = [
+        "o.gguf.into-ab.1",
+        ".o.gguf.into-cd.2",
+        ".o.gguf.into-cd.2.done",
+        "o.gguf.into-ab.1.1-of-2",
+        "p.gguf.into-ab.1",
+    ];
+    for name in ["o.gguf"].iter().chain(&names) {
+        fs_err::write(dir.path().join(name), "").unwrap();
+    }
+    let mut expected = [names[0], names[1]].map(|name| dir.path().join(name));
+    expected.sort();
+    assert_eq!(super::other_attempts(&target).unwrap(), expected);
+}
