@@ -455,6 +455,15 @@ impl Drafter<'_> {
                 return Some(format!("the configuration has no `{n}`"));
             }
         }
+        let is_own = |full: &str| {
+            self.card.entries.iter().flat_map(|entry| &entry.targets).any(|target| target.name.text() == full)
+        };
+        if let Some(parent) = self.parent.filter(|_| !proposal.is_nearest)
+            && let Some(foreign) =
+                full_targets(&proposal.value, in_block).into_iter().find(|full| !is_own(full))
+        {
+            return Some(format!("`{}` has no `{foreign}`", parent.gguf));
+        }
         for target in full_targets(&proposal.value, in_block) {
             let is_taken = |suffix: &&'static str| taken.contains(&(target.clone(), *suffix));
             if let Some(suffix) = kinds.iter().map(|kind| kind.0).find(is_taken) {

@@ -1,5 +1,8 @@
 //! Drafted cards by the program.
 
+use gguf_foundry::convert::{Conversion, ConvertOptions};
+use gguf_foundry::core::TensorSource;
+use gguf_testkit::bundled;
 use gguf_testkit::checkpoints::write_zeros;
 use serde_json::json;
 
@@ -37,4 +40,40 @@ fn the_program_drafts_and_converts() {
     assert!(err.contains("a drafted card does not replace"), "{err}");
     let (_, err) = run(1, &["draft", "nowhere"]);
     assert!(err.starts_with("error: "), "{err}");
+}
+
+#[test]
+fn a_row_of_a_card_that_replaces_another_permutes_as_that_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = dir.path().join("model");
+    bundled::write_layers(1, &model);
+    let query = |card: Option<std::path::PathBuf>| {
+        let planned =
+            Conversion::plan(&model, &ConvertOptions { card, ..ConvertOptions::default() }).unwrap();
+        let tensors = planned.tensors();
+        let at = tensors.iter().position(|meta| meta.name == "blk.0.attn_q.weight").unwrap();
+        let mut bytes = vec![0; tensors[at].n_bytes().unwrap() as usize];
+        planned.read_rows(at, 0, &mut bytes).unwrap();
+        bytes
+    };
+    let expected = query(None);
+    // The same weights under another name, blanks in place of its letters.
+    let file = model.join("model.safetensors");
+    let mut weights = fs_err::read(&file).unwrap();
+    let (old, new) = (b"self_attn.q_proj.weight\"", b"self_attn.wq.weight\"    ");
+    let at = weights.windows(old.len()).position(|found| found == old).unwrap();
+    weights[at..at + new.len()].copy_from_slice(new);
+    fs_err::write(&file, weights).unwrap();
+    files::edit_json(model.join("config.json"), |config| {
+        config["architectures"] = json!(["NobodysForCausalLM"])
+    });
+    let with_row = |row: &str| {
+        let card = dir.path().join("nobodys.toml");
+        let head = "schema = 1\ngguf = \"llama\"\nextends = \"llama\"\nclasses = [\"NobodysForCausalLM\"]\n";
+        let examples = "examples = [\"owner/model\"]\n[blocks]\n\"self_attn.q_proj\" = false\n";
+        fs_err::write(&card, format!("{head}{examples}\"self_attn.wq\" = {row}\n")).unwrap();
+        query(Some(card))
+    };
+    assert!(with_row("\"attn_q\"") == expected, "the rows are in another order");
+    assert!(with_row("{ to = \"attn_q\", ops = [] }") != expected);
 }

@@ -183,6 +183,8 @@ fn tensors(n: u64) -> String {
 
 /// Writes a line with a trailing comment.
 fn line(out: &mut String, text: &str, note: &str) {
+    // A blank also after an entry that is longer than the column.
+    let text = format!("{text} ");
     let _ = writeln!(out, "{text:NOTE_COLUMN$}# {}", escape(note));
 }
 

@@ -152,6 +152,19 @@ fn names_that_other_cards_know_find_their_place() {
 }
 
 #[test]
+fn no_role_is_guessed_that_the_extended_card_lacks() {
+    let mut unknown = of_unknown_class(case("llama/plain"));
+    for name in ["q", "k", "v", "o"] {
+        rename(&mut unknown, &format!("self_attn.{name}_proj"), &format!("attention.w{name}"));
+    }
+    let draft = drafted(&unknown);
+    // Only an indexer has a `wk` elsewhere.
+    assert!(!draft.added.iter().any(|entry| entry.entry.contains("indexer")), "{}", draft.text);
+    let wk = draft.unmatched.iter().find(|row| row.name.ends_with("attention.wk")).unwrap();
+    assert!(wk.why.iter().any(|why| why.contains("has no `blk.{bid}.indexer.attn_k`")), "{:?}", wk.why);
+}
+
+#[test]
 fn blocks_under_another_name_are_renamed() {
     for (from, to) in [("model.", "backbone."), ("model.layers.", "decoder.h."), ("", "outer.")] {
         let mut unknown = of_unknown_class(case("qwen2/plain"));
