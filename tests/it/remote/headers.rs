@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::server::{Manners, Server, TOKEN};
 use super::{model, run_program, run_well};
+use crate::support::files;
 use crate::support::programs::Outcome;
 use crate::support::tiers::deep_test;
 
@@ -94,6 +95,33 @@ fn headers_on_servers_are_those_of_the_files() {
             }
         }
     }
+}
+
+#[test]
+fn what_fits_is_found_by_the_headers_of_a_repository() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    fs_err::create_dir(dir.join("shelf")).unwrap();
+    let server = Server::start(&dir.join("shelf"), Manners::default());
+    let local = model().to_str().unwrap().to_owned();
+    for ty in ["f32", "q8_0", "q4_0"] {
+        let out = format!("shelf/{ty}.gguf");
+        run_well(dir, &server, &[], &["hf2gguf", &local, "--type", ty, "-q", "-o", &out]);
+    }
+    let fits = |path: &str| {
+        let text = inspect_well(dir, &server, &["memory", path, "--fit", "1G", "--ctx", "64", "--json"]);
+        let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+        report["models"][0].clone()
+    };
+    let before = server.weight_bytes();
+    let (there, here) = (fits("org/shelf"), fits("shelf"));
+    assert_eq!((&there["best"], &there["choices"]), (&here["best"], &here["choices"]));
+    assert_eq!(there["choices"].as_array().unwrap().len(), 3, "{there}");
+    let n_bytes: u64 = files::names(dir.join("shelf"))
+        .iter()
+        .map(|name| fs_err::metadata(dir.join("shelf").join(name)).unwrap().len())
+        .sum();
+    assert!(server.weight_bytes() - before <= n_bytes.min(3 * ((1 << 20) + 1)));
 }
 
 #[test]
