@@ -405,15 +405,15 @@ pub fn other_attempts(target: &Path) -> io::Result<Vec<PathBuf>> {
     start.push(INTO);
     let mut found = Vec::new();
     for entry in fs_err::read_dir(parent(target))? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        let file_name = entry?.file_name();
+        let name = file_name.as_encoded_bytes();
         let name = name.strip_prefix(b".").unwrap_or(name);
         // Notes have more behind the number of the attempt.
         let rest =
             name.strip_prefix(start.as_encoded_bytes()).and_then(|rest| std::str::from_utf8(rest).ok());
         if rest.and_then(|rest| rest.split_once('.')).is_some_and(|(_, number)| number.parse::<u64>().is_ok())
         {
-            found.push(path);
+            found.push(target.with_file_name(&file_name));
         }
     }
     found.sort();
