@@ -458,7 +458,7 @@ impl Drafter<'_> {
         let is_own = |full: &str| {
             self.card.entries.iter().flat_map(|entry| &entry.targets).any(|target| target.name.text() == full)
         };
-        if let Some(parent) = self.parent.filter(|_| !proposal.is_nearest)
+        if let Some(parent) = self.parent.filter(|_| !proposal.is_known_well())
             && let Some(foreign) =
                 full_targets(&proposal.value, in_block).into_iter().find(|full| !is_own(full))
         {

@@ -42,6 +42,16 @@ pub(super) struct Proposal {
     pub(super) votes: usize,
 }
 
+/// Number of cards that must agree on the target of a name that only ends alike, if the extended card lacks it.
+const AGREEING: usize = 3;
+
+impl Proposal {
+    /// Returns true if a target that the extended card lacks may be proposed all the same.
+    pub(super) fn is_known_well(&self) -> bool {
+        self.is_exact || self.is_nearest || self.votes >= AGREEING
+    }
+}
+
 /// The entries of all cards.
 pub(super) struct KnownEntries {
     entries: Vec<KnownEntry>,
