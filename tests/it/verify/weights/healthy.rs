@@ -217,8 +217,8 @@ fn a_file_that_its_importance_matrix_makes_is_its_own_reference_copy() {
     };
     let (own, plain) = (judged(&file, Some(&matrix)), judged(&file, None));
     let cost = |report: &gguf_foundry::verify::Report| report.healthy.unwrap().cost.kld;
-    let kld = own.divergence.as_ref().unwrap().mean.value;
-    assert_eq!((cost(&own), plain.divergence.as_ref().unwrap().mean.value), (kld, kld));
+    let kld = own.divergence.as_ref().unwrap().kld.mean;
+    assert_eq!((cost(&own), plain.divergence.as_ref().unwrap().kld.mean), (kld, kld));
     assert!(cost(&plain) != kld && own.verdict == plain.verdict);
     let outcomes = |report: &gguf_foundry::verify::Report| {
         let weights = report.weights.as_ref().unwrap();
