@@ -9,7 +9,7 @@ use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::core::{ElementType, SourceError, TensorSource, WeightMeta, WeightSource};
 use gguf_foundry::dequant::flm::FlmMeaning;
 use gguf_foundry::dequant::{
-    Configurations, DequantOptions, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP, open,
+    Configurations, DequantOptions, HF_QUANT_CONFIG, QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP, open,
 };
 use serde_json::Value as Json;
 
@@ -136,7 +136,8 @@ fn packed(
     }
 }
 
-const FILES: &[&str] = &["config.json", "model.safetensors", HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP];
+const FILES: &[&str] =
+    &["config.json", "model.safetensors", HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANT_CONFIG, QUANTO_QMAP];
 
 /// Reads configuration and container of a method; if it has names, it is fixed, whatever the configuration declares.
 fn method(names: &[&str], data: &[u8]) -> bool {
@@ -158,6 +159,7 @@ fn method(names: &[&str], data: &[u8]) -> bool {
         config,
         hf_quant_config: object(HF_QUANT_CONFIG),
         quantize_config: object(QUANTIZE_CONFIG),
+        quant_config: object(QUANT_CONFIG),
         quanto_qmap: object(QUANTO_QMAP),
         msmodelslim: None,
     };

@@ -55,6 +55,41 @@ impl Attributes {
         TYPES.get(&inner?)
     }
 
+    /// Spells a configuration and its text part as their classes do: attributes under their canonical names
+    /// (`num_local_experts` for `n_routed_experts`; transformers reads and writes either), and whole numbers as such (`32.0`).
+    pub(super) fn spell(config: &mut Map<String, Json>) {
+        let outer = config.get("model_type").and_then(Json::as_str).and_then(|outer| TYPES.get(outer));
+        let text = Self::of_text(config);
+        if let Some(part) = config.get_mut("text_config").and_then(Json::as_object_mut) {
+            text.into_iter().for_each(|text| text.spell_part(part));
+        }
+        outer.into_iter().for_each(|outer| outer.spell_part(config));
+    }
+
+    fn spell_part(&self, part: &mut Map<String, Json>) {
+        let is_given = |part: &Map<String, Json>, key: &str| part.get(key).is_some_and(|own| !own.is_null());
+        for (alias, own) in &self.aliases {
+            if !is_given(part, alias) || is_given(part, own) {
+                continue;
+            }
+            // Cards of users count experts by either name; other names may be attributes of their own to a card.
+            let is_count = [alias, own].iter().all(|name| name.contains("experts"));
+            let value = if is_count { part.get(alias).cloned() } else { part.remove(alias) };
+            part.extend(value.map(|value| (own.clone(), value)));
+        }
+        for (key, value) in part {
+            let is_size = key.starts_with("num_") || key.ends_with("_size") || key.ends_with("_dim");
+            let default = self.defaults.get(key);
+            let is_whole = default
+                .is_some_and(|own| own.is_i64() || own.is_u64() || is_size && own.get("derived").is_some());
+            if let Some(number) = value.as_f64().filter(|number| is_whole && number.fract() == 0.0)
+                && (0.0..9e15).contains(&number)
+            {
+                *value = Json::from(number as u64);
+            }
+        }
+    }
+
     /// Returns true for a `model_type` of transformers.
     pub(super) fn are_of(model_type: &str) -> bool {
         TYPES.contains_key(model_type)
@@ -115,6 +150,32 @@ mod tests {
         assert!(known(r#"{"model_type": "of somebody's own"}"#).is_none());
         assert!(known(r#"{"model_type": "llava", "text_config": {"model_type": "x"}}"#).is_none());
         assert!(known("{}").is_none());
+    }
+
+    #[test]
+    fn either_name_of_an_attribute_is_read() {
+        let own = |json: &str, key: &str| {
+            let mut config = config(json);
+            Attributes::spell(&mut config);
+            config.get("text_config").and_then(|text| text.get(key)).or_else(|| config.get(key)).cloned()
+        };
+        let mixtral = r#"{"model_type": "mixtral", "num_experts": 4"#;
+        assert_eq!(own(&format!("{mixtral}}}"), "num_local_experts"), Some(4.into()));
+        assert_eq!(
+            own(&format!("{mixtral}, \"num_local_experts\": null}}"), "num_local_experts"),
+            Some(4.into())
+        );
+        assert_eq!(
+            own(&format!("{mixtral}, \"num_local_experts\": 8}}"), "num_local_experts"),
+            Some(8.into())
+        );
+        let nested = r#"{"model_type": "hunyuan_vl", "text_config": {"attention_head_dim": 7}}"#;
+        assert_eq!(own(nested, "head_dim"), Some(7.into()));
+        assert_eq!(
+            own(r#"{"model_type": "llama", "num_hidden_layers": 2.0}"#, "num_hidden_layers"),
+            Some(2.into())
+        );
+        assert_eq!(own(r#"{"model_type": "mine", "num_experts": 4}"#, "num_local_experts"), None);
     }
 
     #[test]

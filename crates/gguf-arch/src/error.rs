@@ -61,7 +61,7 @@ pub enum ArchError {
     RopeType { found: String, known: &'static [&'static str] },
     #[error("`{key}`: {value} is not a {expected}")]
     KeyValue { key: String, value: String, expected: ValueType },
-    #[error("{} of the checkpoint's tensors {} unknown to card `{card}`: {}", names.len(), if names.len() == 1 { "is" } else { "are" }, first_few(names))]
+    #[error("{} of the checkpoint's tensors {} unknown to architecture `{card}`: {}", names.len(), if names.len() == 1 { "is" } else { "are" }, first_few(names))]
     Leftover { card: String, names: Vec<(String, Option<String>)>, drop: Option<String> },
     #[error("{} of the checkpoint's tensors belong to an adapter that is not merged: {}", names.len(), first_few_names(names))]
     Unmerged { names: Vec<String> },

@@ -110,7 +110,7 @@ impl BarePath {
     /// [`CheckpointError`]: a broken or missing file.
     pub fn open(&self, limits: &Limits) -> Result<BareWeights, CheckpointError> {
         let dir = ModelDir::without_config(&self.dir, None, limits);
-        let missing = || CheckpointError::NoWeights { dir: self.dir.clone() };
+        let missing = || CheckpointError::NoWeights { dir: self.dir.clone(), others: Vec::new() };
         let container: Box<dyn Container> = match &self.place {
             BarePlace::File(name) if name.to_ascii_lowercase().ends_with(SAFETENSORS) => {
                 Box::new(SafetensorsShards::in_data_order(&dir, name)?)

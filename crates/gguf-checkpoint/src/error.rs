@@ -27,7 +27,7 @@ pub enum CheckpointError {
         "{}: no weights found (`model*.safetensors`, or PyTorch's `pytorch_model*.bin`, `*.pth`, `*.pt`, `*.ckpt`)",
         shown(dir)
     )]
-    NoWeights { dir: PathBuf },
+    NoWeights { dir: PathBuf, others: Vec<String> },
     #[error("{}: {what} cannot be read yet", shown(path))]
     Unsupported { path: PathBuf, what: &'static str, way_out: &'static str },
     #[error(
@@ -110,6 +110,13 @@ impl Hint for CheckpointError {
             }
             Self::FileMissing { .. } | Self::NotADirectory { .. } => {
                 "give the directory that holds `config.json` and the weights"
+            }
+            Self::NoWeights { others, .. } if !others.is_empty() => {
+                return vec![format!(
+                    "{} is not read under this name: rename the file that holds the model to `model.safetensors`, as transformers \
+                     expects it, next to config.json",
+                    listed(others)
+                )];
             }
             Self::NoWeights { .. } => {
                 "download the weights too; with git, large files need `git lfs pull`; `--vocab-only` needs no weights"

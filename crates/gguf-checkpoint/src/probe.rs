@@ -286,8 +286,28 @@ pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError
         });
     Err(match required_file {
         Some(name) => CheckpointError::FileMissing { dir: dir.path().to_owned(), name },
-        None => CheckpointError::NoWeights { dir: dir.path().to_owned() },
+        None => {
+            CheckpointError::NoWeights { dir: dir.path().to_owned(), others: other_safetensors(dir, &names) }
+        }
     })
+}
+
+/// Maximum number of files that a message names.
+const MAX_NAMED: usize = 3;
+
+/// Returns the first files with tensors among `names` and in the folders there.
+fn other_safetensors(dir: &ModelDir, names: &[String]) -> Vec<String> {
+    let in_folder = |folder: &String| {
+        let entries = fs_err::read_dir(dir.path().join(folder)).into_iter().flatten().take(MAX_FILES);
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        names.map(|name| format!("{folder}/{name}")).collect::<Vec<_>>()
+    };
+    let nested =
+        names.iter().filter(|name| dir.path().join(name).is_dir()).take(MAX_FOLDERS).flat_map(in_folder);
+    let mut all: Vec<String> = names.iter().cloned().chain(nested).collect();
+    all.retain(|name| name.ends_with(".safetensors"));
+    all.truncate(MAX_NAMED);
+    all
 }
 
 /// Returns the error for a directory that contains a refused format, itself or in a folder; `None` if it has none.

@@ -1,5 +1,6 @@
 //! Conversion of a checkpoint: everything about the output, decided from headers; then a source of its tensors.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -7,7 +8,7 @@ use std::sync::Mutex;
 use crate::codes::{self, ChosenStorage, FittingType, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::computable::Planned;
 use crate::key_check::KeysError;
-use crate::left_out::{OtherModalities, of_training};
+use crate::left_out::{OtherModalities, of_pooler, of_training};
 use crate::mapping::{CardScope, map};
 use crate::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::mlx::SavedByMlx;
@@ -154,6 +155,7 @@ impl Conversion {
             map(&source, weights, &options, CardScope::Keys, &mut Vec::new()).is_ok()
         };
         warnings.extend(of_training(&mapping, weights));
+        warnings.extend(of_pooler(&mapping, weights));
         match &source.adapter {
             Some(adapter) => warnings.extend(adapter.warnings(&mapping, weights, options.kind)?),
             None => warnings.extend(gguf_checkpoint::unmerged_adapter(dir)),
@@ -234,6 +236,8 @@ impl Conversion {
         let kept =
             parts.iter().filter(|part| part.fit.as_ref().is_some_and(|fit| fit.companions.has_input()));
         let kept: Vec<usize> = kept.flat_map(|part| part.recipe.weights()).collect();
+        let mut said = HashSet::new();
+        warnings.retain(|warning| said.insert(warning.clone()));
         let mut source = source;
         source.keep_input_factors(&kept);
         account::sampling(&metadata, &mut keys);

@@ -26,6 +26,8 @@ pub struct SizesError {
     keys: Vec<String>,
     /// Keys of the file among them that the user set.
     by_hand: Vec<String>,
+    /// True if all shapes are right with their last two dimensions exchanged.
+    is_turned: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +70,7 @@ impl SizesError {
         let mut check = check_shapes(metadata, tensors);
         // A key that the card does not write is its author's choice; no configuration can supply it.
         check.missing_keys.retain(|(_, key)| mapping.card.may_write(key));
+        let is_turned = !check.wrong.is_empty() && check.wrong.iter().all(is_turned);
         let (problem, found) = match (check.wrong.is_empty(), check.missing_keys.is_empty()) {
             (false, _) => (
                 SizeProblem::Contradicts,
@@ -116,7 +119,19 @@ impl SizesError {
             })
         };
         let examples = found.iter().take(MAX_EXAMPLES).filter_map(example).collect();
-        Err(Box::new(Self { problem, examples, n: found.len(), keys, by_hand }))
+        Err(Box::new(Self { problem, examples, n: found.len(), keys, by_hand, is_turned }))
+    }
+}
+
+/// Returns true for a matrix that is right with rows and columns exchanged.
+fn is_turned(wrong: &WrongShape) -> bool {
+    let mut dims = wrong.found.dims().to_vec();
+    let n = dims.len();
+    n >= 2 && {
+        dims.swap(n - 2, n - 1);
+        dims.iter()
+            .zip(&wrong.expected)
+            .all(|(dim, expected)| expected.is_none_or(|expected| expected == *dim))
     }
 }
 
@@ -181,6 +196,13 @@ impl Hint for SizesError {
         if !by_hand.is_empty() {
             let keys = by_hand.join(" and ");
             return vec![format!("leave out {keys}, set by hand, or give the size that the weights have")];
+        }
+        if self.is_turned {
+            return vec![
+                "the matrices are stored as [inputs, outputs], as PaddlePaddle, TensorFlow and Flax do: convert what transformers \
+                 saves for PyTorch"
+                    .to_owned(),
+            ];
         }
         if keys.is_empty() {
             vec!["take the config.json that was saved with these weights".to_owned()]

@@ -14,8 +14,9 @@ use gguf_arch::CardKind;
 use gguf_checkpoint::modules::WithModules;
 use gguf_checkpoint::msmodelslim::Description;
 use gguf_checkpoint::pieces::of_notes;
-use gguf_checkpoint::{Checkpoint, CheckpointError, ModelDir};
+use gguf_checkpoint::{Checkpoint, CheckpointError, ModelDir, Part};
 use gguf_core::account::{Piece, PieceKind};
+use gguf_core::text::escape;
 use gguf_core::{WeightMeta, WeightSource};
 use gguf_dequant::{self, DequantOptions, Quantization};
 use gguf_tokenizer::GivenVocabulary;
@@ -149,6 +150,7 @@ impl ModelSource {
         let names = checkpoint.renamed().map(|(stored, own)| (own.to_owned(), stored.to_owned()));
         source.stored_names = names.collect();
         source.pieces = of_notes(&checkpoint.parts());
+        source.warnings.extend(turned(&checkpoint.parts()));
         source.mlx = SavedByMlx::find(&checkpoint);
         if let Some(mlx) = &source.mlx {
             mlx.check()?;
@@ -213,6 +215,23 @@ impl ModelSource {
     }
 }
 
+/// Frameworks that name themselves in the headers of weight files and store matrices as [inputs, outputs].
+const TURNED: [&str; 6] = ["tf", "flax", "jax", "np", "pd", "paddle"];
+
+/// Returns a warning about weights of a framework that stores matrices the other way round.
+fn turned(parts: &[Part<'_>]) -> Option<String> {
+    let format =
+        |part: &Part<'_>| part.metadata.iter().find(|entry| entry.0 == "format").map(|entry| entry.1.clone());
+    let (part, format) = parts.iter().find_map(|part| Some((part.name, format(part)?)))?;
+    TURNED.contains(&format.as_str()).then(|| {
+        format!(
+            "{}: `format` is `{format}`, of a framework that stores matrices as [inputs, outputs]: they are read as PyTorch's \
+             [outputs, inputs], which no shape of a square one contradicts; convert what transformers saves for PyTorch",
+            escape(part)
+        )
+    })
+}
+
 /// Reads the files that may describe a quantization.
 fn configurations(dir: &ModelDir) -> Result<gguf_dequant::Configurations, ConvertError> {
     let mut config = dir.config().clone();
@@ -229,6 +248,7 @@ fn configurations(dir: &ModelDir) -> Result<gguf_dequant::Configurations, Conver
         config,
         hf_quant_config: dir.json(gguf_dequant::HF_QUANT_CONFIG)?,
         quantize_config: dir.json(gguf_dequant::QUANTIZE_CONFIG)?,
+        quant_config: dir.json(gguf_dequant::QUANT_CONFIG)?,
         quanto_qmap: dir.json(gguf_dequant::QUANTO_QMAP)?,
         msmodelslim: Description::find(dir)?,
     })

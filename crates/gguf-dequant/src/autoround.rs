@@ -26,7 +26,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
         let own = own.map_or_else(|| settings.clone(), |(_, map)| settings.with(map));
         if own.int("bits")?.is_some_and(|bits| bits >= 16) {
             let tensor = format!("{module}.qweight");
-            return Err(settings.conflict("extra_config", "16 bits", tensor, "it is quantized"));
+            return Err(settings.conflict("extra_config", "16 bits", tensor, "codes"));
         }
         let params = GptqParams { bits: gptq::bits(&own)?, group_size: gptq::group_size(&own)?, version };
         gptq::put(&own, tensors, module, params)?;

@@ -30,7 +30,8 @@ pub(super) enum AwqVersion {
 /// # Errors
 /// [`DequantError`]: layouts for one GPU kernel, settings that contradict the tensors, incomplete modules.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
-    if let Some(bits) = settings.int("bits")?.filter(|bits| *bits != i64::from(BITS)) {
+    let bits = settings.int("bits")?.or(settings.int("w_bit")?);
+    if let Some(bits) = bits.filter(|bits| *bits != i64::from(BITS)) {
         return Err(settings.bad("bits", &format!("is {bits}, AWQ has 4")));
     }
     let version = settings.text("version")?.map(str::to_ascii_lowercase);

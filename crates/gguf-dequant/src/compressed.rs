@@ -78,7 +78,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     modules.extend(plain.collect::<Vec<_>>());
     for (module, codes) in modules {
         let conflict = |key: &str, configured: &str| {
-            settings.conflict(key, configured, &tensors.meta(codes).name, "it is quantized")
+            settings.conflict(key, configured, &tensors.meta(codes).name, "codes")
         };
         if ignored
             .iter()

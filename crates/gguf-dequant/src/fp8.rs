@@ -17,7 +17,7 @@
 
 use std::ops::Range;
 
-use serde_json::Value as Json;
+use serde_json::{Map, Value as Json, json};
 
 use crate::encoding::along_rows;
 use crate::fp4::Fp4;
@@ -69,12 +69,16 @@ pub(super) fn is_fp8(ty: ElementType) -> bool {
     Fp8Format::of(ty).is_some()
 }
 
+const BLOCK_SIZE: &str = "weight_block_size";
+
 /// Numbers of ranks among which writers split a matrix.
 const RANKS: [u64; 3] = [8, 4, 2];
 
 /// Layout of the scales of a matrix `[n_mats · n_rows, n_cols]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ScaleLayout {
+    /// No scales: the codes are the values.
+    Absent,
     /// One scale for the tensor.
     Tensor,
     /// One scale for each matrix of a stack.
@@ -100,7 +104,7 @@ pub(super) struct Fp8 {
     /// Rows of one matrix; a stack of experts has several.
     n_rows: u64,
     n_cols: u64,
-    members: [usize; 2],
+    members: Vec<usize>,
 }
 
 impl Fp8 {
@@ -114,7 +118,11 @@ impl Fp8 {
         scale: usize,
         grid: ScaleLayout,
     ) -> Result<Self, DequantError> {
-        Self::with_scales(tensors, codes, NumberTensor::new(tensors, scale, &SCALE_TYPES)?, grid)
+        let scales = match tensors.meta(scale).ty {
+            ElementType::F8E8M0 => NumberTensor::exponents(tensors, scale),
+            _ => NumberTensor::new(tensors, scale, &SCALE_TYPES)?,
+        };
+        Self::with_scales(tensors, codes, scales, grid)
     }
 
     /// Creates the matrix as [`Fp8::new`] does, with scales of any kind.
@@ -133,10 +141,10 @@ impl Fp8 {
         let ranked =
             rows_per_rank(grid, n_rows, n_cols, &tensors.meta(scale).shape).filter(|_| dims.len() == 2);
         let n_rows = ranked.unwrap_or(n_rows);
-        let this = Self { format, scales, grid, n_rows, n_cols, members: [codes, scale] };
+        let this = Self { format, scales, grid, n_rows, n_cols, members: vec![codes, scale] };
         let n_mats = meta.shape.n_rows().checked_div(n_rows).unwrap_or(0);
         let (per_mat, expected) = match grid {
-            ScaleLayout::Tensor => (1, "1 element".to_owned()),
+            ScaleLayout::Absent | ScaleLayout::Tensor => (1, "1 element".to_owned()),
             ScaleLayout::Matrix => (1, format!("{n_mats} elements, one for each matrix")),
             ScaleLayout::Row => (n_rows, format!("{} elements, one for each row", meta.shape.n_rows())),
             ScaleLayout::Column => {
@@ -155,12 +163,19 @@ impl Fp8 {
         Ok(this)
     }
 
+    /// Creates the matrix or vector whose codes are its values.
+    fn without_scales(tensors: &Tensors<'_>, codes: usize, format: Fp8Format) -> Self {
+        let shape = &tensors.meta(codes).shape;
+        let (scales, grid) = (NumberTensor::e4m3(tensors, codes), ScaleLayout::Absent);
+        Self { format, scales, grid, n_rows: matrices(shape).1, n_cols: shape.n_cols(), members: vec![codes] }
+    }
+
     /// Creates the MXFP8 matrix whose codes MLX packs in words: `shape` is that of the matrix, whose scales fit.
     pub(super) fn in_words(tensors: &Tensors<'_>, codes: usize, scale: usize, shape: &Shape) -> Self {
         let grid = ScaleLayout::Block { rows: 1, cols: 32 };
         let (n_rows, n_cols) = (matrices(shape).1, shape.n_cols());
         let scales = NumberTensor::exponents(tensors, scale);
-        Self { format: Fp8Format::E4M3, scales, grid, n_rows, n_cols, members: [codes, scale] }
+        Self { format: Fp8Format::E4M3, scales, grid, n_rows, n_cols, members: vec![codes, scale] }
     }
 
     /// Returns true if `shape`, whose number of elements is right, is that of the grid.
@@ -177,6 +192,10 @@ impl Fp8 {
     fn row_scales(&self, inner: InnerSource<'_>, row: u64, out: &mut Vec<f32>) -> Result<(), DequantError> {
         out.clear();
         let range = match self.grid {
+            ScaleLayout::Absent => {
+                out.push(1.0);
+                return Ok(());
+            }
             ScaleLayout::Tensor => 0..1,
             ScaleLayout::Matrix => row / self.n_rows..row / self.n_rows + 1,
             ScaleLayout::Row => row..row + 1,
@@ -198,7 +217,9 @@ impl Fp8 {
         match self.grid {
             ScaleLayout::Block { cols, .. } => cols,
             ScaleLayout::Column => 1,
-            ScaleLayout::Tensor | ScaleLayout::Matrix | ScaleLayout::Row => self.n_cols.max(1),
+            ScaleLayout::Absent | ScaleLayout::Tensor | ScaleLayout::Matrix | ScaleLayout::Row => {
+                self.n_cols.max(1)
+            }
         }
     }
 }
@@ -286,6 +307,9 @@ impl CodedWeight for Fp8 {
     /// Returns the half-width float types that hold all values: the few significant bits fit if the scale is a power
     /// of two and the exponent is in range.
     fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+        if self.grid == ScaleLayout::Absent {
+            return Ok([GgmlType::Bf16, GgmlType::F16].map(Packing::exact).to_vec());
+        }
         let in_range = |low: i32, high: i32| {
             let test = move |scale: f32| {
                 let exp = (scale.to_bits() >> 23) as i32 - 127;
@@ -313,6 +337,7 @@ impl CodedWeight for Fp8 {
         let kind = if is_mx { "MXFP8" } else { "FP8" };
         let code = self.format.name();
         let scales = match self.grid {
+            ScaleLayout::Absent => "no scales".to_owned(),
             ScaleLayout::Tensor => "one scale".to_owned(),
             ScaleLayout::Matrix => "scales by matrix".to_owned(),
             ScaleLayout::Row => "scales by row".to_owned(),
@@ -343,6 +368,12 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
     for found in exponents(tensors) {
         put_exponents(settings, tensors, &found, block)?;
     }
+    for codes in unscaled(tensors).into_iter().filter(|_| settings.map.is_empty()) {
+        if let Some(format) = Fp8Format::of(tensors.meta(codes).ty) {
+            let plain = Fp8::without_scales(tensors, codes, format);
+            tensors.decode_in_place(codes, Box::new(plain));
+        }
+    }
     if settings.text("store_dtype")? == Some("mxfp4") {
         if settings.int("mxfp4_block_size")?.is_some_and(|size| size != 32) {
             let reason = "MXFP4 has scales of 32 columns";
@@ -369,13 +400,35 @@ fn exponents<'a>(tensors: &Tensors<'a>) -> Vec<CodedModule<'a>> {
     all
 }
 
-/// Returns settings for a checkpoint whose configuration does not mention quantization, but whose tensors are
-/// quantized.
-///
-/// The element types of DeepSeek V4's tensors contain all the required information.
-pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<Settings> {
-    let is_any = !exponents(tensors).is_empty();
-    is_any.then(|| Settings { file: "config.json", method: Method::Fp8, map: serde_json::Map::new() })
+/// Returns the FP8 tensors of a checkpoint that has no scales at all: somebody stored its floats so.
+pub(super) fn unscaled(tensors: &Tensors<'_>) -> Vec<usize> {
+    let all = tensors.inner().source.weights();
+    let is_of_scales = |name: &str| name.contains("scale") || name.contains("amax");
+    if all.iter().any(|meta| is_of_scales(&meta.name)) {
+        return Vec::new();
+    }
+    (0..all.len()).filter(|&at| is_fp8(all[at].ty)).collect()
+}
+
+/// Returns true for DeepSeek V4's tensors, whose element types contain all the required information.
+pub(super) fn has_exponents(tensors: &Tensors<'_>) -> bool {
+    !exponents(tensors).is_empty()
+}
+
+/// Returns settings for FP8 weights beside their scales, and the first scale; `None` if there are none. Scales that are
+/// neither one number nor one a row are of blocks, of which all known writers use the same.
+pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<(Map<String, Json>, String)> {
+    let found = ["_scale_inv", "_scale"].map(|suffix| tensors.coded_modules(suffix, "", is_fp8)).concat();
+    let first = tensors.meta(found.first()?.scale).name.clone();
+    let is_block = |module: &CodedModule<'_>| {
+        let n_scales = tensors.meta(module.scale).shape.n_elems();
+        n_scales != 1 && layout(tensors, module.codes, module.scale) == ScaleLayout::Tensor
+    };
+    let mut map = Map::new();
+    if found.iter().any(is_block) {
+        map.insert(BLOCK_SIZE.to_owned(), json!([128, 128]));
+    }
+    Some((map, first))
 }
 
 /// Assembles a matrix with power-of-two scales: FP8 in blocks of 128x128 by default, or FP4 in groups of 32 columns.
@@ -469,14 +522,13 @@ fn single(grid: ScaleLayout, meta: &gguf_core::WeightMeta) -> ScaleLayout {
 
 /// Reads `weight_block_size`, two sizes of at least one.
 fn block_size(settings: &Settings) -> Result<Option<ScaleLayout>, DequantError> {
-    const KEY: &str = "weight_block_size";
-    let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(None) };
+    let Some(value) = settings.map.get(BLOCK_SIZE).filter(|value| !value.is_null()) else { return Ok(None) };
     let sizes: Option<Vec<u64>> =
         value.as_array().map(|sizes| sizes.iter().filter_map(Json::as_u64).filter(|&n| n > 0).collect());
     match sizes.as_deref() {
         Some(&[rows, cols]) if value.as_array().is_some_and(|sizes| sizes.len() == 2) => {
             Ok(Some(ScaleLayout::Block { rows, cols }))
         }
-        _ => Err(settings.bad(KEY, &format!("must be two positive numbers, found {value}"))),
+        _ => Err(settings.bad(BLOCK_SIZE, &format!("must be two positive numbers, found {value}"))),
     }
 }

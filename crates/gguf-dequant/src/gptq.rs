@@ -66,7 +66,7 @@ pub(super) fn plan(
         let own = match rule {
             Some(DynamicRule::Skip) => {
                 let (rule, tensor) = ("a rule that leaves the module alone", format!("{module}.qweight"));
-                return Err(settings.conflict("dynamic", rule, tensor, "it is quantized"));
+                return Err(settings.conflict("dynamic", rule, tensor, "codes"));
             }
             Some(DynamicRule::Override(map)) => settings.with(map),
             None => settings.clone(),
@@ -143,7 +143,8 @@ pub(super) fn bits(settings: &Settings) -> Result<u32, DequantError> {
 /// # Errors
 /// Zero, or below -1.
 pub(super) fn group_size(settings: &Settings) -> Result<Option<u64>, DequantError> {
-    match settings.int("group_size")? {
+    // AutoAWQ's own file has the names of its command line.
+    match settings.int("group_size")?.or(settings.int("q_group_size")?) {
         None | Some(-1) => Ok(None),
         Some(size) => match u64::try_from(size) {
             Ok(size) if size > 0 => Ok(Some(size)),

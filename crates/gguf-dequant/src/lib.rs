@@ -113,7 +113,7 @@ pub use joined::{Join, with_joined};
 pub use lora::{LoraError, LoraPair, LoraPart};
 pub use mlx::has_words;
 pub use replaced_rows::ReplacedRows;
-pub use settings::{Configurations, HF_QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
+pub use settings::{Configurations, HF_QUANT_CONFIG, QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
 
 use coded::{CodedWeight, InnerSource};
 use layer::Dequantized;
@@ -164,13 +164,18 @@ pub fn open(
         (None, None) => settings::find(files)?,
     };
     let mut tensors = Tensors::new(&*source, options.level);
-    let settings = settings.or_else(|| fp8::undescribed(&tensors));
+    let settings = settings.or_else(|| {
+        let (settings, warning) = settings::undescribed(&tensors)?;
+        warnings.extend(warning);
+        Some(settings)
+    });
     if let Some(settings) = &settings {
         plan(settings, files, &mut tensors, &mut warnings)?;
         tensors.check_no_bare_codes()?;
     }
     let DequantPlan { weights, members } = tensors.finish()?;
     let Some(settings) = settings else {
+        warnings.extend(tensors::integers(source.weights()));
         return Ok(Opened { source, quantization: None, members, warnings });
     };
     let plain_targets = targets::plain(&settings, &weights)?;

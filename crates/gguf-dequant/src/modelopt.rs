@@ -176,6 +176,8 @@ fn check_algorithm(settings: &Settings) -> Result<(), DequantError> {
         Some(Some(name)) => {
             Err(settings.variant(ALGORITHM, name, "its layout is not known well enough to read"))
         }
+        // Only the cache is quantized.
+        Some(None) if described(settings, ALGORITHM).is_some_and(Value::is_null) => Ok(()),
         Some(None) => Err(settings.bad(ALGORITHM, "must be a string")),
         None => Err(settings.bad(ALGORITHM, "is missing")),
     }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{DequantError, mlx};
+use crate::{DequantError, Tensors, fp8, mlx};
 use gguf_checkpoint::msmodelslim::Description;
 use gguf_checkpoint::pieces::of_keys;
 use gguf_core::account::Piece;
@@ -17,6 +17,8 @@ pub struct Configurations {
     pub hf_quant_config: Option<Map<String, Value>>,
     /// Content of `quantize_config.json` (GPTQ).
     pub quantize_config: Option<Map<String, Value>>,
+    /// Content of `quant_config.json` (AWQ).
+    pub quant_config: Option<Map<String, Value>>,
     /// Content of `quanto_qmap.json` (optimum-quanto).
     pub quanto_qmap: Option<Map<String, Value>>,
     /// The description of an msModelSlim checkpoint.
@@ -27,6 +29,8 @@ pub struct Configurations {
 pub const HF_QUANT_CONFIG: &str = "hf_quant_config.json";
 /// File name of GPTQ's quantization settings.
 pub const QUANTIZE_CONFIG: &str = "quantize_config.json";
+/// File name of AWQ's quantization settings.
+pub const QUANT_CONFIG: &str = "quant_config.json";
 /// File name of optimum-quanto's map of modules.
 pub const QUANTO_QMAP: &str = "quanto_qmap.json";
 
@@ -152,7 +156,12 @@ pub(super) fn find(files: &Configurations) -> Result<Option<Settings>, DequantEr
     let Value::Object(map) = value else {
         return Err(bad(CONFIG, KEY, "must be an object"));
     };
+    let loads = |key: &str| map.get(key).and_then(Value::as_bool) == Some(true);
     let Some(method) = map.get("quant_method") else {
+        // As transformers reads configurations of before `quant_method`.
+        if loads("load_in_8bit") || loads("load_in_4bit") {
+            return Ok(Some(Settings { file: CONFIG, method: Method::Bitsandbytes, map: map.clone() }));
+        }
         return Err(bad(CONFIG, "quantization_config.quant_method", "is missing"));
     };
     let Some(method) = method.as_str() else {
@@ -174,8 +183,50 @@ fn sidecar(files: &Configurations) -> Result<Option<Settings>, DequantError> {
         let map = files.quanto_qmap.clone().unwrap_or_default();
         return Ok(Some(Settings { file: QUANTO_QMAP, method: Method::Quanto, map }));
     }
-    let gptq = files.quantize_config.clone();
-    Ok(gptq.map(|map| Settings { file: QUANTIZE_CONFIG, method: Method::Gptq, map }))
+    for (file, map, own) in [
+        (QUANTIZE_CONFIG, &files.quantize_config, Method::Gptq),
+        (QUANT_CONFIG, &files.quant_config, Method::Awq),
+    ] {
+        let Some(map) = map else { continue };
+        let named = map.get("quant_method").and_then(Value::as_str);
+        let method = named.map_or(Ok(own), |name| method(file, name))?;
+        return Ok(Some(Settings { file, method, map: map.clone() }));
+    }
+    Ok(None)
+}
+
+/// Returns settings for a checkpoint of which no file mentions quantization, but whose tensors are quantized by a method
+/// that they alone determine; with a warning, except for DeepSeek V4's, which are published so.
+pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<(Settings, Option<String>)> {
+    let of = |method, map| Settings { file: CONFIG, method, map };
+    if fp8::has_exponents(tensors) {
+        return Some((of(Method::Fp8, Map::new()), None));
+    }
+    let names_of =
+        |suffix: &str| tensors.ending(suffix).first().map(|(_, at)| tensors.meta(*at).name.clone());
+    let bitsandbytes = [".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4", ".SCB"];
+    let (settings, seen) = match bitsandbytes.into_iter().find_map(names_of) {
+        Some(seen) => (of(Method::Bitsandbytes, Map::new()), seen),
+        None => match (fp8::undescribed(tensors), fp8::unscaled(tensors).len()) {
+            (Some((map, seen)), _) => (of(Method::Fp8, map), seen),
+            (None, 0) => return None,
+            (None, n) => {
+                let warning = format!(
+                    "{n} tensors are in FP8 without scales, and config.json has no `quantization_config`: their numbers are taken \
+                     as they are, which is wrong if a quantizer made them"
+                );
+                return Some((of(Method::Fp8, Map::new()), Some(warning)));
+            }
+        },
+    };
+    let block = settings.map.get("weight_block_size");
+    let block = block.map_or_else(String::new, |block| format!(" with `\"weight_block_size\": {block}`"));
+    let warning = format!(
+        "config.json has no `quantization_config`: by `{}` the weights are read as those of {}{block}",
+        escape(&seen),
+        settings.method.title()
+    );
+    Some((settings, Some(warning)))
 }
 
 fn method(file: &'static str, name: &str) -> Result<Method, DequantError> {
@@ -259,7 +310,7 @@ impl Settings {
             let Some(list) = value.as_array() else { return Err(self.bad(key, "must be a list")) };
             if let Some(name) = list.iter().filter_map(Value::as_str).find(|name| tensor.contains(name)) {
                 let configured = format!("`{}`", escape(name));
-                return Err(self.conflict(key, configured, tensor, "it is quantized"));
+                return Err(self.conflict(key, configured, tensor, "codes"));
             }
         }
         Ok(())
@@ -280,7 +331,7 @@ impl Settings {
             let matches = |name: &&str| glob(name.as_bytes(), module.as_bytes());
             if let Some(name) = list.iter().filter_map(Value::as_str).find(matches) {
                 let configured = format!("`{}`", escape(name));
-                return Err(self.conflict(key, configured, module, "it is quantized"));
+                return Err(self.conflict(key, configured, module, "codes"));
             }
         }
         Ok(())

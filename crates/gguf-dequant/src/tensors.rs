@@ -6,6 +6,7 @@ use crate::layer::{Weight, WeightOrigin};
 use crate::{CodedWeight, DequantError, InnerSource};
 use gguf_checkpoint::pieces::why;
 use gguf_core::simd::SimdLevel;
+use gguf_core::text::escape;
 use gguf_core::{ElementType, Shape, WeightMeta, WeightSource};
 
 /// Decision about a tensor of the checkpoint.
@@ -201,10 +202,6 @@ impl<'a> Tensors<'a> {
             .iter()
             .zip(&self.fates)
             .filter(|row| matches!(row.1, TensorUse::Plain));
-        let is_bare = |meta: &WeightMeta| {
-            let is_bytes = matches!(meta.ty, ElementType::I8 | ElementType::U8);
-            is_bytes && meta.shape.rank() >= 2 && meta.name.ends_with(".weight")
-        };
         match left.map(|row| row.0).find(|meta| is_bare(meta)) {
             None => Ok(()),
             Some(meta) => Err(DequantError::OrphanTensor {
@@ -250,6 +247,27 @@ impl<'a> Tensors<'a> {
         weights.extend(self.appended);
         Ok(DequantPlan { weights, members })
     }
+}
+
+/// Returns true for a matrix of bytes.
+fn is_bare(meta: &WeightMeta) -> bool {
+    let is_bytes = matches!(meta.ty, ElementType::I8 | ElementType::U8);
+    is_bytes && meta.shape.rank() >= 2 && meta.name.ends_with(".weight")
+}
+
+/// Returns a warning about matrices of integers in a checkpoint that is not quantized: the scales may have been lost.
+pub(super) fn integers(weights: &[WeightMeta]) -> Option<String> {
+    let mut bare = weights.iter().filter(|meta| is_bare(meta));
+    let first = bare.next()?;
+    let rest = match bare.count() {
+        0 => " holds".to_owned(),
+        n => format!(" and {n} more hold"),
+    };
+    Some(format!(
+        "`{}`{rest} integers without scales, and config.json has no `quantization_config`: the numbers are taken as they are; \
+         if a quantizer made them, convert the checkpoint in its original float weights",
+        escape(&first.name)
+    ))
 }
 
 fn made(name: String, shape: Shape, weight: Box<dyn CodedWeight>) -> Weight {

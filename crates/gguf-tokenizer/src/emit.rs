@@ -1,11 +1,11 @@
 //! Token list of a GGUF file: texts, scores, types, and their keys.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use gguf_format::{Array, Metadata, Value};
 
-use super::{TokenizerError, TokenizerRequest};
+use super::{TokenizerError, TokenizerRequest, TokenizerWarning};
 
 /// Maximum number of tokens that are written: four times the largest known vocabulary. An untrusted `vocab_size` must
 /// not allocate more memory.
@@ -165,6 +165,21 @@ pub(crate) fn check_texts(path: &Path, rows: &Metadata) -> Result<(), TokenizerE
     Ok(())
 }
 
+/// Returns a warning about a vocabulary of pieces that has only a part of the 256 byte tokens.
+pub(crate) fn missing_bytes(rows: &Metadata) -> Option<TokenizerWarning> {
+    let is_of_pieces = rows.get("tokenizer.ggml.model").and_then(Value::as_str) == Some("llama");
+    let Some(Array::String(tokens)) = rows.get("tokenizer.ggml.tokens").and_then(Value::as_array) else {
+        return None;
+    };
+    let tokens: HashSet<&[u8]> = tokens.iter().map(Vec::as_slice).collect();
+    let (has, lacks): (Vec<u8>, Vec<u8>) =
+        (0..=u8::MAX).partition(|byte| tokens.contains(format!("<0x{byte:02X}>").as_bytes()));
+    // The runtime takes the character for its byte, where there is one.
+    let lacks: Vec<u8> = lacks.into_iter().filter(|&byte| !tokens.contains(&[byte][..])).collect();
+    let first = lacks.first().filter(|_| is_of_pieces && !has.is_empty())?;
+    Some(TokenizerWarning::BytesMissing { first: format!("<0x{first:02X}>"), n: lacks.len() })
+}
+
 /// Returns the number of tokens: `size` of the request, or the files' own count, rounded up as the card requires.
 pub(crate) fn n_tokens(request: &TokenizerRequest, own: u64) -> u64 {
     let size = request.size.unwrap_or(own);
@@ -198,6 +213,26 @@ pub(crate) fn looks_special(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_of_the_byte_tokens_is_told() {
+        let warning = |model: &str, lacks: std::ops::Range<u8>| {
+            let bytes = (0..=u8::MAX).filter(|byte| !lacks.contains(byte));
+            let tokens = bytes.map(|byte| format!("<0x{byte:02X}>").into_bytes());
+            let mut rows = Metadata::new();
+            rows.set("tokenizer.ggml.model", model);
+            rows.set(
+                "tokenizer.ggml.tokens",
+                Value::Array(Array::String(tokens.chain([b"a".to_vec()]).collect())),
+            );
+            missing_bytes(&rows).map(|warning| warning.to_string())
+        };
+        let said = warning("llama", 10..12).unwrap();
+        assert!(said.contains("2 of the 256") && said.contains("<0x0A>"), "{said}");
+        // `a` stands for its byte.
+        assert_eq!(warning("llama", b'a'..b'b'), None);
+        assert_eq!((warning("llama", 0..0), warning("gpt2", 10..12)), (None, None));
+    }
 
     #[test]
     fn padding_names_the_id_and_has_a_limit() {

@@ -174,6 +174,12 @@ impl Hint for TokenizerError {
                 "put tekken.json or tokenizer.model.v* of the original model next to params.json".to_owned(),
                 no_tokenizer,
             ],
+            Self::NothingFits { path, .. } if path.join("merges.txt").is_file() => vec![
+                "vocab.json and merges.txt are the older form: `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` of \
+                 transformers writes tokenizer.json of them"
+                    .to_owned(),
+                no_tokenizer,
+            ],
             Self::NothingFits { .. } => vec![
                 "put tokenizer.json or tokenizer.model of the original model next to config.json".to_owned(),
                 no_tokenizer,
@@ -330,6 +336,10 @@ pub enum TokenizerWarning {
     FilesDiffer { taken: &'static str, n: usize, id: u64, own: String, other: String },
     #[error("{file}: `chat_template` is neither text nor a list of templates, left out")]
     BadChatTemplate { file: &'static str },
+    #[error(
+        "the vocabulary lacks {n} of the 256 byte tokens, the first `{first}`: llama.cpp fails at texts with such a byte"
+    )]
+    BytesMissing { first: String, n: usize },
     #[error("{file}: no merges, text will fall apart into single bytes")]
     NoMerges { file: &'static str },
     #[error("tokenizer mode `{mode}` passed over: {}", escape(reason))]

@@ -122,19 +122,12 @@ impl<'a> HfVocabulary<'a> {
         let mut vocabulary = Self::of_file(hf, directory.join(FILE), warnings)?;
         let config = directory.tree(CONFIG)?;
         vocabulary.special = special_texts(directory, &config)?;
-        let mut decoder = Vec::new();
-        for (id, token) in config.get("added_tokens_decoder").and_then(Json::as_object).into_iter().flatten()
-        {
-            let path = || directory.join(CONFIG);
-            let id: u64 = id.parse().map_err(|_| TokenizerError::BadId {
-                path: path(),
-                key: "added_tokens_decoder",
-                found: id.clone(),
-            })?;
-            let mut token: AddedToken = AddedToken::deserialize(token)
-                .map_err(|source| TokenizerError::Json { path: path(), source })?;
+        let mut decoder = match config.get("added_tokens_decoder") {
+            Some(listed) => decoder_tokens(listed, directory)?,
+            None => added_tokens(directory)?,
+        };
+        for (_, token) in &mut decoder {
             token.special |= vocabulary.special.contains(&token.content);
-            decoder.push((id, token));
         }
         decoder.sort_by_key(|entry| entry.0);
         let mut without_row = Vec::new();
@@ -330,4 +323,29 @@ fn model_class(config: &Json) -> Option<&'static str> {
         "xlm-roberta" | "xlm_roberta" => "XLMRoberta",
         _ => return None,
     })
+}
+/// Returns the tokens of `added_tokens_decoder` with their ids.
+fn decoder_tokens(
+    listed: &Json,
+    directory: &Directory<'_>,
+) -> Result<Vec<(u64, AddedToken)>, TokenizerError> {
+    let path = || directory.join(CONFIG);
+    let token = |(id, token): (&String, &Json)| {
+        let key = "added_tokens_decoder";
+        let bad = |_| TokenizerError::BadId { path: path(), key, found: id.clone() };
+        let token = AddedToken::deserialize(token);
+        Ok((id.parse().map_err(bad)?, token.map_err(|source| TokenizerError::Json { path: path(), source })?))
+    };
+    listed.as_object().into_iter().flatten().map(token).collect()
+}
+
+/// Returns the tokens of `added_tokens.json`, which transformers reads if the configuration lists none.
+fn added_tokens(directory: &Directory<'_>) -> Result<Vec<(u64, AddedToken)>, TokenizerError> {
+    const FILE: &str = "added_tokens.json";
+    let listed = directory.tree(FILE)?;
+    let token = |(content, id): (&String, &Json)| {
+        let bad = || TokenizerError::BadId { path: directory.join(FILE), key: "id", found: id.to_string() };
+        Ok((id.as_u64().ok_or_else(bad)?, AddedToken { content: content.clone(), ..AddedToken::default() }))
+    };
+    listed.as_object().into_iter().flatten().map(token).collect()
 }

@@ -199,6 +199,7 @@ fn settle(
         return Ok(());
     }
     emit::check_texts(directory.path(), rows)?;
+    warnings.extend(emit::missing_bytes(rows));
     if request.template == Template::Files {
         chat_template::settle(directory, rows, warnings)?;
     }

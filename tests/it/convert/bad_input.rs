@@ -159,7 +159,7 @@ fn a_tensor_left_over_and_a_tensor_missing() {
     let message = broken.refused();
     assert_eq!(
         first_line(&message),
-        "error: 1 of the checkpoint's tensors is unknown to card `llama`: `model.layers.2.mlp.up_prof.weight`"
+        "error: 1 of the checkpoint's tensors is unknown to architecture `llama`: `model.layers.2.mlp.up_prof.weight`"
     );
     assert!(message.contains("is nearest to `model.layers.2.mlp.up_proj.weight`"), "{message}");
     let broken = Broken::new();

@@ -3,6 +3,7 @@
 use crate::error::ArchError;
 use crate::error::missing_input::{CONFIG, add_to};
 use crate::language::names::is_of_head;
+use gguf_checkpoint::pieces::why;
 use gguf_core::Hint;
 use gguf_core::text::escape;
 
@@ -44,6 +45,10 @@ impl Hint for ArchError {
                     escape(name)
                 )]
             }
+            Self::Leftover { names, .. } if names.iter().any(|row| of_other_program(row).is_some()) => {
+                let hint = |row: &(String, Option<String>)| Some(format!("`{}` is a name of {}", escape(&row.0), of_other_program(row)?));
+                names.iter().find_map(hint).into_iter().collect()
+            }
             Self::Leftover { names, drop, .. } => {
                 let near = names.iter().filter(|row| !is_of_another_layer(row)).take(8).filter_map(|(name, nearest)| {
                     Some(format!("`{}` is nearest to `{}`", escape(name), escape(nearest.as_ref()?)))
@@ -75,11 +80,16 @@ impl Hint for ArchError {
             Self::TwoSources { .. } => {
                 vec!["leave one of them out by a rule of [ignore] in a card of your own, with `--card FILE`".to_owned()]
             }
-            Self::Block { .. } => vec![
-                "check that config.json belongs to these weights, or leave the block out by a rule of [ignore] in a card of \
-                 your own, with `--card FILE`"
-                    .to_owned(),
-            ],
+            Self::Block { tensor, block, .. } => {
+                let start = tensor.split_inclusive('.').take_while(|part| part.parse::<u64>().is_err()).collect::<String>();
+                let part = format!("{block}.");
+                let start = tensor.split_once(&format!(".{part}")).map_or(start, |(start, _)| format!("{start}.{part}"));
+                vec![format!(
+                    "set the number of layers in config.json right; or, if the block is no part of the model, `--drop '^{}'` of \
+                     gguf-convert leaves it out",
+                    escape(&regex::escape(&start))
+                )]
+            }
             Self::Required { found, .. } if found.is_empty() => Vec::new(),
             Self::Required { found, .. } => vec![format!(
                 "config.json has {}: if the weights are of a model that needs no other value, set it there; the runtime computes \
@@ -114,6 +124,11 @@ impl Hint for ArchError {
             | Self::Shape { .. } => Vec::new(),
         }
     }
+}
+
+/// Returns the program that names a tensor so, with what to do.
+fn of_other_program((name, _): &(String, Option<String>)) -> Option<&'static str> {
+    why("name of another program", name)
 }
 
 /// Returns true for a name that a condition of the card leaves out: its nearest name is itself.

@@ -13,6 +13,9 @@ const TOKENS: [&str; 2] = ["_token_id", "_token_ids"];
 /// Integers of which a negative one means none.
 const SIGNED: [&str; 3] = ["sliding_window", "max_window_layers", "num_logits_to_keep"];
 
+/// Keys with parameters of the rope.
+const OBJECTS: [&str; 2] = ["rope_scaling", "rope_parameters"];
+
 /// Key whose list may be shorter than the layers.
 const BASE: &str = "rope_theta";
 
@@ -64,6 +67,11 @@ pub(crate) fn check(config: &Map<String, Json>) -> Result<(), ArchError> {
 
 fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Result<(), ArchError> {
     for (key, value) in part {
+        let is_object = value.is_object() || value.is_null() || *value == Json::Bool(false);
+        if OBJECTS.contains(&key.as_str()) && !is_object {
+            let (key, value) = (key.clone(), value.to_string());
+            return Err(ArchError::ConfigValue { key, value, expected: "an object" });
+        }
         let rules = expected(key, attributes);
         let is_one =
             |value: &Json| value.as_f64().is_some_and(|number| rules.iter().all(|rule| rule.holds(number)));
@@ -145,6 +153,11 @@ mod tests {
             (
                 r#"{"model_type": "mine", "vocab_size": [32]}"#,
                 "`vocab_size` is [32], expected a whole number above 0",
+            ),
+            (r#"{"rope_scaling": "linear"}"#, "`rope_scaling` is \"linear\", expected an object"),
+            (
+                r#"{"text_config": {"rope_parameters": [1e4]}}"#,
+                "`rope_parameters` is [10000.0], expected an object",
             ),
             (r#"{"hidden_size": 0}"#, "`hidden_size` is 0, expected a whole number above 0"),
             (r#"{"rope_theta": -1e4}"#, "`rope_theta` is -10000.0, expected a number above 0"),

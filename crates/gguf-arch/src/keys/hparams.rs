@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value as Json};
 
+use crate::attributes::Attributes;
 use crate::error::ArchError;
 use crate::error::warning::ArchWarning;
 use crate::keys::resaved;
@@ -66,6 +67,7 @@ pub(crate) fn complete(card: &Card, config: &ConfigMap, scope: &Scope<'_>) -> Re
     if card.kind == CardKind::Mmproj {
         return with_part_defaults(card, config, scope);
     }
+    Attributes::spell(&mut config);
     resaved::complete(&mut config);
     if let Some(Json::Object(text)) = config.get_mut("text_config") {
         resaved::complete(text);
@@ -97,10 +99,24 @@ fn with_part_defaults(card: &Card, config: ConfigMap, scope: &Scope<'_>) -> Resu
         if let (false, Some(only)) = (members.contains_key("model_type"), only) {
             members.insert("model_type".to_owned(), only.as_str().into());
         }
+        for key in SQUARE {
+            if let Some(side) = members.get(key).and_then(side) {
+                members.insert(key.to_owned(), side);
+            }
+        }
         let members = with_defaults(card, members, scope)?;
         config.insert(part.to_owned(), Json::Object(members));
     }
     Ok(config)
+}
+
+/// Sizes of towers that some configurations give as height and width.
+const SQUARE: [&str; 2] = ["image_size", "patch_size"];
+
+/// Returns the side of a square whose height and width are given.
+fn side(size: &Json) -> Option<Json> {
+    let [height, width] = size.as_array()?.as_slice() else { return None };
+    (height == width && height.is_number()).then(|| height.clone())
 }
 
 /// Keys whose null has a meaning of its own in transformers' classes. Any other null counts as absent.

@@ -312,12 +312,15 @@ pub(crate) fn as_before_sharing(name: String) -> String {
         .unwrap_or(name)
 }
 
-/// Returns true for names in the checkpoint that belong to the text model by an explicit word.
+/// Returns true for names in the checkpoint that belong to the text model by an explicit word. Some programs save the
+/// tower inside the text model (`model.language_model.visual.blocks…`).
 ///
 /// # Exactness
-/// Equals `MmprojModel.filter_tensors` of llama.cpp 0.5.0.
+/// Equals `MmprojModel.filter_tensors` of llama.cpp 0.5.0, except for such towers.
 pub(crate) fn is_of_text_model(name: &str) -> bool {
-    name.contains("language_model.")
+    let Some((_, inner)) = name.split_once("language_model.") else { return false };
+    let inner = inner.strip_prefix("model.").unwrap_or(inner);
+    !is_of_tower(inner.split_inclusive('.').next().unwrap_or_default())
 }
 
 /// Returns true for names that belong to a tower, or to its projector to the text model, by a word.

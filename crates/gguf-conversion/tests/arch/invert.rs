@@ -60,7 +60,7 @@ const NO_WAY_BACK: &[(&str, &str)] = &[
     ("qwen3/rerank", "`cls.output.weight`"),
     ("qwen3vl/rerank", "`cls.output.weight`"),
     // Its stages are layers in the file and `mtp` in the checkpoint, where they are a part of its target.
-    ("dflash/deepseek4_dspark", "unknown to card `dflash`"),
+    ("dflash/deepseek4_dspark", "unknown to architecture `dflash`"),
 ];
 
 /// Keys that differ after the round trip, and the reason.
@@ -230,7 +230,7 @@ fn the_way_back_is_refused_by_name() {
     };
     assert_eq!(
         refusal(&metadata, &[tensor("blk.0.attn_norn.weight")]),
-        "1 of the checkpoint's tensors is unknown to card `llama`: `blk.0.attn_norn.weight`\n\
+        "1 of the checkpoint's tensors is unknown to architecture `llama`: `blk.0.attn_norn.weight`\n\
          hint: `blk.0.attn_norn.weight` is nearest to `blk.0.attn_norm`\n\
          hint: add entries or ignore rules in a card of your own with `--card FILE`; `gguf-convert draft` writes one"
     );

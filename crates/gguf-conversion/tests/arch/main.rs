@@ -33,6 +33,7 @@ mod missing_kinds;
 mod modalities;
 mod moe_errors;
 mod new_classes;
+mod of_others;
 mod plain_names;
 mod resaved;
 mod runtime_keys;
@@ -296,7 +297,7 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (
             refusal(|c| rename(c, q, "model.layers.1.self_attn.qproj.weight")),
-            "1 of the checkpoint's tensors is unknown to card `llama`: `model.layers.1.self_attn.qproj.weight`\n\
+            "1 of the checkpoint's tensors is unknown to architecture `llama`: `model.layers.1.self_attn.qproj.weight`\n\
              hint: `model.layers.1.self_attn.qproj.weight` is nearest to `model.layers.1.self_attn.q_proj.weight`\n\
              hint: if they are no part of the model, `--drop '^model\\.layers\\.[0-9]+\\.self_attn\\.qproj\\.weight$'` of gguf-convert leaves them out\n\
              hint: add entries or ignore rules in a card of your own with `--card FILE`; `gguf-convert draft` writes one",
@@ -314,7 +315,7 @@ fn what_does_not_fit_is_refused_by_name() {
         (
             refusal(|c| add(c, "model.layers.2.input_layernorm.weight", &[64])),
             "tensor `model.layers.2.input_layernorm.weight`: block 2 of a model with 2\n\
-             hint: check that config.json belongs to these weights, or leave the block out by a rule of [ignore] in a card of your own, with `--card FILE`",
+             hint: set the number of layers in config.json right; or, if the block is no part of the model, `--drop '^model\\.layers\\.2\\.'` of gguf-convert leaves it out",
         ),
         (
             refusal(|c| add(c, "model.layers.0.block_sparse_moe.experts.1.w1.weight", &[96, 64])),

@@ -97,7 +97,7 @@ fn extra_tensors_are_named_with_the_nearest_that_is_known() {
     });
     assert!(
         found.starts_with(
-            "2 of the checkpoint's tensors are unknown to card `qwen3moe`: `model.layers.0.mlp.experts.0.dwn_proj.weight`, \
+            "2 of the checkpoint's tensors are unknown to architecture `qwen3moe`: `model.layers.0.mlp.experts.0.dwn_proj.weight`, \
              `model.layers.0.mlp.shared_experts.up_proj.weight`\n\
              hint: `model.layers.0.mlp.experts.0.dwn_proj.weight` is nearest to \
              `model.layers.0.mlp.experts.0.down_proj.weight`\n"
@@ -109,7 +109,7 @@ fn extra_tensors_are_named_with_the_nearest_that_is_known() {
         add(content, "model.layers.7.input_layernorm.weight", &[64]);
     });
     assert!(
-        found.contains("block 7 of a model with 2\n") && found.contains("hint: check that config.json"),
+        found.contains("block 7 of a model with 2\n") && found.contains("hint: set the number of layers"),
         "{found}"
     );
 }

@@ -22,7 +22,7 @@ use gguf_conversion::{Codes, Conversion, ConvertOptions, ModelSource};
 use gguf_core::progress::Silent;
 use gguf_core::{ElementType, GgmlType, Packing, TensorSource, WeightSource};
 use gguf_format::{Array, GgufFile, Value, WriteOptions, write_gguf};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use gguf_testkit::goldens::{Goldens, conformance_tests, tiered_conformance_tests};
 use gguf_testkit::memory::{decoded, f32_bytes, f32_values, tensor_bytes, write_source};
@@ -368,4 +368,93 @@ fn native_files_hold_the_same_values(corpus: &Goldens, tier: Tier) {
     }
     assert_eq!(file_types.values().filter(|&&found| found != 0).count(), named, "every name is a case");
     report_cases("quantized checkpoints, native files", n_files);
+}
+
+/// Copies a checkpoint with another configuration.
+fn copied(case: &Path, edit: impl FnOnce(&mut Json)) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs_err::create_dir(dir.path().join("hf")).unwrap();
+    for path in files::entries(case.join("hf")) {
+        fs_err::copy(&path, dir.path().join("hf").join(path.file_name().unwrap())).unwrap();
+    }
+    let mut config = files::json(case.join("hf/config.json"));
+    edit(&mut config);
+    let path = dir.path().join("hf/config.json");
+    fs_err::remove_file(&path).unwrap();
+    fs_err::write(path, config.to_string()).unwrap();
+    dir
+}
+
+fn without_settings(config: &mut Json) {
+    config.as_object_mut().unwrap().remove("quantization_config").unwrap();
+}
+
+conformance_tests!(what_the_tensors_tell_needs_no_configuration);
+fn what_the_tensors_tell_needs_no_configuration(corpus: &Goldens) {
+    let cases =
+        ["bnb-fp4", "bnb-int8", "bnb-nf4", "bnb-nf4-nested", "fp8-tensor-scale-inv", "fp8-tensor-static"];
+    for name in cases {
+        let case = corpus.join("prequant").join(name);
+        let dir = copied(&case, without_settings);
+        let source = open(dir.path()).unwrap();
+        assert!(source.warnings.iter().any(|text| text.contains("`quantization_config`")), "{name}");
+        check_values(&case, &*source.weights.unwrap(), &files::json(case.join("expected.json")));
+    }
+    // Blocks of another size than all known writers use.
+    let dir = copied(&corpus.join("prequant/fp8-block64x32"), without_settings);
+    assert!(open(dir.path()).unwrap_err().contains("weight_scale_inv"));
+    // Settings of AutoAWQ in its own file, under the names of its command line.
+    let case = corpus.join("prequant/awq-gemm-g32");
+    let dir = copied(&case, without_settings);
+    let settings = json!({"zero_point": true, "q_group_size": 32, "w_bit": 4, "version": "GEMM"});
+    fs_err::write(dir.path().join("hf/quant_config.json"), settings.to_string()).unwrap();
+    let source = open(dir.path()).unwrap().weights.unwrap();
+    check_values(&case, &*source, &files::json(case.join("expected.json")));
+    report_cases("checkpoints without their settings", cases.len() + 2);
+}
+
+#[test]
+fn numbers_in_few_bits_without_scales_are_told() {
+    for (ty, code, value, says) in [
+        ("F8_E4M3", 0x39, 1.125, "FP8 without scales"),
+        ("F8_E5M2", 0x3d, 1.25, "FP8 without scales"),
+        ("I8", 0xfe, 0.0, "integers without scales"),
+    ] {
+        let mut file = gguf_testkit::checkpoints::Safetensors::default();
+        file.add("a.weight", ty, [2, 4], &[code; 8]);
+        let dir = tempfile::tempdir().unwrap();
+        let config =
+            |settings: Json| json!({"architectures": ["LlamaForCausalLM"], "quantization_config": settings});
+        file.write_checkpoint(&dir.path().join("hf"), &config(Json::Null));
+        let source = open(dir.path()).unwrap();
+        assert!(source.warnings.iter().any(|text| text.contains(says)), "{ty}: {:?}", source.warnings);
+        let weights = source.weights.unwrap();
+        if weights.weights()[0].ty == ElementType::F32 {
+            assert_eq!(f32_values(&floats(&*weights, 0)), [value; 8], "{ty}");
+        }
+        // A scale, or settings that require one, show that something is missing.
+        file.write_checkpoint(&dir.path().join("hf"), &config(json!({"quant_method": "fp8"})));
+        assert!(open(dir.path()).unwrap_err().contains("without a scale"), "{ty}");
+    }
+}
+
+#[test]
+fn scales_of_blocks_may_be_powers_of_two() {
+    let mut file = gguf_testkit::checkpoints::Safetensors::default();
+    file.add("a.weight", "F8_E4M3", [2, 4], &[0x39; 8]);
+    file.add("a.weight_scale_inv", "F8_E8M0", [1, 2], &[128, 126]);
+    let dir = tempfile::tempdir().unwrap();
+    let settings = json!({"quant_method": "fp8", "weight_block_size": [2, 2]});
+    let config = json!({"architectures": ["LlamaForCausalLM"], "quantization_config": settings});
+    file.write_checkpoint(&dir.path().join("hf"), &config);
+    let source = open(dir.path()).unwrap().weights.unwrap();
+    assert_eq!(f32_values(&floats(&*source, 0)), [2.25, 2.25, 0.5625, 0.5625, 2.25, 2.25, 0.5625, 0.5625]);
+    // Without settings, scales of neither the tensor nor its rows are of 128 rows and columns.
+    let mut file = gguf_testkit::checkpoints::Safetensors::default();
+    file.add("a.weight", "F8_E4M3", [130, 130], &[0x38; 130 * 130]);
+    file.add_f32("a.weight_scale_inv", [2, 2], &[1.0, 2.0, 3.0, 4.0]);
+    file.write_checkpoint(&dir.path().join("hf"), &json!({"architectures": ["LlamaForCausalLM"]}));
+    let source = open(dir.path()).unwrap().weights.unwrap();
+    let values = f32_values(&floats(&*source, 0));
+    assert_eq!([values[0], values[129], values[128 * 130], values[129 * 130 + 128]], [1.0, 2.0, 3.0, 4.0]);
 }

@@ -1,6 +1,7 @@
 //! Vocabularies of checkpoints whose tokenizer is code: cards and modes compared with the reference converter.
 
 use gguf_conversion::{Conversion, ConvertOptions};
+use gguf_core::Hint;
 use gguf_tokenizer::{ModelProto, Piece, TrainerSpec};
 use prost::Message;
 use serde_json::{Value as Json, json};
@@ -38,6 +39,45 @@ fn vocabularies_equal_the_reference() {
 
 fn value<'j>(keys: &'j [Json], key: &str) -> &'j Json {
     &keys.iter().find(|row| row[0] == key).unwrap_or_else(|| panic!("{key} is missing"))[2]
+}
+
+/// Copy of the bundled model's small files with a larger vocabulary.
+fn larger() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config.json", "tokenizer.json", "tokenizer_config.json"] {
+        fs_err::copy(fixture("tiny-llama").join(name), dir.path().join(name)).unwrap();
+    }
+    let mut config = files::json(dir.path().join("config.json"));
+    config["vocab_size"] = json!(1026);
+    fs_err::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    dir
+}
+
+/// transformers reads `added_tokens.json` where the tokenizer's configuration lists no added tokens.
+#[test]
+fn added_tokens_are_in_a_file_of_their_own() {
+    let dir = larger();
+    let added = json!({"<second>": 1025, "<first>": 1024, "</s>": 1}).to_string();
+    fs_err::write(dir.path().join("added_tokens.json"), added).unwrap();
+    let tokens = |dir: &std::path::Path| {
+        value(&keys(dir), "tokenizer.ggml.tokens").as_array().unwrap()[1024..].to_vec()
+    };
+    assert_eq!(tokens(dir.path()), ["<first>", "<second>"]);
+    let path = dir.path().join("tokenizer_config.json");
+    let mut config = files::json(&path);
+    config["added_tokens_decoder"] = json!({"1": {"content": "</s>", "special": true}});
+    fs_err::write(path, config.to_string()).unwrap();
+    assert_eq!(tokens(dir.path()), ["[PAD1024]", "[PAD1025]"]);
+}
+
+#[test]
+fn vocabularies_in_two_files_have_a_way_out() {
+    let dir = larger();
+    fs_err::rename(dir.path().join("tokenizer.json"), dir.path().join("vocab.json")).unwrap();
+    fs_err::write(dir.path().join("merges.txt"), "a b").unwrap();
+    let options = ConvertOptions { vocab_only: true, ..ConvertOptions::default() };
+    let error = Conversion::plan(dir.path(), &options).unwrap_err();
+    assert!(error.hints().iter().any(|hint| hint.contains("`AutoTokenizer.")), "{:?}", error.hints());
 }
 
 /// ChatGLM 2 has the model file and the first five special tokens of ChatGLM 3.

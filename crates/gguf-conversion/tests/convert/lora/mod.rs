@@ -179,7 +179,7 @@ fn what_has_no_place_in_an_adapter_is_refused_with_a_way_out() {
         ),
         (
             "llama_unknown_module",
-            "1 of the checkpoint's tensors is unknown to card `llama`: `model.layers.0.self_attn.extra_proj.weight`"
+            "1 of the checkpoint's tensors is unknown to architecture `llama`: `model.layers.0.self_attn.extra_proj.weight`"
                 .to_owned(),
             base,
         ),
