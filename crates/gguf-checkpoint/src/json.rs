@@ -435,7 +435,7 @@ pub fn as_f64(value: &Value) -> Option<f64> {
 /// Parses a whole JSON text.
 ///
 /// # Errors
-/// As Text that is no value; anything but white space after the value.
+/// A text that is no value; anything but white space after the value.
 pub fn parse(bytes: &[u8], max_depth: usize) -> Result<Value> {
     let mut reader = JsonReader::new(bytes, max_depth);
     let value = reader.value()?;
