@@ -60,10 +60,13 @@ impl Attributes {
     pub(super) fn spell(config: &mut Map<String, Json>) {
         let outer = config.get("model_type").and_then(Json::as_str).and_then(|outer| TYPES.get(outer));
         let text = Self::of_text(config);
-        if let Some(part) = config.get_mut("text_config").and_then(Json::as_object_mut) {
-            text.into_iter().for_each(|text| text.spell_part(part));
+        if let (Some(text), Some(part)) = (text, config.get_mut("text_config").and_then(Json::as_object_mut))
+        {
+            text.spell_part(part);
         }
-        outer.into_iter().for_each(|outer| outer.spell_part(config));
+        if let Some(outer) = outer {
+            outer.spell_part(config);
+        }
     }
 
     fn spell_part(&self, part: &mut Map<String, Json>) {

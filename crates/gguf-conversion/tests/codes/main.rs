@@ -451,7 +451,7 @@ fn scales_of_blocks_may_be_powers_of_two() {
     assert_eq!(f32_values(&floats(&*source, 0)), [2.25, 2.25, 0.5625, 0.5625, 2.25, 2.25, 0.5625, 0.5625]);
     // Without settings, scales of neither the tensor nor its rows are of 128 rows and columns.
     let mut file = gguf_testkit::checkpoints::Safetensors::default();
-    file.add("a.weight", "F8_E4M3", [130, 130], &[0x38; 130 * 130]);
+    file.add("a.weight", "F8_E4M3", [130, 130], &vec![0x38; 130 * 130]);
     file.add_f32("a.weight_scale_inv", [2, 2], &[1.0, 2.0, 3.0, 4.0]);
     file.write_checkpoint(&dir.path().join("hf"), &json!({"architectures": ["LlamaForCausalLM"]}));
     let source = open(dir.path()).unwrap().weights.unwrap();
