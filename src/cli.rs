@@ -363,7 +363,7 @@ pub fn run<T: Tool>() -> ExitCode {
         Err(_) => Some(Failure::defect()),
     };
     let failure = failure.map(|failure| match tool.hinted() {
-        Some(command) => failure.with_hints_for(&command),
+        Some(command) => failure.with_hints_for(&command, &convert::hf2gguf()),
         None => failure,
     });
     let failure = failure.map(|failure| failure.with_rest(|| tool.after_interrupt()).with_offer(offer));

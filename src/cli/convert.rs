@@ -38,6 +38,11 @@ pub(crate) fn command() -> clap::Command {
     <Convert as clap::CommandFactory>::command()
 }
 
+/// Returns the parser of `hf2gguf`, which makes the files that other programs read.
+pub(super) fn hf2gguf() -> clap::Command {
+    <Hf2gguf as clap::Args>::augment_args(clap::Command::new("hf2gguf"))
+}
+
 /// Turn checkpoints into GGUF files, and back
 #[derive(Debug, Parser)]
 #[command(name = "gguf-convert", version = crate::cli::version(), long_version = crate::cli::build())]

@@ -74,20 +74,20 @@ impl Failure {
         Self { hints: self.hints.into_iter().chain(offer).collect(), ..self }
     }
 
-    /// Leaves out hints at options that a command does not have. What is quoted with its program is another command.
-    pub(super) fn with_hints_for(mut self, command: &clap::Command) -> Self {
-        let has = |option: &str| {
-            let names = |arg: &clap::Arg| {
-                let aliases = arg.get_all_aliases().unwrap_or_default();
-                arg.get_long().into_iter().chain(aliases).any(|name| name == option)
-            };
-            command.get_arguments().any(names)
-        };
-        let is_of_command = |hint: &String| {
+    /// Leaves out hints at options that a command does not have. If no other is left, those at options of gguf-convert
+    /// stay, since its file is an input of the command. What is quoted with its program is another command.
+    pub(super) fn with_hints_for(mut self, command: &clap::Command, convert: &clap::Command) -> Self {
+        let is_of = |command: &clap::Command, hint: &str| {
             let options = hint.split('`').skip(1).step_by(2).filter_map(|code| code.strip_prefix("--"));
-            options.map(|code| code.split([' ', '=']).next().unwrap_or(code)).all(has)
+            options
+                .map(|code| code.split([' ', '=']).next().unwrap_or(code))
+                .all(|option| has(command, option))
         };
-        self.hints.retain(is_of_command);
+        let (own, others): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.hints).into_iter().partition(|hint| is_of(command, hint));
+        let of_convert = others.into_iter().filter(|hint| own.is_empty() && is_of(convert, hint));
+        let of_convert: Vec<_> = of_convert.map(|hint| hint.replace("`--", "`gguf-convert --")).collect();
+        self.hints = own.into_iter().chain(of_convert).collect();
         self
     }
 
@@ -202,6 +202,15 @@ fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
     io.or(json) == Some(std::io::ErrorKind::BrokenPipe)
 }
 
+/// Returns true if a command has this long option.
+fn has(command: &clap::Command, option: &str) -> bool {
+    let names = |arg: &clap::Arg| {
+        let aliases = arg.get_all_aliases().unwrap_or_default();
+        arg.get_long().into_iter().chain(aliases).any(|name| name == option)
+    };
+    command.get_arguments().any(names)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -257,8 +266,14 @@ mod tests {
             "none",
         ];
         let failure = Failure { hints: hints.map(str::to_owned).to_vec(), ..Failure::defect() };
-        let left = failure.with_hints_for(&<NumberProbe as clap::CommandFactory>::command()).hints;
+        let command = <NumberProbe as clap::CommandFactory>::command();
+        let convert = crate::cli::convert::hf2gguf();
+        let left = failure.with_hints_for(&command, &convert).hints;
         assert_eq!(left, [hints[0], hints[2], hints[3]]);
+        let only = |hint: &str| Failure { hints: vec![hint.to_owned()], ..Failure::defect() };
+        let left = |hint: &str| only(hint).with_hints_for(&command, &convert).hints;
+        assert_eq!(left("`--drop REGEX` leaves it out"), ["`gguf-convert --drop REGEX` leaves it out"]);
+        assert_eq!(left("`--other` is nowhere"), [""; 0]);
     }
 
     #[test]
