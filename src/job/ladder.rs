@@ -240,12 +240,11 @@ impl Ladder {
             (None, _) => rung.types.file_type.name().parse()?,
         };
         let common = self.common();
-        let files = match is_split {
-            true => {
-                let max_bytes = Some(self.max_part_bytes);
-                OutputFiles::Set { max_bytes, max_tensors: None, no_tensor_first: false }
-            }
-            false => common.output.files.clone(),
+        let files = if is_split {
+            let max_bytes = Some(self.max_part_bytes);
+            OutputFiles::Set { max_bytes, max_tensors: None, no_tensor_first: false }
+        } else {
+            common.output.files
         };
         let output = JobOutput { path: OutputPath::File(target), files, ..common.output.clone() };
         let calibration = self.calibration.as_ref().filter(|_| self.is_calibrated(rung)).map(|calibration| {

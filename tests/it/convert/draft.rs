@@ -65,7 +65,7 @@ fn a_row_of_a_card_that_replaces_another_permutes_as_that_one() {
     weights[at..at + new.len()].copy_from_slice(new);
     fs_err::write(&file, weights).unwrap();
     files::edit_json(model.join("config.json"), |config| {
-        config["architectures"] = json!(["NobodysForCausalLM"])
+        config["architectures"] = json!(["NobodysForCausalLM"]);
     });
     let with_row = |row: &str| {
         let card = dir.path().join("nobodys.toml");

@@ -198,8 +198,12 @@ fn quantized_baselines_are_no_false_alarm() {
 fn a_file_that_its_importance_matrix_makes_is_its_own_reference_copy() {
     let base = Tiny::new().with_layers(1);
     let (mut file, mut noise) = (base.clone(), Noise::new(5));
-    let mut sums =
-        ImatrixSums { tensors: Default::default(), datasets: Vec::new(), n_chunks: 1, chunk_size: 1 };
+    let mut sums = ImatrixSums {
+        tensors: std::collections::BTreeMap::default(),
+        datasets: Vec::new(),
+        n_chunks: 1,
+        chunk_size: 1,
+    };
     let is_matrix = |meta: &&TensorMeta| meta.shape.rank() > 1;
     for TensorMeta { name, shape, .. } in base.tensors.tensors().iter().filter(is_matrix) {
         let weights: Vec<f32> = (0..shape.n_cols()).map(|_| 10f32.powf(noise.unit())).collect();
