@@ -57,26 +57,30 @@ impl Attributes {
 
     /// Spells a configuration and its text part as their classes do: attributes under their canonical names
     /// (`num_local_experts` for `n_routed_experts`; transformers reads and writes either), and whole numbers as such (`32.0`).
-    pub(super) fn spell(config: &mut Map<String, Json>) {
+    /// Names that `is_read` stay: the card tells them apart.
+    pub(super) fn spell(config: &mut Map<String, Json>, is_read: &dyn Fn(&str) -> bool) {
         let outer = config.get("model_type").and_then(Json::as_str).and_then(|outer| TYPES.get(outer));
         let text = Self::of_text(config);
         if let (Some(text), Some(part)) = (text, config.get_mut("text_config").and_then(Json::as_object_mut))
         {
-            text.spell_part(part);
+            text.spell_part(part, is_read);
         }
         if let Some(outer) = outer {
-            outer.spell_part(config);
+            outer.spell_part(config, is_read);
         }
     }
 
-    fn spell_part(&self, part: &mut Map<String, Json>) {
+    fn spell_part(&self, part: &mut Map<String, Json>, is_read: &dyn Fn(&str) -> bool) {
         let is_given = |part: &Map<String, Json>, key: &str| part.get(key).is_some_and(|own| !own.is_null());
         for (alias, own) in &self.aliases {
             if !is_given(part, alias) || is_given(part, own) {
                 continue;
             }
-            // Cards of users count experts by either name; other names may be attributes of their own to a card.
+            // Cards count experts by either name, also where they read one of them.
             let is_count = [alias, own].iter().all(|name| name.contains("experts"));
+            if !is_count && is_read(alias) {
+                continue;
+            }
             let value = if is_count { part.get(alias).cloned() } else { part.remove(alias) };
             part.extend(value.map(|value| (own.clone(), value)));
         }
@@ -159,7 +163,7 @@ mod tests {
     fn either_name_of_an_attribute_is_read() {
         let own = |json: &str, key: &str| {
             let mut config = config(json);
-            Attributes::spell(&mut config);
+            Attributes::spell(&mut config, &|_| false);
             config.get("text_config").and_then(|text| text.get(key)).or_else(|| config.get(key)).cloned()
         };
         let mixtral = r#"{"model_type": "mixtral", "num_experts": 4"#;

@@ -10,6 +10,7 @@ use crate::language::eval::{Root, Scope};
 use crate::language::expr::Expr;
 use crate::language::names::Captures;
 use crate::read::schema::{Card, CardKind, DefaultValue};
+use crate::read::visit;
 
 /// Members of a configuration.
 pub(crate) type ConfigMap = Map<String, Json>;
@@ -67,7 +68,7 @@ pub(crate) fn complete(card: &Card, config: &ConfigMap, scope: &Scope<'_>) -> Re
     if card.kind == CardKind::Mmproj {
         return with_part_defaults(card, config, scope);
     }
-    Attributes::spell(&mut config);
+    Attributes::spell(&mut config, &|key| visit::mentions(card, key));
     resaved::complete(&mut config);
     if let Some(Json::Object(text)) = config.get_mut("text_config") {
         resaved::complete(text);
