@@ -278,7 +278,14 @@ impl WorkFolder {
     /// As [`open`](Self::open).
     pub(super) fn candidate(&self, candidate: &str) -> Result<Self, WorkError> {
         let digits = candidate.get(..CANDIDATE_DIGITS).unwrap_or(candidate);
-        Self::open(&self.path.join(format!("{CANDIDATE}{digits}")), self.sync)
+        self.open_candidate(&self.path.join(format!("{CANDIDATE}{digits}")))
+    }
+
+    fn open_candidate(&self, path: &Path) -> Result<Self, WorkError> {
+        let mut folder = Self::open(path, self.sync)?;
+        // Whatever run made it: one may have been killed before it wrote that down.
+        folder.is_made = true;
+        Ok(folder)
     }
 
     /// Measured divergence with only this group of tensors quantized.
@@ -327,7 +334,7 @@ impl WorkFolder {
         for entry in fs_err::read_dir(&self.path)? {
             let entry = entry?;
             if entry.file_name().as_encoded_bytes().starts_with(CANDIDATE.as_bytes()) {
-                Self::open(&entry.path(), self.sync).map_err(std::io::Error::other)?.clear()?;
+                self.open_candidate(&entry.path()).map_err(std::io::Error::other)?.clear()?;
             }
         }
         let blocks = (0..N_ATTEMPTS).map(blocks_file);
@@ -357,5 +364,22 @@ impl Drop for WorkFolder {
                 let _ = fs_err::remove_dir(&self.path);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_candidate_whose_run_was_killed_at_once_is_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("work");
+        let work = WorkFolder::open(&path, false).unwrap();
+        let candidate = path.join(format!("{CANDIDATE}00"));
+        fs_err::create_dir(&candidate).unwrap();
+        fs_err::write(candidate.join(LOCK), "").unwrap();
+        work.clear().unwrap();
+        assert!(!path.exists());
     }
 }
