@@ -90,7 +90,7 @@ fn deep() {
         let options = FidelityOptions { solver, engine: engine(2), quantize: &quantize, dir: &dir, keep };
         solve(&model, &input, &text, &options, &Silent).unwrap()
     };
-    let [start, found] = [Solver::Sequential, Solver::Tuned { n_steps: 160 }].map(run);
+    let [start, found] = [Solver::Sequential, Solver::Tuned { n_steps: 70 }].map(run);
     let [before, after] = found.trials.as_slice() else { panic!("{:?}", found.trials) };
     assert!(after.figures.mean_kld < 0.95 * before.figures.mean_kld, "{:?}", found.trials);
     let matrices = tiny.tensors.tensors().iter().filter(|meta| meta.shape.rank() > 1);
