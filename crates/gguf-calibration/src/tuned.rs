@@ -184,9 +184,8 @@ impl<'a> Tuning<'a> {
         let text = TuningText::new(self.text, self.model, self.engine, self.progress)?;
         let held = HeldModel::read(self.plan, is_changed)?;
         let goal = self.goal(text)?;
-        let divergence = self.judge(&held, &goal)?;
-        let start = divergence;
-        let mut best = State { held, divergence };
+        let start = self.judge(&held, &goal)?;
+        let mut best = State { held, divergence: start };
         self.step_all(&goal, &mut best)?;
         if best.divergence < start { self.written(&best.held, before).map(Some) } else { Ok(None) }
     }

@@ -69,7 +69,8 @@ pub(super) fn is_fp8(ty: ElementType) -> bool {
     Fp8Format::of(ty).is_some()
 }
 
-const BLOCK_SIZE: &str = "weight_block_size";
+/// Key of the settings with rows and columns of a block.
+pub(super) const BLOCK_SIZE: &str = "weight_block_size";
 
 /// Numbers of ranks among which writers split a matrix.
 const RANKS: [u64; 3] = [8, 4, 2];

@@ -219,8 +219,8 @@ pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<(Settings, Option<Str
             }
         },
     };
-    let block = settings.map.get("weight_block_size");
-    let block = block.map_or_else(String::new, |block| format!(" with `\"weight_block_size\": {block}`"));
+    let block = settings.map.get(fp8::BLOCK_SIZE);
+    let block = block.map_or_else(String::new, |block| format!(" with `\"{}\": {block}`", fp8::BLOCK_SIZE));
     let warning = format!(
         "config.json has no `quantization_config`: by `{}` the weights are read as those of {}{block}",
         escape(&seen),
