@@ -74,7 +74,6 @@ pub const ENTRIES: &[(&str, Entry)] = &[
     ("safetensors", checkpoint::safetensors),
     ("sentencepiece", vocabulary::sentencepiece),
     ("split", gguf::split),
-    ("statistics", kept::statistics),
     ("tasks", texts::tasks),
     ("template", texts::template),
     ("text", vocabulary::text),

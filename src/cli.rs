@@ -8,7 +8,6 @@ pub mod convert;
 #[cfg(test)]
 mod effects_table;
 mod failure;
-mod folder;
 mod forms;
 mod help;
 pub mod inspect;
@@ -388,7 +387,7 @@ fn parse<T: Tool>() -> Result<T, clap::Error> {
     T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
-/// Moves common options that stand in front of everything else to the end: `--json stats m.gguf` is `stats m.gguf --json`.
+/// Moves common options that stand in front of everything else to the end: `--json ladder m.gguf` is `ladder m.gguf --json`.
 fn command_first(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let common = <Common as clap::Args>::augment_args(clap::Command::new("common"));
     let option = |word: &str| {
@@ -489,7 +488,7 @@ mod tests {
             words.join(" ")
         };
         for (typed, meant) in [
-            ("p --json stats m.gguf", "p stats m.gguf --json"),
+            ("p --json ladder m.gguf", "p ladder m.gguf --json"),
             ("p -q -t 2 DIR", "p DIR -q -t 2"),
             ("p --threads=2 --quiet DIR -- -x", "p DIR --threads=2 --quiet -- -x"),
             ("p --json", "p --json"),

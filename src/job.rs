@@ -50,8 +50,7 @@ use crate::convert::ConvertOptions;
 use crate::quantize::{FileType, QuantizeOptions};
 
 pub use calibration::{
-    Calibration, CalibrationPlan, CalibrationReport, GivenStatistics, HeldOutFacts, KindFacts, OwnText,
-    TextFacts,
+    Calibration, CalibrationPlan, CalibrationReport, HeldOutFacts, KindFacts, OwnText, TextFacts,
 };
 pub use default_name::NameTaken;
 pub use error::{Contradiction, JobError};

@@ -2,7 +2,7 @@
 """What rounding by a model's own activations gives beside the importance matrix of the same tokens, at the same size.
 
     compare.py --programs DIR --model F32.gguf --calibrate PATH [PATH...] --evaluate FILE [FILE...]
-               [--types Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K] [--mixes] [--solvers gptq,sequential] [--self-text] [--tokens N] [--ctx 512] [--dir DIR]
+               [--types Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K] [--mixes] [--solvers sequential] [--self-text] [--tokens N] [--ctx 512] [--dir DIR]
                [--target-of Q4_K_M,Q3_K_M] [--peer DIR] [--json FILE]
 
 DIR of --programs holds gguf-quantize and gguf-verify. Types are given to all matrices but the embeddings and the output,
@@ -85,7 +85,7 @@ def main():
     parser.add_argument("--types", default="Q4_K,Q3_K,Q4_0,IQ4_XS,Q2_K")
     parser.add_argument("--mixes", action="store_true")
     parser.add_argument("--target-of", help="mixes whose sizes types are chosen for")
-    parser.add_argument("--solvers", default="gptq,sequential")
+    parser.add_argument("--solvers", default="sequential")
     parser.add_argument("--self-text", action="store_true", help="let the model write half of the text")
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--ctx", type=int, default=512)

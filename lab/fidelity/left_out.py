@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What calibrated rounding gives on kinds of text that the calibration did not contain.
 
-    left_out.py --programs DIR --model F32.gguf --texts DIR [--types Q4_0,Q3_K] [--solvers gptq,sequential] [--tokens 12288]
+    left_out.py --programs DIR --model F32.gguf --texts DIR [--types Q4_0,Q3_K] [--solvers sequential] [--tokens 12288]
                 [--rounds like,KIND...,self] [--self-text] [--ctx 512] [--dir DIR] [--json FILE]
 
 DIR of --texts is what texts.py made: KIND.calibrate.* and KIND.evaluate.*. Rounds:
@@ -28,7 +28,7 @@ def main():
     parser.add_argument("--model", required=True)
     parser.add_argument("--texts", required=True)
     parser.add_argument("--types", default="Q4_0,Q3_K")
-    parser.add_argument("--solvers", default="gptq,sequential")
+    parser.add_argument("--solvers", default="sequential")
     parser.add_argument("--rounds")
     parser.add_argument("--self-text", action="store_true", help="let the model write half of the text")
     parser.add_argument("--tokens", type=int, default=12288)

@@ -5,7 +5,6 @@ mod ladder;
 pub(crate) mod options;
 mod recipe;
 mod solver;
-mod stats;
 pub(crate) mod target;
 
 use std::ffi::OsString;
@@ -21,7 +20,6 @@ use crate::cli::job::{JobArgs, carry_out, output_path};
 use crate::cli::quantize::ladder::LadderArgs;
 use crate::cli::quantize::options::{RequantizeArgs, usage};
 use crate::cli::quantize::recipe::{RebuildArgs, RecipeArgs};
-use crate::cli::quantize::stats::StatsArgs;
 use crate::cli::render::{Align, Table};
 use crate::cli::type_names::TypeNames;
 use crate::cli::{Common, Exit, Session, Tool, UsageError};
@@ -91,9 +89,6 @@ struct Quantize {
 
 #[derive(Subcommand)]
 enum QuantizeCommand {
-    /// Run a text through the model and keep the statistics of every matrix's inputs, for `--stats`: collected once, for
-    /// any number of quantizations
-    Stats(StatsArgs),
     /// Write many types of a model from one reading of it: every file has the bytes of its own single run
     Ladder(Box<LadderArgs>),
     /// Find out how a quantized file was made of a model: types, importance matrix, and whatever was changed; as a small
@@ -266,7 +261,6 @@ impl Tool for Quantize {
 
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
-            Some(QuantizeCommand::Stats(args)) => return args.run(session),
             Some(QuantizeCommand::Ladder(args)) => return args.run(session),
             Some(QuantizeCommand::Recipe(args)) => return args.run(session),
             Some(QuantizeCommand::Rebuild(args)) => return args.run(session),

@@ -78,7 +78,6 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
     of! {
         crate::arch::ArchError,
         crate::calibrate::CalibrateError,
-        crate::calibrate::StatisticsError,
         crate::calibrate::WorkError,
         crate::checkpoint::CheckpointError,
                 crate::convert::ConvertError,

@@ -12,7 +12,7 @@ use crate::job::OutputFiles;
 pub(super) struct ShareArgs {
     /// Write the I-th of N files that together are the output, divided so that all take about the same time. All runs
     /// make the same plan and are independent; `gguf-inspect merge` joins the files into what a single run writes
-    #[arg(long, value_name = "I/N", conflicts_with = "calibrated")]
+    #[arg(long, value_name = "I/N", conflicts_with = "calibrate")]
     pub(super) part: Option<Share>,
     /// With --part: write into this file, which all runs share (on one file system); the last run gives it its name. A
     /// part that exists already is not written again
@@ -20,7 +20,7 @@ pub(super) struct ShareArgs {
     pub(super) into: Option<PathBuf>,
     /// Keep the written data when the run is stopped; the same command resumes from it. Without this option a stopped
     /// run leaves nothing. (--into always keeps it)
-    #[arg(long, conflicts_with = "calibrated")]
+    #[arg(long, conflicts_with = "calibrate")]
     pub(super) resume: bool,
 }
 

@@ -4,13 +4,10 @@ mod facts;
 mod forecast;
 mod run;
 mod sized;
-mod statistics;
 
 use std::path::{Path, PathBuf};
 
-use crate::calibrate::{
-    CalibrateError, CalibrationText, SelfTextKeeper, Solver, Statistics, TextOptions, TextSource,
-};
+use crate::calibrate::{CalibrateError, CalibrationText, Solver, TextOptions, TextSource, WorkFolder};
 use crate::core::output::{GuardError, same_file};
 use crate::core::platform::held_bytes;
 use crate::core::progress::Progress;
@@ -39,10 +36,6 @@ pub struct Calibration {
     pub held_out_texts: Vec<PathBuf>,
     /// Folder that keeps the work of an interrupted run.
     pub work_dir: Option<PathBuf>,
-    /// Folder for the moments of every matrix.
-    pub save_statistics: Option<PathBuf>,
-    /// Moments to use instead of a text.
-    pub statistics: Option<GivenStatistics>,
     /// Threads, memory and vector instructions.
     pub engine: EngineOptions,
 }
@@ -58,15 +51,6 @@ pub enum OwnText {
     Asked,
     /// The model writes nothing.
     Omitted,
-}
-
-/// Moments that an earlier run has kept.
-#[derive(Clone, Debug)]
-pub struct GivenStatistics {
-    /// Folder of the moments.
-    pub path: PathBuf,
-    /// Names of the kinds of text to use; empty for all.
-    pub kinds: Vec<String>,
 }
 
 /// Texts that are read.
@@ -87,8 +71,6 @@ impl Calibration {
             n_tokens: TextOptions::default().n_tokens,
             held_out_texts: Vec::new(),
             work_dir: None,
-            save_statistics: None,
-            statistics: None,
             engine: EngineOptions::default(),
         }
     }
@@ -98,8 +80,7 @@ impl Calibration {
         let files =
             |paths: &[PathBuf]| paths.iter().filter(|path| !path.is_dir()).cloned().collect::<Vec<_>>();
         guard.read_all("the calibration text", files(&self.texts))?;
-        guard.read_all("the text of the check", files(&self.held_out_texts))?;
-        guard.read_all("the statistics", self.statistics.iter().map(|given| &given.path))
+        guard.read_all("the text of the check", files(&self.held_out_texts))
     }
 
     /// Identifies what decides the result besides the model and the types.
@@ -123,11 +104,6 @@ impl Calibration {
             digest.value(&text.prompts)?;
         }
         digest.number(given.len() as u64);
-        if let Some(GivenStatistics { path, kinds }) = &self.statistics {
-            let found = Statistics::open(path).map_err(CalibrateError::from)?;
-            digest.bytes(found.digest().as_bytes());
-            digest.value(kinds)?;
-        }
         Ok(digest.hex())
     }
 
@@ -164,12 +140,12 @@ impl Calibration {
         progress: &dyn Progress,
         sources: &[TextSource],
         model: &Model<'_>,
-        keeper: Option<SelfTextKeeper<'_>>,
+        work: Option<&WorkFolder>,
     ) -> Result<CalibrationText, CalibrateError> {
         let options = self.text_options();
         let own = || {
             let engine = self.engine();
-            CalibrationText::with_self(model, sources, &options, SELF_SEED, engine, keeper, progress)
+            CalibrationText::with_self(model, sources, &options, SELF_SEED, engine, work, progress)
         };
         let text = match self.own_text {
             OwnText::Omitted => CalibrationText::new(model, sources, &options)?,

@@ -126,8 +126,6 @@ pub enum Contradiction {
     CalibratedImageModel,
     #[error("--calibrate: {file_type} is no quantized type: there is nothing to solve")]
     NothingToSolve { file_type: FileType },
-    #[error("{option}: costs are measured on a text, and `--stats` has no text")]
-    CostsWithoutText { option: &'static str },
     #[error("--dry-run cannot be used with `{option}` with a text: costs are measured on it")]
     PlanOfMeasuredTypes { option: &'static str },
     #[error("{option}: a size above 0 expected")]
@@ -142,9 +140,4 @@ pub enum Contradiction {
         calibrate.display()
     )]
     SameText { held_out: PathBuf, calibrate: PathBuf },
-    #[error(
-        "{option}: the solver `{solver}` follows the quantized model, of which nothing is known beforehand; \
-         choose `--solver gptq`"
-    )]
-    StatisticsOfFollower { option: &'static str, solver: &'static str },
 }

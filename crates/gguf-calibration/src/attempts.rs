@@ -2,22 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use crate::calibration_run::{CalibrateOptions, CalibrationRun};
 use crate::figures::{HeldOutFigures, WORTH_IT};
-use crate::importance::total_importance;
-use crate::matrices::{MatrixSolver, SolveTarget, solver_bytes};
-use crate::options::{FidelityOptions, Keep, StatisticsOutput};
+use crate::importance::importance;
+use crate::matrices::SolveTarget;
+use crate::options::{FidelityOptions, Solver};
 use crate::program::program;
 use crate::sequential::{Followed, Task};
 use crate::solved::SolvedBlocks;
-use crate::solver::LayerSolver;
-use crate::store::identity;
-use crate::work::{FinishedAttempt, Resumed, WorkFacts};
-use crate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, Statistics, StatisticsWriter};
+use crate::work::{FinishedAttempt, Resumed, WorkFacts, identity};
+use crate::{CalibrateError, CalibrationText, NotSolved, SolverOptions};
+use gguf_core::GgmlType;
 use gguf_core::progress::{Progress, Titled};
-use gguf_core::{GgmlType, TensorMeta};
-use gguf_engine::{EngineError, EngineOptions};
-use gguf_format::{ColumnSums, Imatrix, ImatrixSums};
+use gguf_engine::EngineOptions;
+use gguf_format::{Imatrix, ImatrixSums};
 use gguf_quantization::{Input, QuantizeError, QuantizePlan};
 use gguf_verification::{Divergence, Fingerprint, Model, Window, divergence_on};
 
@@ -49,7 +46,7 @@ impl Attempts<'_> {
     /// # Errors
     /// Kept work of a run that would have given another result.
     pub(super) fn begin(&self) -> Result<(), CalibrateError> {
-        let Some(work) = self.options.keep.work else { return Ok(()) };
+        let Some(work) = self.options.work else { return Ok(()) };
         Ok(work.begin(self.facts()?)?)
     }
 
@@ -61,9 +58,9 @@ impl Attempts<'_> {
     ) -> Result<AttemptResult, CalibrateError> {
         let tensors = self.input.source.tensors();
         let places = self.targets.values().map(|target| (&tensors[target.tensor], target.ty));
-        let Some(work) = self.options.keep.work else {
+        let Some(work) = self.options.work else {
             let blocks = SolvedBlocks::new(self.options.dir, places)?;
-            let (sums, left) = self.solve(number, &blocks, solver)?;
+            let (sums, left) = self.solve(&blocks, solver)?;
             return Ok(AttemptResult { imatrix: imatrix(&sums)?, blocks, left, n_found: 0 });
         };
         let finished = work.finished(number);
@@ -71,7 +68,7 @@ impl Attempts<'_> {
             finished.as_ref().filter(|_| self.is_given_up(number))
         {
             let blocks = SolvedBlocks::new(self.options.dir, std::iter::empty())?;
-            let imatrix = imatrix(&self.sums(importance.clone()))?;
+            let imatrix = imatrix(importance)?;
             return Ok(AttemptResult { imatrix, blocks, left: left.clone(), n_found: 0 });
         }
         let Resumed { blocks, n_found, n_damaged } = work.blocks(number, places, self.progress)?;
@@ -85,152 +82,45 @@ impl Attempts<'_> {
         }
         if let Some(FinishedAttempt { importance, left }) = finished.filter(|_| n_damaged == 0) {
             blocks.meet_all();
-            let imatrix = imatrix(&self.sums(importance))?;
+            let imatrix = imatrix(&importance)?;
             return Ok(AttemptResult { imatrix, blocks, left, n_found });
         }
-        let (sums, left) = self.solve(number, &blocks, solver)?;
+        let (sums, left) = self.solve(&blocks, solver)?;
         blocks.meet_all();
-        work.finish(number, &sums.tensors, &left)?;
+        work.finish(number, &sums, &left)?;
         Ok(AttemptResult { imatrix: imatrix(&sums)?, blocks, left, n_found })
     }
 
     /// Returns true if an earlier run measured this attempt, found it not worth it, and went on to the next one.
     fn is_given_up(&self, number: usize) -> bool {
-        let judged = |attempt| self.options.keep.work.and_then(|work| work.judged(attempt));
+        let judged = |attempt| self.options.work.and_then(|work| work.judged(attempt));
         judged(None).zip(judged(Some(number))).is_some_and(|(plain, own)| own.ratio(&plain) > WORTH_IT)
-    }
-
-    /// Importance sums with the names, chunks and context length of the text.
-    fn sums(&self, tensors: BTreeMap<String, ColumnSums>) -> ImatrixSums {
-        let kinds = &self.text.kinds;
-        let n_chunks = match self.options.keep.statistics {
-            None => kinds.iter().map(|kind| kind.windows.len()).sum(),
-            Some(statistics) => {
-                let counts = statistics.kinds().into_iter().map(|kind| kind.n_sequences);
-                let own = counts.zip(self.text.weights_of(statistics)).filter(|(_, weight)| *weight > 0.0);
-                usize::try_from(own.map(|(n, _)| n).sum::<u64>()).unwrap_or(usize::MAX)
-            }
-        };
-        ImatrixSums {
-            tensors,
-            datasets: kinds.iter().map(|kind| kind.name.as_bytes().to_vec()).collect(),
-            n_chunks,
-            chunk_size: self.text.n_ctx,
-        }
     }
 
     fn solve(
         &self,
-        number: usize,
         blocks: &SolvedBlocks,
         solver: SolverOptions,
     ) -> Result<(ImatrixSums, Vec<NotSolved>), CalibrateError> {
-        if self.options.solver.follows() {
-            let solved = self.targets.iter().map(|(name, target)| (name.clone(), target.ty));
-            let task = Task {
-                model: self.model,
-                source: self.input.source,
-                text: self.text,
-                engine: self.options.engine,
-                targets: self.targets,
-                types: &solved.chain(self.others.iter().cloned()).collect(),
-                options: solver,
-                blocks,
-                dir: self.options.dir,
-                progress: self.progress,
-            };
-            let Followed { importance, left } = task.run()?;
-            return Ok((importance, left));
+        if self.options.solver == Solver::Reference {
+            let (engine, dir) = (self.options.engine, self.options.dir);
+            return Ok((importance(self.model, self.text, engine, dir, self.progress)?, Vec::new()));
         }
-        let statistics = self.options.keep.statistics;
-        let mut solver = LayerSolver {
-            matrices: MatrixSolver {
-                source: self.input.source,
-                level: self.options.engine.level,
-                options: solver.solve,
-                blocks,
-                progress: self.progress,
-            },
-            shrinkage: solver.shrinkage,
+        let solved = self.targets.iter().map(|(name, target)| (name.clone(), target.ty));
+        let task = Task {
+            model: self.model,
+            source: self.input.source,
+            text: self.text,
+            engine: self.options.engine,
             targets: self.targets,
-            weights: match statistics {
-                Some(statistics) => self.text.weights_of(statistics),
-                None => self.text.kinds.iter().map(|kind| f64::from(kind.weight)).collect(),
-            },
-            left: Vec::new(),
+            types: &solved.chain(self.others.iter().cloned()).collect(),
+            options: solver,
+            blocks,
+            dir: self.options.dir,
+            progress: self.progress,
         };
-        let sums = match statistics {
-            Some(statistics) => self.by_statistics(statistics, &mut solver)?,
-            None => self.by_text(number, &mut solver)?,
-        };
-        Ok((total_importance(&sums), solver.left))
-    }
-
-    /// Runs the model, and saves its moments if asked to.
-    fn by_text(
-        &self,
-        number: usize,
-        solver: &mut LayerSolver<'_>,
-    ) -> Result<Vec<ImatrixSums>, CalibrateError> {
-        let mut writer = self.writer(number)?;
-        let is_saved = writer.is_some();
-        let blocks = solver.matrices.blocks;
-        // A saved run collects all matrices: another quantization may solve some that this one does not.
-        let is_solved = |name: &str| self.targets.contains_key(name) && !blocks.has_all(name);
-        let wants = |meta: &TensorMeta| if is_saved { meta.shape.rank() > 1 } else { is_solved(&meta.name) };
-        let calibrate =
-            CalibrateOptions { engine: self.options.engine, wants: &wants, dir: self.options.dir };
-        let tensors = self.input.source.tensors();
-        let solver_bytes = solver_bytes(tensors, self.targets.values(), self.options.engine.n_threads);
-        let run = CalibrationRun::new(self.model, self.text, calibrate)?.with_consumer(solver_bytes)?;
-        let sums = run.run(self.progress, &mut |layer| {
-            if let Some(writer) = &mut writer {
-                writer.add(&layer)?;
-            }
-            solver.take(&layer)
-        })?;
-        if let Some(writer) = writer {
-            writer.commit(&sums)?;
-        }
-        Ok(sums)
-    }
-
-    /// Writer of the moments, at the first attempt of a run that saves them.
-    fn writer(&self, number: usize) -> Result<Option<StatisticsWriter>, CalibrateError> {
-        let Keep { save, .. } = self.options.keep;
-        let Some(StatisticsOutput { path, sync }) = save.filter(|_| number == 0) else { return Ok(None) };
-        let seed = self.text.kinds.iter().find_map(|kind| kind.seed);
-        // A run that was interrupted before its output was written may have saved them already.
-        if let Ok(found) = Statistics::open(path)
-            && found.are_of(self.model, self.text, seed)?
-        {
-            return Ok(None);
-        }
-        Ok(Some(StatisticsWriter::create(path, self.model, self.text, seed, sync)?))
-    }
-
-    /// Solves one layer after the other from kept statistics, without running the model.
-    fn by_statistics(
-        &self,
-        statistics: &Statistics,
-        solver: &mut LayerSolver<'_>,
-    ) -> Result<Vec<ImatrixSums>, CalibrateError> {
-        let n_bytes = (0..statistics.n_layers()).map(|at| statistics.file_bytes(at)).sum();
-        self.progress.begin("solving by statistics", n_bytes);
-        for at in 0..statistics.n_layers() {
-            if self.progress.is_cancelled() {
-                return Err(EngineError::Cancelled.into());
-            }
-            if !self.targets.is_empty()
-                && let Some(layer) = statistics.layer(at)?
-            {
-                solver.take(&layer)?;
-            }
-            self.progress.advance(statistics.file_bytes(at));
-        }
-        self.progress.end();
-        let sums = statistics.importance()?.into_iter().zip(&solver.weights);
-        Ok(sums.filter(|(_, weight)| **weight > 0.0).map(|(sums, _)| sums).collect())
+        let Followed { importance, left } = task.run()?;
+        Ok((importance, left))
     }
 
     /// Measures the file of a plan, under a title.
@@ -250,7 +140,7 @@ impl Attempts<'_> {
         attempt: Option<usize>,
         plan: &QuantizePlan<'_>,
     ) -> Result<HeldOutFigures, CalibrateError> {
-        let work = self.options.keep.work;
+        let work = self.options.work;
         let title = match attempt {
             None => "measuring the file of the importance matrix alone",
             Some(_) => "measuring the calibrated file",
@@ -270,7 +160,7 @@ impl Attempts<'_> {
 
     /// Drops the kept blocks of an attempt that was not worth it.
     pub(super) fn give_up(&self, number: usize) {
-        if let Some(work) = self.options.keep.work {
+        if let Some(work) = self.options.work {
             work.drop_blocks(number);
         }
     }
@@ -287,9 +177,6 @@ impl Attempts<'_> {
         facts.add("solver", self.options.solver.name());
         if self.options.solver.tuning_steps() > 0 {
             facts.add("steps of the tuning", self.options.solver.tuning_steps().to_string());
-        }
-        if let Some(statistics) = self.options.keep.statistics {
-            facts.add("statistics", statistics.digest());
         }
         let mut text = Fingerprint::default();
         for kind in &self.text.kinds {

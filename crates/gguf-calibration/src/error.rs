@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-use crate::{PROMISE_ERRORS, StatisticsError, WorkError};
+use crate::{PROMISE_ERRORS, WorkError};
 use gguf_core::Hint;
 use gguf_core::text::{bytes, escape};
 use gguf_engine::EngineError;
 use gguf_quantization::{AllocateError, QuantizeError};
 use gguf_verification::VerifyError;
 
-/// Errors that prevent calibration text or statistics from being made.
+/// Errors that prevent a calibration.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum CalibrateError {
@@ -22,9 +22,6 @@ pub enum CalibrateError {
     /// I/O, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// Statistics that cannot be written or read.
-    #[error(transparent)]
-    Statistics(#[from] StatisticsError),
     /// Work that cannot be kept or resumed.
     #[error(transparent)]
     Work(#[from] WorkError),
@@ -49,12 +46,6 @@ pub enum CalibrateError {
     TooShort { name: String, found: usize, windows: usize, needed: usize },
     #[error("text for the check `{}`: no sequence of which a token can be predicted", escape(name))]
     NothingToPredict { name: String },
-    #[error("statistics of no kind `{}`; there are `{}`", escape(name), escape(known))]
-    NoKind { name: String, known: String },
-    #[error("nothing was held back of the text of these statistics: a text to judge the result by expected")]
-    NoHeldOut,
-    #[error("statistics are of the unquantized model, which the solver `{solver}` does not go by")]
-    StatisticsFor { solver: &'static str },
     #[error(
         "{tokens} tokens in sequences of {n_ctx}, shared by {kinds} texts: expected at least two sequences each"
     )]
@@ -70,8 +61,6 @@ pub enum CalibrateError {
     TuneMemory { budget_bytes: u64, needed_bytes: u64, weights: u64 },
     #[error("memory budget of {budget_bytes} bytes: the model needs {needed_bytes} to write text")]
     SelfMemory { budget_bytes: u64, needed_bytes: u64 },
-    #[error("{}: {what}", path.display())]
-    OtherSelfText { path: PathBuf, what: &'static str },
     #[error("calibration: what `{}` is multiplied with is not finite", escape(tensor))]
     NonFinite { tensor: String },
 }
@@ -81,7 +70,6 @@ impl Hint for CalibrateError {
         match self {
             Self::Text(error) => error.hints(),
             Self::Engine(error) => error.hints(),
-            Self::Statistics(error) => error.hints(),
             Self::Work(error) => error.hints(),
             Self::Quantize(error) => error.hints(),
             Self::Allocate(error) => error.hints(),
@@ -123,11 +111,6 @@ impl Hint for CalibrateError {
                     "give a longer text, or a folder of texts: the files of a folder are one kind".to_owned(),
                 ]
             }
-            Self::OtherSelfText { .. } => {
-                vec!["name a new file with `--self-text`, and the model writes its text there".to_owned()]
-            }
-            Self::NoHeldOut => vec!["name one with `--check-text`".to_owned()],
-            Self::StatisticsFor { .. } => vec!["choose `--solver gptq`".to_owned()],
             Self::NonFinite { .. } => {
                 vec!["the weights are damaged: `gguf-verify MODEL --structure-only` looks at each".to_owned()]
             }

@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::attempts::{AttemptResult, Attempts};
 use crate::figures::{HeldOutFigures, WORTH_IT};
 use crate::matrices::SolveTarget;
-use crate::options::{FidelityOptions, Keep, Solver};
+use crate::options::{FidelityOptions, Solver};
 use crate::solved::SolvedBlocks;
 use crate::{CalibrateError, CalibrationText, NotSolved, SolverOptions};
 use gguf_core::GgmlType;
@@ -16,7 +16,7 @@ use gguf_core::progress::Progress;
 use gguf_engine::ModelKind;
 use gguf_format::{Imatrix, ImatrixError, Value};
 use gguf_quantization::{Input, QuantizeError, QuantizeOptions, QuantizePlan};
-use gguf_solve::{SHRINKAGE, SHRINKAGE_OF_STREAM, SolveOptions, can_solve};
+use gguf_solve::{SHRINKAGE_OF_STREAM, SolveOptions, can_solve};
 use gguf_verification::{Model, Recall};
 
 /// Divergence from the model on text that no solver used.
@@ -84,27 +84,12 @@ pub fn solve(
     if !options.quantize.prune_layers.is_empty() {
         return Err(CalibrateError::Pruned);
     }
-    let Keep { save, statistics, .. } = options.keep;
-    if (save.is_some() || statistics.is_some()) && options.solver.follows() {
-        return Err(CalibrateError::StatisticsFor { solver: options.solver.name() });
-    }
     let recall = Recall::default();
     let model = &Model { recall: Some(model.recall.unwrap_or(&recall)), ..*model };
     let held_out = text.held_out_windows();
-    if let Some(statistics) = statistics {
-        statistics.check(model)?;
-        if held_out.is_empty() {
-            return Err(CalibrateError::NoHeldOut);
-        }
-    }
     let (targets, without_solver) = match options.solver {
         Solver::Reference => SolveTargets::default(),
-        Solver::Gptq | Solver::Sequential | Solver::Tuned { .. } => targets(input, options.quantize)?,
-    };
-    let shrinkage = match options.solver {
-        Solver::Sequential | Solver::Tuned { .. } => SHRINKAGE_OF_STREAM,
-        _ if text.kinds.len() > 1 => SHRINKAGE,
-        _ => 1.0,
+        Solver::Sequential | Solver::Tuned { .. } => targets(input, options.quantize)?,
     };
     let attempts = Attempts {
         model,
@@ -129,7 +114,8 @@ pub fn solve(
     let mut found: Option<(Imatrix, HeldOutFigures)> = None;
     let (mut trials, mut left, mut kept, mut n_resumed) = (Vec::new(), Vec::new(), None, 0);
     for (number, (factor, lambda)) in [(1.0, 1.0), (2.0, 3.0)].into_iter().enumerate() {
-        let solver = SolverOptions { shrinkage: shrinkage * factor, lambda, solve: SolveOptions::default() };
+        let solver =
+            SolverOptions { shrinkage: SHRINKAGE_OF_STREAM * factor, lambda, solve: SolveOptions::default() };
         if number > 0 {
             progress.steps(2);
         }

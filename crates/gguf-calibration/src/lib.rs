@@ -1,11 +1,9 @@
-//! Calibration: text, and the second moments of every matrix's input while the model reads that text.
+//! Calibration: weights rounded by what the model computes on a text.
 //!
 //! [`TextSource::read`] reads one kind of text. [`CalibrationText::new`] shares out the tokens and holds a part back.
-//! [`SelfText`] lets the model write its own text, and [`CalibrationText::with_self`] adds it. [`CalibrationRun`] runs
-//! the model once and hands out the [`LayerMoments`] of one layer after the other, and the importance sums at the end.
-//! [`WorkFolder`] keeps the work of a run, so that it can resume after an interrupt. [`StatisticsWriter`] writes the
-//! moments into a directory, and [`Statistics`] reads them back. `solve` is all of `gguf-quantize --calibrate`: the
-//! run, the solver, and the check against the importance matrix.
+//! [`SelfText`] lets the model write its own text, and [`CalibrationText::with_self`] adds it. [`WorkFolder`] keeps the
+//! work of a run, so that it can resume after an interrupt. `solve` is all of `gguf-quantize --calibrate`: the run, the
+//! solver, and the check against the importance matrix.
 //!
 //! ```no_run
 //! use gguf_calibration::{CalibrationText, TextOptions, TextSource};
@@ -25,18 +23,14 @@
 //! ```
 
 mod attempts;
-mod calibration_run;
-mod collector;
 mod costs;
 mod error;
 mod fidelity;
 mod figures;
-mod groups;
 mod importance;
 mod journal;
 mod matrices;
 mod memory;
-mod moments;
 mod options;
 mod outlook;
 mod program;
@@ -46,27 +40,21 @@ mod search;
 mod sequential;
 mod solved;
 mod solver;
-mod store;
 mod text;
 mod tuned;
 mod types;
 mod work;
 
-pub use calibration_run::{CalibrateOptions, CalibrationRun};
-pub use collector::Wanted;
 pub use error::CalibrateError;
 pub use fidelity::{Fidelity, Trial, solve, solving_steps};
 pub use figures::HeldOutFigures;
-pub use importance::total_importance;
 pub use memory::Needs;
-pub use moments::{LayerMoments, MatrixName, MeanMoments, MomentSums, Moments, SharedInput};
-pub use options::{FidelityOptions, Keep, Solver, StatisticsOutput};
+pub use options::{FidelityOptions, Solver};
 pub use outlook::Outlook;
 pub use promise::{KeptPromise, PROMISE_ERRORS, TriedTypes, expected_types, keep_promise, most_candidates};
 pub use sampler::{SelfText, WrittenText};
 pub use solved::SolvedBlocks;
 pub use solver::{NotSolved, SolverOptions};
-pub use store::{Statistics, StatisticsCounts, StatisticsError, StatisticsKind, StatisticsWriter};
 pub use text::{CalibrationText, HeldOutText, SELF_NAME, TextKind, TextOptions, TextSource};
 pub use types::{ChosenTypes, TypesOptions, choose_types, measure_mix};
-pub use work::{SelfTextKeeper, WorkError, WorkFolder};
+pub use work::{WorkError, WorkFolder};

@@ -4,18 +4,14 @@ use crate::CalibrateError;
 use crate::solved::SolvedBlocks;
 use gguf_core::progress::Progress;
 use gguf_core::simd::SimdLevel;
-use gguf_core::{GgmlType, TensorMeta, TensorSource};
+use gguf_core::{GgmlType, TensorSource};
 use gguf_engine::{EngineError, WeightReader};
 use gguf_solve::{
     Correction, InputCorrection, Metric, PANEL_ROWS, SolveError, SolveOptions, Start, solve_rows,
-    solves_by_grid,
 };
 
 /// Number of weights that are solved together; at least [`PANEL_ROWS`] rows for each thread.
 const CHUNK_ELEMS: usize = 16 << 20;
-
-/// Bytes that a thread takes for each column.
-const LANE_BYTES: u64 = 2 << 10;
 
 /// A tensor to solve.
 #[derive(Clone, Copy, Debug)]
@@ -57,28 +53,6 @@ pub(super) enum Corrected<'a> {
 /// Number of weight rows that are solved together.
 fn chunk_rows(n_cols: usize) -> usize {
     (CHUNK_ELEMS / n_cols.max(1)).max(PANEL_ROWS).next_multiple_of(PANEL_ROWS)
-}
-
-/// Maximum bytes for solving one matrix after the other: the moments of the widest and its factors ([`Metric::new`],
-/// [`solve_rows`]), rows of weights and their blocks, and the lanes of each thread.
-pub(super) fn solver_bytes<'a>(
-    tensors: &[TensorMeta],
-    targets: impl Iterator<Item = &'a SolveTarget>,
-    n_threads: usize,
-) -> u64 {
-    let of_target = |target: &SolveTarget| {
-        let meta = &tensors[target.tensor];
-        let (n_cols, n_rows) = (meta.shape.n_cols(), meta.shape.n_rows());
-        let factors = if solves_by_grid(target.ty) { 32 } else { 20 };
-        let rows = n_rows.min(chunk_rows(usize::try_from(n_cols).unwrap_or(usize::MAX)) as u64);
-        let bytes_of_rows = |ty: GgmlType| ty.row_bytes(n_cols).unwrap_or(0).saturating_mul(rows);
-        let source = if meta.ty == GgmlType::F32 { 0 } else { bytes_of_rows(meta.ty) };
-        let weights =
-            (4 * n_cols).saturating_mul(rows).saturating_add(source).saturating_add(bytes_of_rows(target.ty));
-        let lanes = (LANE_BYTES * n_cols).saturating_mul(n_threads as u64);
-        (factors * n_cols).saturating_mul(n_cols).saturating_add(weights).saturating_add(lanes)
-    };
-    targets.map(of_target).max().unwrap_or(0)
 }
 
 impl MatrixSolver<'_> {

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde::{Serialize, Serializer};
 
-use crate::{Statistics, WorkFolder};
+use crate::WorkFolder;
 use gguf_engine::EngineOptions;
 use gguf_quantization::QuantizeOptions;
 
@@ -16,10 +16,8 @@ const TUNING_STEPS: usize = 400;
 pub enum Solver {
     /// Rounding as in llama.cpp, with the importance matrix of the same tokens.
     Reference,
-    /// Error feedback and coordinate descent with the second moments of the unquantized model's activations.
-    Gptq,
-    /// GPTQ with the activations of the model whose earlier tensors are already quantized. The weights are corrected to
-    /// compensate for the error of those tensors.
+    /// Error feedback and coordinate descent with the activations of the model whose earlier tensors are already
+    /// quantized. The weights are corrected to compensate for the error of those tensors.
     Sequential,
     /// `sequential`, then steps of codes and scales by the gradient of the model's divergence.
     Tuned {
@@ -33,7 +31,6 @@ impl Solver {
     pub fn name(self) -> &'static str {
         match self {
             Self::Reference => "reference",
-            Self::Gptq => "gptq",
             Self::Sequential => "sequential",
             Self::Tuned { .. } => "tuned",
         }
@@ -50,12 +47,6 @@ impl Solver {
             Self::Tuned { n_steps } => n_steps,
             _ => 0,
         }
-    }
-
-    /// Returns true if the quantized model is run while it is solved, so that statistics of the unquantized one are of
-    /// no use.
-    pub fn follows(self) -> bool {
-        matches!(self, Self::Sequential | Self::Tuned { .. })
     }
 }
 
@@ -77,26 +68,6 @@ pub struct FidelityOptions<'a> {
     pub quantize: &'a QuantizeOptions,
     /// Folder for a temporary file as large as the output.
     pub dir: &'a Path,
-    /// Outputs to keep in addition to the result, and inputs from earlier runs.
-    pub keep: Keep<'a>,
-}
-
-/// Folder for statistics.
-#[derive(Clone, Copy, Debug)]
-pub struct StatisticsOutput<'a> {
-    /// Path of the folder.
-    pub path: &'a Path,
-    /// True if files must reach the disk before they get their names.
-    pub sync: bool,
-}
-
-/// Outputs to keep in addition to the result, and inputs from earlier runs.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Keep<'a> {
     /// Folder for blocks and figures as soon as they are made, so that the same run can resume from them.
     pub work: Option<&'a WorkFolder>,
-    /// Folder, new or empty, for the moments of every matrix of the unquantized model.
-    pub save: Option<StatisticsOutput<'a>>,
-    /// Moments to use instead of a run; the text is [`crate::CalibrationText::of_statistics`].
-    pub statistics: Option<&'a Statistics>,
 }

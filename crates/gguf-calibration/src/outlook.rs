@@ -1,12 +1,11 @@
 //! Forecast of the memory and disk that a calibration needs, without running the model.
 
 use crate::fidelity::{SolveTargets, targets};
-use crate::matrices::solver_bytes;
 use crate::memory::Needs;
 use crate::options::{FidelityOptions, Solver};
 use crate::tuned::TuningOutlook;
-use crate::{CalibrateError, CalibrationText, calibration_run, sequential};
-use gguf_core::{GgmlType, TensorMeta};
+use crate::{CalibrateError, CalibrationText, importance, sequential};
+use gguf_core::GgmlType;
 use gguf_engine::{Engine, ModelKind};
 use gguf_quantization::Input;
 use gguf_verification::Model;
@@ -67,33 +66,21 @@ impl Outlook {
         }
         let (targets, without_solver) = match options.solver {
             Solver::Reference => SolveTargets::default(),
-            Solver::Gptq | Solver::Sequential | Solver::Tuned { .. } => targets(input, options.quantize)?,
+            Solver::Sequential | Solver::Tuned { .. } => targets(input, options.quantize)?,
         };
         let (mut notes, mut tuning_bytes, mut n_tuned) = (Vec::new(), None, 0);
-        let needs = if let Some(statistics) = options.keep.statistics {
-            let solver = solver_bytes(input.source.tensors(), targets.values(), options.engine.n_threads);
-            Needs::in_memory(statistics.layer_bytes()).plus(solver)
-        } else {
-            let engine = Engine::new(plan, model.source, options.engine)?;
-            let wants = |meta: &TensorMeta| targets.contains_key(&meta.name);
-            match options.solver {
-                Solver::Sequential => sequential::needs(&engine, text.lengths()),
-                Solver::Tuned { .. } => {
-                    let tensors = input.source.tensors();
-                    let changing = targets.values().map(|target| (&tensors[target.tensor], target.ty));
-                    let tuning = TuningOutlook::of(&engine, text, changing);
-                    notes = tuning.notes;
-                    (tuning_bytes, n_tuned) = (tuning.needed_bytes, tuning.n_weights);
-                    sequential::needs(&engine, text.lengths())
-                }
-                Solver::Gptq | Solver::Reference => {
-                    let solver =
-                        solver_bytes(input.source.tensors(), targets.values(), options.engine.n_threads);
-                    calibration_run::needs(model, &engine, text, &wants).plus(solver)
-                }
-            }
+        let engine = Engine::new(plan, model.source, options.engine)?;
+        let needs = match options.solver {
+            Solver::Reference => importance::needs(&engine, text),
+            Solver::Sequential | Solver::Tuned { .. } => sequential::needs(&engine, text.lengths()),
         };
         let tensors = input.source.tensors();
+        if let Solver::Tuned { .. } = options.solver {
+            let changing = targets.values().map(|target| (&tensors[target.tensor], target.ty));
+            let tuning = TuningOutlook::of(&engine, text, changing);
+            notes = tuning.notes;
+            (tuning_bytes, n_tuned) = (tuning.needed_bytes, tuning.n_weights);
+        }
         let (mut n_matrices, mut block_bytes) = (0u64, 0u64);
         for target in targets.values() {
             let shape = &tensors[target.tensor].shape;

@@ -8,7 +8,6 @@ use serde::Serialize;
 use crate::attempts::Attempts;
 use crate::fidelity::SolveTargets;
 use crate::figures::HeldOutFigures;
-use crate::options::Keep;
 use crate::search::{MOST_TRIES, Proposals, Search};
 use crate::types::{TextCosts, check_budget, equal_importance, text_costs};
 use crate::{
@@ -76,15 +75,15 @@ pub fn keep_promise(
     text: &CalibrationText,
     options: &TypesOptions<'_>,
     most_kld: f64,
-    keep: Keep<'_>,
+    work: Option<&WorkFolder>,
     progress: &dyn Progress,
 ) -> Result<KeptPromise, CalibrateError> {
-    check_budget(model, input, text, options)?;
+    check_budget(model, text, options)?;
     // Types and tensors that do not go together are reported before the model runs.
     options.survey(input, text, Some(&equal_importance(input, text)?), |_| ())?;
-    let run = PromiseRun { model, input, text, options, keep, progress };
+    let run = PromiseRun { model, input, text, options, work, progress };
     run.begin()?;
-    let TextCosts { costs, imatrix, n_runs } = text_costs(model, input, text, options, keep.work, progress)?;
+    let TextCosts { costs, imatrix, n_runs } = text_costs(model, input, text, options, work, progress)?;
     let (allocation, fidelity, tried) = options
         .survey(input, text, Some(&imatrix), |survey| run.search(&survey.choices(&costs), most_kld))??;
     let chosen = ChosenTypes { allocation: Allocation { n_runs, ..allocation }, imatrix };
@@ -131,7 +130,7 @@ struct PromiseRun<'a> {
     input: &'a Input<'a>,
     text: &'a CalibrationText,
     options: &'a TypesOptions<'a>,
-    keep: Keep<'a>,
+    work: Option<&'a WorkFolder>,
     progress: &'a dyn Progress,
 }
 
@@ -149,12 +148,12 @@ impl PromiseRun<'_> {
         work: Option<&'o WorkFolder>,
     ) -> FidelityOptions<'o> {
         let TypesOptions { solver, engine, dir, .. } = *self.options;
-        FidelityOptions { solver, engine, quantize, dir, keep: Keep { work, ..self.keep } }
+        FidelityOptions { solver, engine, quantize, dir, work }
     }
 
     /// Begins to keep the figures of candidates, or resumes from those that are kept.
     fn begin(&self) -> Result<(), CalibrateError> {
-        let Some(work) = self.keep.work else { return Ok(()) };
+        let Some(work) = self.work else { return Ok(()) };
         let (targets, others) = SolveTargets::default();
         let attempts = Attempts {
             model: self.model,
@@ -182,7 +181,7 @@ impl PromiseRun<'_> {
         let mut tried: Vec<TriedTypes> = Vec::new();
         let found = Search::new(choices, most_kld).run(&mut |set| {
             let candidate = id(choices, set);
-            let known = self.keep.work.and_then(|work| work.tried(&candidate));
+            let known = self.work.and_then(|work| work.tried(&candidate));
             let figures = match known {
                 Some(figures) => figures,
                 None => self.measured(choices, set, &candidate, most_kld, &mut best)?,
@@ -218,7 +217,7 @@ impl PromiseRun<'_> {
     ) -> Result<HeldOutFigures, CalibrateError> {
         let (fidelity, work) = self.solved(choices, set, candidate)?;
         let figures = fidelity.figures();
-        if let Some(work) = self.keep.work {
+        if let Some(work) = self.work {
             work.add_tried(candidate, &figures)?;
         }
         let is_best = figures.bound() <= most_kld
@@ -238,7 +237,7 @@ impl PromiseRun<'_> {
         set: &TypeSet,
         candidate: &str,
     ) -> Result<(Fidelity, Option<WorkFolder>), CalibrateError> {
-        let work = self.keep.work.map(|work| work.candidate(candidate)).transpose()?;
+        let work = self.work.map(|work| work.candidate(candidate)).transpose()?;
         let allocation = choices.allocation(set, set.file_bytes)?;
         self.progress.steps(solving_steps(self.options.solver));
         let options = self.solving(&allocation.options, work.as_ref());

@@ -126,12 +126,7 @@ impl Task<'_> {
         }
         self.progress.end();
         left.extend(solver.into_left());
-        let importance = ImatrixSums {
-            tensors: sums.into_sums(),
-            datasets: self.text.kinds.iter().map(|kind| kind.name.as_bytes().to_vec()).collect(),
-            n_chunks: chunks.len(),
-            chunk_size: self.text.n_ctx,
-        };
+        let importance = self.text.importance(sums.into_sums());
         Ok(Followed { importance, left })
     }
 

@@ -161,11 +161,6 @@ impl SolvedBlocks {
         n_known.is_some_and(|n| n == self.n_matrices(tensor))
     }
 
-    /// Returns true if an earlier run made the matrix and this run has not reached it.
-    pub(super) fn is_found(&self, tensor: &str, matrix: u64) -> bool {
-        self.regions.get(tensor).is_some_and(|region| region.known().found.contains(&matrix))
-    }
-
     /// Marks a matrix of an earlier run as reached, so that it becomes visible. Returns false if there is none.
     pub(super) fn meet(&self, tensor: &str, matrix: u64) -> bool {
         self.regions.get(tensor).is_some_and(|region| {

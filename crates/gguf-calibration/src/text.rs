@@ -1,17 +1,18 @@
 //! Calibration text: one kind of text per path, its share of the tokens, and the part that is held out.
 
 mod held_out;
-mod kept;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub use held_out::HeldOutText;
 
 use crate::sampler::{SelfText, WrittenText};
-use crate::work::KeptText;
-use crate::{CalibrateError, SelfTextKeeper};
+use crate::work::{KeptText, TextKey};
+use crate::{CalibrateError, WorkFolder};
 use gguf_core::progress::Progress;
 use gguf_engine::{EngineOptions, GraphPlan, TokenChunk};
+use gguf_format::{ColumnSums, ImatrixSums};
 use gguf_verification::{
     Model, Prompt, PromptForm, PromptSource, RowSelection, Scoring, Span, VerifyError, Window, cut,
     cut_sources, read_prompts,
@@ -106,8 +107,6 @@ pub struct TextKind {
     pub name: String,
     /// Sequences that moments and importance are collected over.
     pub windows: Vec<Window>,
-    /// Number of tokens of kept statistics, which replace the sequences.
-    pub n_run: usize,
     /// Sequences that are held out: no solver uses them.
     pub held_out: Vec<Window>,
     /// Number of tokens that the whole text has in sequences.
@@ -121,7 +120,7 @@ pub struct TextKind {
 impl TextKind {
     /// Number of tokens to calibrate with.
     pub fn n_tokens(&self) -> usize {
-        count(&self.windows).saturating_add(self.n_run)
+        count(&self.windows)
     }
 
     /// Number of tokens that are held out.
@@ -180,7 +179,7 @@ impl CalibrationText {
     /// any. Its held-out part is written with another seed.
     ///
     /// Moments are means over a kind's own tokens. So that the model's text weighs as much as all others together, its
-    /// [`TextKind::weight`] is the number of the others. `keeper` keeps the written text, and supplies it if it was
+    /// [`TextKind::weight`] is the number of the others. `work` keeps the written text, and supplies it if it was
     /// kept before.
     pub fn with_self(
         model: &Model<'_>,
@@ -188,7 +187,7 @@ impl CalibrationText {
         options: &TextOptions,
         seed: u64,
         engine: EngineOptions,
-        keeper: Option<SelfTextKeeper<'_>>,
+        work: Option<&WorkFolder>,
         progress: &dyn Progress,
     ) -> Result<Self, CalibrateError> {
         let TextOptions { n_ctx, n_tokens, holds_out } = *options;
@@ -202,7 +201,7 @@ impl CalibrationText {
             Self::new(model, sources, &TextOptions { n_tokens: half, ..*options })?
         };
         let own = SelfText { n_tokens: n_tokens - half, n_ctx, seed, ..SelfText::default() };
-        text.add_self(model, &own, holds_out, engine, keeper, progress)?;
+        text.add_self(model, &own, holds_out, engine, work, progress)?;
         Ok(text)
     }
 
@@ -230,7 +229,7 @@ impl CalibrationText {
         let windows = windows(own.n_tokens);
         let n_available = count(&windows) + count(&held_out);
         let (name, seed) = (SELF_NAME.to_owned(), Some(own.seed));
-        self.kinds.push(TextKind { name, windows, n_run: 0, held_out, n_available, weight, seed });
+        self.kinds.push(TextKind { name, windows, held_out, n_available, weight, seed });
     }
 
     /// Adds the kind `self`, which the model writes: `own` to calibrate with. If text is held out, a seventh as much
@@ -241,13 +240,11 @@ impl CalibrationText {
         own: &SelfText,
         holds_out: bool,
         engine: EngineOptions,
-        keeper: Option<SelfTextKeeper<'_>>,
+        work: Option<&WorkFolder>,
         progress: &dyn Progress,
     ) -> Result<(), CalibrateError> {
-        let written = match keeper {
-            Some(keeper) => keeper.written(model, own, holds_out, engine)?,
-            None => None,
-        };
+        let key = TextKey { model, own, holds_out, engine };
+        let written = work.map(|work| work.written_text(key)).transpose()?.flatten();
         let KeptText { windows, held_out, notes } = match written {
             Some(kept) => kept,
             None => {
@@ -258,8 +255,8 @@ impl CalibrationText {
                 let held_out =
                     if holds_out { other.write(model, engine, progress)?.windows } else { Vec::new() };
                 let kept = KeptText { windows, held_out, notes };
-                if let Some(keeper) = keeper {
-                    keeper.keep(model, own, holds_out, engine, &kept)?;
+                if let Some(work) = work {
+                    work.keep_text(key, &kept)?;
                 }
                 kept
             }
@@ -268,7 +265,7 @@ impl CalibrationText {
         self.notes.extend(notes);
         let weight = u32::try_from(self.kinds.len().max(1)).unwrap_or(u32::MAX);
         let (name, seed) = (SELF_NAME.to_owned(), Some(own.seed));
-        self.kinds.push(TextKind { name, windows, n_run: 0, held_out, n_available, weight, seed });
+        self.kinds.push(TextKind { name, windows, held_out, n_available, weight, seed });
         Ok(())
     }
 
@@ -306,7 +303,6 @@ impl CalibrationText {
         self.kinds.push(TextKind {
             name: name.to_owned(),
             windows,
-            n_run: 0,
             held_out,
             n_available,
             weight: 1,
@@ -342,8 +338,17 @@ impl CalibrationText {
 
     /// Number of tokens of the longest calibration sequence.
     pub(super) fn longest(&self) -> usize {
-        let windows = self.kinds.iter().flat_map(|kind| &kind.windows);
-        windows.map(|window| window.chunk.tokens.len()).max().unwrap_or(0)
+        self.lengths().max().unwrap_or(0)
+    }
+
+    /// Importance sums with the names, sequences and context length of the text.
+    pub(super) fn importance(&self, tensors: BTreeMap<String, ColumnSums>) -> ImatrixSums {
+        ImatrixSums {
+            tensors,
+            datasets: self.kinds.iter().map(|kind| kind.name.as_bytes().to_vec()).collect(),
+            n_chunks: self.kinds.iter().map(|kind| kind.windows.len()).sum(),
+            chunk_size: self.n_ctx,
+        }
     }
 }
 
@@ -472,7 +477,6 @@ mod tests {
             n_available: 0,
             weight: 1,
             seed: None,
-            n_run: 0,
         };
         let kinds = vec![kind(&[100; 40]), kind(&[512; 3])];
         let text = CalibrationText { n_ctx: 512, kinds, held_out: Vec::new(), notes: Vec::new() };

@@ -4,15 +4,14 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::attempts::divergence_of;
-use crate::calibration_run::{CalibrateOptions, CalibrationRun};
 use crate::costs::{MeasureOptions, measure_costs, runs_for};
 use crate::fidelity::keys_to_come;
-use crate::importance::total_importance;
-use crate::{CalibrateError, CalibrationText, Solver, WorkFolder, calibration_run, sequential};
+use crate::importance::{self, importance};
+use crate::{CalibrateError, CalibrationText, Solver, WorkFolder, sequential};
 use gguf_core::progress::{Progress, Titled};
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_engine::{Engine, EngineOptions, ModelKind};
-use gguf_format::{ColumnSums, Imatrix, ImatrixSums};
+use gguf_format::{ColumnSums, Imatrix};
 use gguf_quantization::{
     AllocateOptions, Allocation, Input, OpenTensor, QuantizeOptions, QuantizePlan, SizeTarget, Survey,
     TensorCost, n_matrices,
@@ -53,7 +52,6 @@ pub struct ChosenTypes {
 fn gain(solver: Solver) -> f64 {
     match solver {
         Solver::Reference => 1.0,
-        Solver::Gptq => 0.58,
         Solver::Sequential => 0.35,
         Solver::Tuned { .. } => 0.27,
     }
@@ -87,7 +85,7 @@ pub fn choose_types(
     target: SizeTarget,
     progress: &dyn Progress,
 ) -> Result<ChosenTypes, CalibrateError> {
-    check_budget(model, input, text, options)?;
+    check_budget(model, text, options)?;
     let alike = equal_importance(input, text)?;
     options.survey(input, text, Some(&alike), |survey| survey.check(target))??;
     let TextCosts { costs, imatrix, n_runs } = text_costs(model, input, text, options, None, progress)?;
@@ -123,15 +121,8 @@ pub(super) fn text_costs(
     if plan.kind == ModelKind::Encoder {
         return Err(CalibrateError::Encoder);
     }
-    let wants = |_: &TensorMeta| false;
-    let run = CalibrationRun::new(
-        model,
-        text,
-        CalibrateOptions { engine: options.engine, wants: &wants, dir: options.dir },
-    )?;
-    let sums = run.run::<CalibrateError>(progress, &mut |_| Ok(()))?;
-    drop(run);
-    let imatrix = Imatrix::of_sums(&total_importance(&sums))?;
+    let sums = importance(model, text, options.engine, options.dir, progress)?;
+    let imatrix = Imatrix::of_sums(&sums)?;
     let windows = text.some_windows(RUN_TOKENS);
     let n_run_tokens = windows.iter().map(|window| window.chunk.tokens.len()).sum();
     let n_elems =
@@ -140,8 +131,7 @@ pub(super) fn text_costs(
     measure.n_runs = measure.n_runs.min(runs_for(n_elems, n_run_tokens, text.n_tokens()));
     let tensors = model.source.tensors();
     let heads = tensors.get(plan.head.tensor).map(|meta| meta.name.as_str());
-    let seen: BTreeSet<&str> =
-        sums.iter().flat_map(|kind| kind.tensors.keys().map(String::as_str)).chain(heads).collect();
+    let seen: BTreeSet<&str> = sums.tensors.keys().map(String::as_str).chain(heads).collect();
     let (costs, n_runs) = options.survey(input, text, Some(&imatrix), |survey| {
         let mut costs = survey.estimate(progress)?;
         let n_runs = measure_costs(model, survey, &mut costs, &windows, &measure, progress)?;
@@ -156,24 +146,13 @@ pub(super) fn text_costs(
 /// Checks the memory for solving, which may be more than for choosing, so that the error comes early.
 pub(super) fn check_budget(
     model: &Model<'_>,
-    input: &Input<'_>,
     text: &CalibrationText,
     options: &TypesOptions<'_>,
 ) -> Result<(), CalibrateError> {
     let engine = Engine::new(model.plan()?, model.source, options.engine)?;
     let needs = match options.solver {
-        Solver::Reference => return Ok(()),
+        Solver::Reference => importance::needs(&engine, text),
         Solver::Sequential | Solver::Tuned { .. } => sequential::needs(&engine, text.lengths()),
-        Solver::Gptq => {
-            let changed = QuantizePlan::types_to_come(input, options.quantize)?;
-            let names: BTreeSet<&str> = changed
-                .keys()
-                .filter_map(|&at| input.source.tensors().get(at))
-                .map(|meta| meta.name.as_str())
-                .collect();
-            let wants = |meta: &TensorMeta| names.contains(meta.name.as_str());
-            calibration_run::needs(model, &engine, text, &wants)
-        }
     };
     needs.spills(&options.engine, text.n_tokens()).map(drop)
 }
@@ -186,12 +165,8 @@ pub(super) fn equal_importance(input: &Input<'_>, text: &CalibrationText) -> Res
         let n = n_cols.checked_mul(n_matrices)?;
         Some((meta.name.clone(), ColumnSums { n_cols, sums: vec![1.0; n], counts: vec![1; n_matrices] }))
     };
-    Ok(Imatrix::of_sums(&ImatrixSums {
-        tensors: input.source.tensors().iter().filter_map(alike).collect(),
-        datasets: text.kinds.iter().map(|kind| kind.name.as_bytes().to_vec()).collect(),
-        n_chunks: text.kinds.iter().map(|kind| kind.windows.len()).sum(),
-        chunk_size: text.n_ctx,
-    })?)
+    let tensors = input.source.tensors().iter().filter_map(alike).collect();
+    Ok(Imatrix::of_sums(&text.importance(tensors))?)
 }
 
 /// Scales the cost of a tensor by the solver's gain, for types with a solver, if the tensor is multiplied with

@@ -8,7 +8,7 @@
 //! - `blocks-0`, `blocks-1`: the blocks of each attempt. The journal holds the digest of each matrix, so that damaged
 //!   ones are found and solved again.
 //! - `text`: text that the model has written, after its digest.
-//! - `importance.safetensors`: importance sums, in the format of statistics.
+//! - `importance.gguf`: importance matrix with its exact sums.
 //! - `candidate-…`: folders of the same layout, for candidates among which the run chooses.
 //! - `lock`: held while a run works here.
 
@@ -25,24 +25,23 @@ use std::time::Duration;
 use crate::figures::HeldOutFigures;
 use crate::journal::{AttemptLog, Journal, Record};
 use crate::solved::SolvedBlocks;
-use crate::store::{read_importance, write_importance};
 use crate::work::facts::WorkManifest;
 use crate::{CalibrateError, NotSolved};
 use gguf_core::output::{EditLock, EditLockError, OutputFile};
 use gguf_core::progress::{Progress, Silent};
 use gguf_core::sha256::sha256_of_file;
 use gguf_core::sync::Unpoisoned;
-use gguf_core::{GgmlType, TensorMeta};
-use gguf_format::ColumnSums;
+use gguf_core::{GgmlType, TensorMeta, TensorSource};
+use gguf_format::{ImatrixSums, Metadata, UnfinishedRun, WriteOptions};
+use gguf_verification::{Fingerprint, Model};
 
 pub use error::WorkError;
 pub(super) use facts::WorkFacts;
-pub(super) use text::KeptText;
-pub use text::SelfTextKeeper;
+pub(super) use text::{KeptText, TextKey};
 
 const MANIFEST: &str = "work.json";
 const JOURNAL: &str = "journal";
-const IMPORTANCE: &str = "importance.safetensors";
+const IMPORTANCE: &str = "importance.gguf";
 const TEXT: &str = "text";
 const LOCK: &str = "lock";
 const CANDIDATE: &str = "candidate-";
@@ -71,7 +70,7 @@ struct WorkState {
 
 /// Results of a finished attempt in addition to its blocks.
 pub(super) struct FinishedAttempt {
-    pub(super) importance: BTreeMap<String, ColumnSums>,
+    pub(super) importance: ImatrixSums,
     pub(super) left: Vec<NotSolved>,
 }
 
@@ -80,6 +79,20 @@ pub(super) struct Resumed {
     pub(super) blocks: SolvedBlocks,
     pub(super) n_found: usize,
     pub(super) n_damaged: usize,
+}
+
+/// Digests that identify a model and its tokenizer. They cover all keys that its graph and its text depend on,
+/// and the names, types, shapes and values of all tensors.
+///
+/// # Errors
+/// A model that cannot be read.
+pub(super) fn identity(model: &Model<'_>) -> std::io::Result<(String, String)> {
+    let (metadata, source): (&Metadata, &dyn TensorSource) = (model.metadata, model.source);
+    let mut whole = Fingerprint::default();
+    whole.model(metadata, source, &Silent).map_err(std::io::Error::other)?;
+    let mut tokenizer = Fingerprint::default();
+    tokenizer.metadata(metadata, |key| key.starts_with("tokenizer."));
+    Ok((whole.hex(), tokenizer.hex()))
 }
 
 fn blocks_file(attempt: usize) -> String {
@@ -229,7 +242,7 @@ impl WorkFolder {
         if sha256_of_file(&path, &Silent).ok()? != expected {
             return None;
         }
-        let importance = read_importance(&path).ok()?;
+        let (_, importance) = UnfinishedRun::open(&path).ok()?;
         Some(FinishedAttempt { importance, left })
     }
 
@@ -237,7 +250,7 @@ impl WorkFolder {
     pub(super) fn finish(
         &self,
         attempt: usize,
-        importance: &BTreeMap<String, ColumnSums>,
+        importance: &ImatrixSums,
         left: &[NotSolved],
     ) -> Result<(), CalibrateError> {
         for NotSolved { tensor, matrix, reason } in left {
@@ -245,7 +258,16 @@ impl WorkFolder {
             self.add(&Record::Left { attempt, tensor, matrix: *matrix, reason })?;
         }
         let path = self.path.join(IMPORTANCE);
-        write_importance(&path, importance, self.sync)?;
+        let run = UnfinishedRun {
+            fingerprint: String::new(),
+            n_done: importance.n_chunks,
+            n_total: importance.n_chunks,
+            nll: Vec::new(),
+            rests: BTreeMap::new(),
+            part: None,
+        };
+        let options = WriteOptions { sync: self.sync, ..WriteOptions::default() };
+        importance.write_unfinished(&path, &run, &options, &Silent).map_err(std::io::Error::other)?;
         let importance = sha256_of_file(&path, &Silent).map_err(|error| WorkError::Io(error.into()))?;
         self.add(&Record::Done { attempt, importance })?;
         Ok(())

@@ -11,7 +11,6 @@ pub(super) mod cross_products;
 pub(super) mod decode;
 pub(super) mod gradient;
 pub(super) mod gram;
-pub(super) mod gram_sum;
 pub(super) mod hidden;
 mod kept;
 pub(super) mod mask;

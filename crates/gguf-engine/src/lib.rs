@@ -42,7 +42,6 @@ pub use exec::buffers::{Buffer, BufferPool};
 pub use exec::cross_products::add_cross;
 pub use exec::gradient::Gradients;
 pub use exec::gram::Gram;
-pub use exec::gram_sum::GramSum;
 pub use exec::hidden::Hidden;
 pub use exec::mask::Mask;
 pub use exec::math::add_squares;

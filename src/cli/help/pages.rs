@@ -12,13 +12,12 @@ pub(super) struct Page {
 }
 
 /// One-line descriptions of subcommands whose own sentence is longer.
-pub(super) const ABOUT: [(&str, &str); 20] = [
+pub(super) const ABOUT: [(&str, &str); 19] = [
     ("msmodelslim2gguf", "Convert a checkpoint of Ascend's msModelSlim to GGUF"),
     ("merge-lora", "Merge a LoRA adapter into its base model, as GGUF"),
     ("archs", "List the architectures that can be converted"),
     ("draft", "Write a first card for a new architecture"),
     ("completions", "Print a script for completion in a shell"),
-    ("stats", "Run a text once, for many calibrated files"),
     ("ladder", "Write many types of a model from one reading"),
     ("recipe", "Find out how a quantized file was made"),
     ("rebuild", "Make a file again from its recipe"),
@@ -145,7 +144,6 @@ pub(super) const PAGES: &[Page] = &[
             ("one file", "IN [OUT] TYPE"),
             ("many types of a model", "ladder IN -o DIR"),
             ("how a file was made", "recipe FILE --source IN, rebuild RECIPE"),
-            ("statistics of a text", "stats IN --calibrate TEXT"),
             ("completion in a shell", "completions SHELL"),
         ],
         shown: &[
@@ -211,16 +209,6 @@ pub(super) const PAGES: &[Page] = &[
             "gguf-quantize rebuild q4_k_m.recipe.gguf --source model-bf16.gguf -o model-Q4_K_M.gguf",
             "gguf-quantize rebuild iq3_m.recipe.gguf --source m.gguf --imatrix im.gguf -o m-IQ3_M.gguf",
             "gguf-quantize rebuild q8_0.recipe.gguf --source ./Llama-3.2-1B -o model-Q8_0.gguf --json",
-        ],
-    },
-    Page {
-        path: &["gguf-quantize", "stats"],
-        tasks: &[],
-        shown: &[("model", "The model"), ("calibrate", "Text, or `self`"), ("output", "Folder to write")],
-        examples: &[
-            "gguf-quantize stats model-f16.gguf --calibrate text.txt -o stats",
-            "gguf-quantize stats model-f16.gguf --calibrate self -o stats",
-            "gguf-quantize in.gguf out.gguf --type q4_k_m --stats stats",
         ],
     },
     Page {

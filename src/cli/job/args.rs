@@ -5,11 +5,11 @@ use std::path::Path;
 use clap::Args;
 
 use crate::cli::Common;
-use crate::cli::quantize::calibrate::{CalibrateArgs, SaveStatsArgs};
+use crate::cli::quantize::calibrate::CalibrateArgs;
 use crate::cli::quantize::options::QuantizeArgs;
 use crate::cli::quantize::target::TargetArgs;
 use crate::cli::share::ShareArgs;
-use crate::job::{Calibration, Job, OutputPath};
+use crate::job::{Job, OutputPath};
 
 /// Options of the quantization and of its output. Flatten it.
 #[derive(Clone, Debug, Args)]
@@ -22,8 +22,6 @@ pub(in crate::cli) struct JobArgs {
     pub(in crate::cli) size: TargetArgs,
     #[command(flatten)]
     pub(in crate::cli) calibrate: CalibrateArgs,
-    #[command(flatten)]
-    save_stats: SaveStatsArgs,
 }
 
 impl JobArgs {
@@ -37,12 +35,8 @@ impl JobArgs {
     /// # Errors
     /// Options that cannot be parsed; rule files that cannot be read.
     pub(in crate::cli) fn fill(&self, job: Job, common: &Common) -> anyhow::Result<Job> {
-        let calibration = self.calibrate.calibration(common)?.map(|calibration| Calibration {
-            save_statistics: self.save_stats.save_stats.clone(),
-            ..calibration
-        });
         Ok(Job {
-            calibration,
+            calibration: self.calibrate.calibration(common)?,
             quantize: self.quantize.to_options(common.simd)?,
             importance: self.quantize.importance(),
             rule_files: self.quantize.tensor_types.files().cloned().collect(),

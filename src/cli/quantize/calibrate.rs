@@ -9,7 +9,7 @@ use crate::calibrate::{SELF_NAME, TextOptions};
 use crate::cli::quantize::solver::SolverName;
 use crate::cli::verify::engine_options;
 use crate::cli::{Common, UsageError};
-use crate::job::{Calibration, GivenStatistics, OwnText};
+use crate::job::{Calibration, OwnText};
 
 /// Options of calibration. Flatten it.
 #[derive(Clone, Debug, Args)]
@@ -17,47 +17,31 @@ use crate::job::{Calibration, GivenStatistics, OwnText};
 pub(crate) struct CalibrateArgs {
     /// Calibrate the rounding with this text: the same types and size, less divergence, other bytes than
     /// llama.cpp's. A file or a folder is one kind of text; `self` is text that the model writes; repeatable
-    #[arg(long, value_name = "PATH", group = "calibrated", conflicts_with_all = ["imatrix", "include_weights", "exclude_weights", "prune_layers"])]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["imatrix", "include_weights", "exclude_weights", "prune_layers"])]
     pub calibrate: Vec<PathBuf>,
     /// Method that chooses codes and scales
-    #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibrated")]
+    #[arg(long, value_enum, value_name = "SOLVER", default_value_t, requires = "calibrate")]
     pub solver: SolverName,
     /// Steps of `--solver tuned`; time is proportional to them [default: 400]
-    #[arg(long, value_name = "N", requires = "calibrated")]
+    #[arg(long, value_name = "N", requires = "calibrate")]
     pub tune_steps: Option<NonZeroUsize>,
     /// Do not let the model write half of the text
     #[arg(long, requires = "calibrate")]
     pub no_self_text: bool,
     /// Tokens of calibration text, shared equally by its kinds; a seventh as much is held out to check the result
-    #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens, requires = "calibrated")]
+    #[arg(long, value_name = "N", default_value_t = TextOptions::default().n_tokens, requires = "calibrate")]
     pub calibrate_tokens: usize,
     /// Check the result with this text, a file or a folder, and hold out nothing of the other texts; repeatable
-    #[arg(long, value_name = "PATH", requires = "calibrated")]
+    #[arg(long, value_name = "PATH", requires = "calibrate")]
     pub check_text: Vec<PathBuf>,
     /// Keep the work in this folder, new or empty: the same command resumes from it after an interrupt
-    #[arg(long, value_name = "DIR", requires = "calibrated")]
-    pub work_dir: Option<PathBuf>,
-    /// Calibrate with the statistics that `--save-stats` has kept, instead of running the model on a text (`--solver gptq`)
-    #[arg(long, value_name = "DIR", group = "calibrated", conflicts_with_all = ["calibrate", "imatrix", "include_weights", "exclude_weights", "prune_layers"])]
-    pub stats: Option<PathBuf>,
-    /// Names of the kinds of text in `--stats` to use
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', requires = "stats")]
-    pub kinds: Vec<String>,
-}
-
-/// Option that keeps the moments of a calibration of one file. Flatten it beside [`CalibrateArgs`].
-#[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Calibration options")]
-pub(crate) struct SaveStatsArgs {
-    /// Keep the statistics of every matrix and of each kind of text in this folder, new or empty, for `--stats` (`--solver
-    /// gptq`). The same statistics of a run that was stopped later on may be there already
     #[arg(long, value_name = "DIR", requires = "calibrate")]
-    pub save_stats: Option<PathBuf>,
+    pub work_dir: Option<PathBuf>,
 }
 
 impl CalibrateArgs {
     pub(crate) fn is_given(&self) -> bool {
-        !self.calibrate.is_empty() || self.stats.is_some()
+        !self.calibrate.is_empty()
     }
 
     /// Returns a sentence about what is kept of a stopped run; `None` if the working folder has been noted already.
@@ -71,7 +55,6 @@ impl CalibrateArgs {
         if !self.is_given() {
             return Ok(None);
         }
-        let statistics = self.stats.as_ref();
         Ok(Some(Calibration {
             texts: given_texts(&self.calibrate),
             own_text: own_text(&self.calibrate, self.no_self_text)?,
@@ -79,9 +62,6 @@ impl CalibrateArgs {
             n_tokens: self.calibrate_tokens,
             held_out_texts: self.check_text.clone(),
             work_dir: self.work_dir.clone(),
-            save_statistics: None,
-            statistics: statistics
-                .map(|path| GivenStatistics { path: path.clone(), kinds: self.kinds.clone() }),
             engine: engine_options(common),
         }))
     }

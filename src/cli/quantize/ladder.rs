@@ -62,7 +62,7 @@ pub(super) struct LadderArgs {
     #[arg(long, value_name = "NAME", default_value = "standard", value_parser = preset)]
     preset: Preset,
     /// Measure the importance matrix on this text first; it is kept beside the files
-    #[arg(long, value_name = "TEXT", conflicts_with_all = ["imatrix", "calibrated"])]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["imatrix", "calibrate"])]
     calibration: Option<PathBuf>,
     /// Compare every file with the model on this text; the figures are in the page and the list of the folder
     #[arg(long, value_name = "TEXT")]

@@ -10,10 +10,8 @@ use crate::cli::UsageError;
 pub(crate) enum SolverName {
     /// As in llama.cpp, with the importance matrix of the same tokens
     Reference,
-    /// Rounding that makes up for its own error, by statistics of the unquantized model's activations
-    Gptq,
-    /// The same with the activations of the model whose earlier tensors are already quantized, and weights that
-    /// compensate for their error
+    /// Rounding that makes up for its own error and that of the tensors before, by the activations of the model whose
+    /// earlier tensors are already quantized
     #[default]
     Sequential,
     /// `sequential`, then codes and scales move by the gradient of the model's divergence
@@ -31,7 +29,6 @@ impl SolverName {
         }
         Ok(match self {
             Self::Reference => Solver::Reference,
-            Self::Gptq => Solver::Gptq,
             Self::Sequential => Solver::Sequential,
             Self::Tuned => Solver::tuned(tune_steps),
         })

@@ -39,7 +39,7 @@ pub(crate) struct TargetArgs {
         value_name = "X",
         value_parser = crate::cli::amount,
         group = "target",
-        requires = "calibrated",
+        requires = "calibrate",
         conflicts_with_all = ["pure"]
     )]
     pub target_kld: Option<f64>,

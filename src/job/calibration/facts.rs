@@ -34,9 +34,6 @@ pub struct KindFacts {
     pub n_held_out_tokens: usize,
     /// Seed of text that the model wrote or will write.
     pub seed: Option<u64>,
-    /// True for text that the model will write.
-    #[serde(skip)]
-    pub is_to_come: bool,
 }
 
 /// A separate held-out text in numbers.
@@ -56,7 +53,6 @@ impl TextFacts {
             n_tokens: kind.n_tokens(),
             n_held_out_tokens: kind.n_held_out_tokens(),
             seed: kind.seed,
-            is_to_come: kind.n_run == 0 && kind.seed.is_some(),
         });
         let held_out = text.held_out.iter();
         let held_out = held_out.map(|own| HeldOutFacts { name: own.name.clone(), n_tokens: own.n_tokens() });

@@ -1,7 +1,7 @@
 //! Plan of a calibration: the resources that a run would take. The text is read, nothing is run.
 
 use crate::calibrate::{
-    CalibrateError, CalibrationText, FidelityOptions, Keep, Outlook, SelfText, TextOptions, TextSource,
+    CalibrateError, CalibrationText, FidelityOptions, Outlook, SelfText, TextOptions, TextSource,
 };
 use crate::core::progress::Progress;
 use crate::engine::EngineError;
@@ -42,14 +42,10 @@ impl Calibration {
 
     /// Reads and encodes the text, and estimates the resources of a run.
     fn forecast(&self, quantization: &CheckedQuantization<'_>) -> Result<Forecast, JobError> {
-        let statistics = self.open_statistics()?;
         let texts = self.sources(quantization)?;
         with_model_of(quantization, |model| {
             let progress = quantization.run.progress();
-            let (mut text, self_bytes) = match &statistics {
-                Some(statistics) => (self.kept_text(statistics, model)?, None),
-                None => self.text_to_come(progress, &texts.given, model)?,
-            };
+            let (mut text, self_bytes) = self.text_to_come(progress, &texts.given, model)?;
             text.add_held_out(model, &texts.held_out, self.n_tokens)?;
             for note in &text.notes {
                 progress.warn(note);
@@ -60,7 +56,7 @@ impl Calibration {
                 engine: self.engine(),
                 quantize: expected.as_ref().map_or(&quantization.options, |(found, _)| &found.options),
                 dir: &quantization.target,
-                keep: Keep { statistics: statistics.as_ref(), ..Keep::default() },
+                work: None,
             };
             let outlook = Outlook::of(model, &quantization.input, &text, &options)?;
             for note in &outlook.notes {

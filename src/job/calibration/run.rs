@@ -1,19 +1,14 @@
 //! Run of a calibrated quantization: text, solver, check, file.
 
-use crate::calibrate::{
-    CalibrateError, Fidelity, FidelityOptions, Keep, SelfTextKeeper, Solver, StatisticsOutput, solve,
-    solving_steps,
-};
+use crate::calibrate::{CalibrateError, Fidelity, FidelityOptions, Solver, WorkFolder, solve, solving_steps};
 use crate::core::GgmlType;
 use crate::core::progress::Progress;
 use crate::core::text::{escape, plural};
 use crate::engine::ModelKind;
-use crate::job::calibration::statistics::end_work;
 use crate::job::calibration::{Calibration, CalibrationReport, CalibrationSources, sized};
 use crate::job::quantize::CheckedQuantization;
 use crate::job::report::QuantizationReport;
-use crate::job::size::option;
-use crate::job::{Contradiction, FileTarget, JobError};
+use crate::job::{Contradiction, Events, FileTarget, JobError};
 use crate::quantize::QuantizePlan;
 use crate::verify::{Model, ModelParts, Recall};
 
@@ -23,23 +18,16 @@ impl Calibration {
         &self,
         quantization: &CheckedQuantization<'_>,
     ) -> Result<QuantizationReport, JobError> {
-        if let (Some(size), true) = (quantization.size, self.statistics.is_some()) {
-            return Err(Contradiction::CostsWithoutText { option: option(size.target) }.into());
-        }
-        let statistics = self.open_statistics()?;
         let texts = self.sources(quantization)?;
         if quantization.size.is_none() {
             let plan = QuantizePlan::draft_to_come(&quantization.input, &quantization.options)?;
             quantization.report_plan(quantization.described(&plan, None))?;
         }
         let sync = quantization.run.job.sync;
-        let work = self.open_work(sync)?;
-        let keep = Keep {
-            work: work.as_ref(),
-            save: self.save_statistics.as_deref().map(|path| StatisticsOutput { path, sync }),
-            statistics: statistics.as_ref(),
-        };
-        let done = with_model_of(quantization, |model| self.solve(quantization, &texts, model, keep));
+        let work = self.work_dir.as_ref().map(|path| WorkFolder::open(path, sync));
+        let work = work.transpose().map_err(CalibrateError::from)?;
+        let done =
+            with_model_of(quantization, |model| self.solve(quantization, &texts, model, work.as_ref()));
         end_work(quantization.run.events, work, done)
     }
 
@@ -63,7 +51,7 @@ impl Calibration {
         quantization: &CheckedQuantization<'_>,
         texts: &CalibrationSources,
         model: &Model<'_>,
-        keep: Keep<'_>,
+        work: Option<&WorkFolder>,
     ) -> Result<QuantizationReport, JobError> {
         // Checked before a model writes any text.
         if model.plan()?.kind == ModelKind::Encoder {
@@ -73,17 +61,13 @@ impl Calibration {
         progress.steps(self.n_steps(quantization));
         let recall = Recall::default();
         let model = &Model { recall: Some(&recall), ..*model };
-        self.check_saved(model)?;
-        let mut text = match keep.statistics {
-            Some(statistics) => self.kept_text(statistics, model)?,
-            None => self.text(progress, &texts.given, model, keep.work.map(SelfTextKeeper::Work))?,
-        };
+        let mut text = self.text(progress, &texts.given, model, work)?;
         text.add_held_out(model, &texts.held_out, self.n_tokens)?;
-        let mut sized = sized::choose(quantization, self, model, &text, keep)?;
+        let mut sized = sized::choose(quantization, self, model, &text, work)?;
         let solved = sized.as_mut().and_then(|sized| sized.fidelity.take());
         let quantize = sized.as_ref().map_or(&quantization.options, |sized| &sized.chosen.allocation.options);
         let dir = quantization.directory();
-        let options = FidelityOptions { solver: self.solver, engine: self.engine(), quantize, dir, keep };
+        let options = FidelityOptions { solver: self.solver, engine: self.engine(), quantize, dir, work };
         let fidelity = match solved {
             Some(fidelity) => fidelity,
             None => solve(model, &quantization.input, &text, &options, progress)?,
@@ -137,6 +121,30 @@ fn warn(progress: &dyn Progress, solver: Solver, fidelity: &Fidelity) {
              matrix alone",
         );
     }
+}
+
+/// Notes what is kept of a failed run, or clears what is no longer needed.
+fn end_work<T>(
+    events: &dyn Events,
+    work: Option<WorkFolder>,
+    done: Result<T, JobError>,
+) -> Result<T, JobError> {
+    let Some(work) = work else { return done };
+    match &done {
+        Err(_) if work.is_begun() => events.note(&format!(
+            "the work is kept in {}: the same command resumes from it",
+            work.path().display()
+        )),
+        Err(_) => {}
+        Ok(_) => {
+            let path = work.path().to_owned();
+            if let Err(error) = work.clear() {
+                let text = format!("{}: the work is not needed any more: {error}", path.display());
+                events.progress().warn(&text);
+            }
+        }
+    }
+    done
 }
 
 /// Calls `work` with the model that is quantized; of a checkpoint, the F32 file that its conversion would write.

@@ -1,8 +1,8 @@
 //! Types for a size or a divergence chosen by their cost on a text, and the standard mix for comparison.
 
 use crate::calibrate::{
-    CalibrateError, CalibrationText, ChosenTypes, Fidelity, Keep, KeptPromise, TypesOptions, choose_types,
-    expected_types, keep_promise, measure_mix,
+    CalibrateError, CalibrationText, ChosenTypes, Fidelity, KeptPromise, TypesOptions, WorkFolder,
+    choose_types, expected_types, keep_promise, measure_mix,
 };
 use crate::job::calibration::Calibration;
 use crate::job::plan::QuantizationPlan;
@@ -28,7 +28,7 @@ pub(super) fn choose(
     calibration: &Calibration,
     model: &Model<'_>,
     text: &CalibrationText,
-    keep: Keep<'_>,
+    work: Option<&WorkFolder>,
 ) -> Result<Option<SizedTypes>, JobError> {
     let Some(size) = quantization.size else { return Ok(None) };
     let (input, progress) = (&quantization.input, quantization.run.progress());
@@ -41,7 +41,7 @@ pub(super) fn choose(
         }
         FileTarget::Kld(most_kld) => {
             let KeptPromise { chosen, fidelity, figures, tried } =
-                keep_promise(model, input, text, &options, most_kld, keep, progress)?;
+                keep_promise(model, input, text, &options, most_kld, work, progress)?;
             let promise = Some(PromiseReport::of(most_kld, &figures, tried));
             SizedTypes { chosen, fidelity: Some(fidelity), promise }
         }

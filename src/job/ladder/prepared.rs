@@ -64,10 +64,7 @@ impl<'a> PreparedLadder<'a> {
             return Err(Contradiction::CalibratedImageModel.into());
         }
         if ladder.rungs.iter().any(|rung| rung.most_kld.is_some()) {
-            let calibration = ladder.calibration.as_ref().ok_or(Contradiction::KldWithoutText)?;
-            if calibration.statistics.is_some() {
-                return Err(Contradiction::CostsWithoutText { option: "kld:" }.into());
-            }
+            ladder.calibration.as_ref().ok_or(Contradiction::KldWithoutText)?;
         }
         let input = opened.input();
         overrides::check(&input, &ladder.quantize)?;

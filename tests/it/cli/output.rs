@@ -101,7 +101,7 @@ fn what_a_run_took_is_told_by_every_command() {
     let dir = tempfile::tempdir().unwrap();
     for (program, args) in [
         ("gguf-convert", "--verbose archs llama --threads 1"),
-        ("gguf-quantize", "stats absent.gguf --calibrate absent.txt -o x -v --threads 1"),
+        ("gguf-quantize", "recipe absent.gguf --source absent.gguf -v --threads 1"),
         ("gguf-verify", "-v imatrix show absent.gguf --threads 1"),
         ("gguf-inspect", "absent.gguf --verbose --threads 1 --simd scalar"),
     ] {

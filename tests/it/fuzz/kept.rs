@@ -1,22 +1,15 @@
-//! Seeds of files that runs keep for each other.
+//! Seeds of recipes and parts of a verdict.
 
 use std::path::Path;
 
 use gguf_foundry::convert::ConvertOptions;
+use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::Silent;
-use gguf_foundry::core::{ElementType, GgmlType};
 use gguf_foundry::job::recipe::{RecipeOutput, RecipeSource, find_recipe};
 use gguf_foundry::job::{Job, JobInput, JobOutput, JobTypes, OutputPath};
 use gguf_foundry::quantize::FileType;
-use serde_json::{Value as Json, json};
 
-use super::entries::{join, recipe_source};
-use super::seeds::container_of;
-use gguf_testkit::codes::Part;
-
-pub fn statistics() -> Vec<Vec<u8>> {
-    vec![statistics_of()]
-}
+use super::entries::recipe_source;
 
 pub fn verdict_parts() -> Vec<Vec<u8>> {
     vec![verdict_part(None), verdict_part(Some("base.gguf"))]
@@ -57,52 +50,6 @@ fn quantized(dir: &Path, file_type: FileType) -> Vec<u8> {
     let job = Job::new(JobInput::Gguf(source), JobTypes::mixture(file_type), output);
     Job { sync: false, ..job }.run(&Silent).unwrap();
     fs_err::read(target).unwrap()
-}
-
-/// Statistics of two layers and two kinds of text.
-fn statistics_of() -> Vec<u8> {
-    let ty = ElementType::F32;
-    let numbers = |values: &[f32]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let doubles = |values: &[f64]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let integers = |values: &[i64]| values.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
-    let tensor = |name: &str, ty: ElementType, dims: &[u64], bytes: Vec<u8>| Part {
-        name: name.to_owned(),
-        ty,
-        dims: dims.to_vec(),
-        bytes,
-    };
-    let first = vec![
-        tensor("kind0.input0", ty, &[6], numbers(&[4.0, 1.0, 0.5, 3.0, -1.0, 2.0])),
-        tensor("kind1.input0", ty, &[6], numbers(&[1.0, 0.0, 0.0, 1.0, 0.0, 1.0])),
-        tensor("kind0.input1", ty, &[1], numbers(&[7.0])),
-    ];
-    let second = vec![tensor("kind1.input0", ty, &[3], numbers(&[2.0, 1.0, 2.0]))];
-    let importance = vec![
-        tensor("kind0/blk.0.a.weight.sums", ElementType::F64, &[1, 3], doubles(&[4.0, 3.0, 2.0])),
-        tensor("kind0/blk.0.a.weight.counts", ElementType::I64, &[1], integers(&[5])),
-    ];
-    let window = json!({ "prompt": 0, "start": 0, "tokens": [1, 2, 3], "source": 0, "rows": [0, 2], "scored": [1, 2] });
-    let kind = |name: &str, check: Json| json!({ "name": name, "tokens": 5, "sequences": 1, "weight": 1, "seed": null, "check": check });
-    let manifest = json!({
-        "format": "gguf-foundry statistics", "version": 1, "model": "00", "tokenizer": "11", "architecture": "llama",
-        "n_ctx": 4, "seed": 1, "text": "22", "kinds": [kind("a", json!([window])), kind("b", json!([]))],
-        "layers": [
-            { "layer": 0, "inputs": [
-                { "columns": 3, "matrices": [{ "tensor": "blk.0.a.weight" }, { "tensor": "blk.0.b.weight", "expert": 1 }],
-                  "moments": [{ "at": 0, "rows": 5 }, { "at": 0, "rows": 3 }] },
-                { "columns": 1, "matrices": [{ "tensor": "blk.0.c.weight" }], "moments": [{ "at": 1, "rows": 5 }, null] },
-            ] },
-            { "layer": null, "inputs": [
-                { "columns": 2, "matrices": [{ "tensor": "output.weight" }], "moments": [null, { "at": 0, "rows": 2 }] },
-            ] },
-        ],
-    });
-    join(&[
-        ("statistics.json", manifest.to_string().into_bytes()),
-        ("moments-00000.safetensors", container_of(&first)),
-        ("moments-00001.safetensors", container_of(&second)),
-        ("importance.safetensors", container_of(&importance)),
-    ])
 }
 
 /// Part of a verdict over a few tokens.

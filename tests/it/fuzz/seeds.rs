@@ -66,7 +66,6 @@ pub fn of(target: &str) -> Vec<Vec<u8>> {
         }
         "recipe" => kept::files_of_recipes(),
         "rebuild" => kept::recipes(),
-        "statistics" => kept::statistics(),
         "verdict_part" => kept::verdict_parts(),
         "split" => vec![split(2), split(6)],
         "imatrix" => imatrices(),

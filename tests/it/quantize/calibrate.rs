@@ -88,12 +88,6 @@ fn a_calibrated_file_has_the_same_size_and_diverges_less(tier: Tier) {
         solved("three.gguf", &["--threads", "3"]);
         let [one, three] = ["one.gguf", "three.gguf"].map(|name| fs_err::read(dir.join(name)).unwrap());
         assert!(one == three, "other bytes with other threads");
-        let first = solved("first.gguf", &["--solver", "gptq"]);
-        assert_eq!(first["calibration"]["solver"], "gptq");
-        assert_eq!(first["calibration"]["imatrix"], calibration["imatrix"]);
-        assert!(first["calibration"]["ratio"].as_f64().unwrap() < 0.75, "{first}");
-        let of_first = kld("first.gguf");
-        assert!(of_first < 0.75 * of_plain, "{of_first} {of_plain}");
     }
 
     let (plain, one) =
@@ -120,7 +114,7 @@ fn a_text_of_the_check_judges_the_result() {
     prepare_two_layers(Tier::Deep, dir);
     let text = fs_err::read_to_string(dir.join("text.txt")).unwrap();
     fs_err::write(dir.join("text.txt"), &text[..text.floor_char_boundary(12_000)]).unwrap();
-    let base = ["--json", "--type", "q4_0", "--calibrate", "text.txt", "--no-self-text", "--solver", "gptq"];
+    let base = ["--json", "--type", "q4_0", "--calibrate", "text.txt", "--no-self-text"];
     let rest = ["--calibrate-tokens", "20000", "--check-text", "rest.txt", "in.gguf", "out.gguf"];
     let report = run(dir, &[&base[..], &rest].concat()).ok().json();
     let calibration = &report["calibration"];
@@ -181,12 +175,12 @@ fn what_cannot_be_calibrated_is_refused() {
     for (args, code, words) in [
         (&["--calibrate", "text.txt", "--imatrix", "x"][..], 2, "cannot be used with"),
         (&["--calibrate", "text.txt", "--prune-layers", "1"], 2, "cannot be used with"),
-        (&["--solver", "gptq"], 2, "--calibrate"),
+        (&["--solver", "reference"], 2, "--calibrate"),
         (&["--calibrate", "self", "--no-self-text"], 2, "`--calibrate self` asks for it"),
         (
             &["--calibrate", "text.txt", "--solver", "magic"],
             2,
-            "possible values: reference, gptq, sequential",
+            "possible values: reference, sequential, tuned",
         ),
         (&["--work-dir", "work"], 2, "--calibrate"),
         (&["--calibrate", "text.txt", "--work-dir", "."], 1, "is no work of a run"),
@@ -221,8 +215,7 @@ fn the_model_writes_text_where_there_is_none_or_one_kind() {
     let dir = dir.path();
     prepare_two_layers(Tier::Deep, dir);
     let n_tokens = "4096";
-    // The solver that needs one run only: the text is what counts.
-    let base = ["--json", "--type", "q4_k_m", "--calibrate-tokens", n_tokens, "--solver", "gptq"];
+    let base = ["--json", "--type", "q4_k_m", "--calibrate-tokens", n_tokens];
     let kinds = |name: &str, texts: &[&str]| {
         let report = run(dir, &[&base[..], texts, &["in.gguf", name]].concat()).ok().json();
         assert!(report["calibration"]["ratio"].as_f64().unwrap() < 0.8, "{report}");

@@ -19,8 +19,7 @@ fn each_type_has_the_bytes_of_its_own_calibrated_run(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     calibrate::prepare_two_layers(tier, dir);
-    let calibrated = [&CALIBRATED[..], &["--solver", tier.of("gptq", "sequential")]].concat();
-    let args = [&["-o", "out", "--types", "q8_0,q4_k_l,q2_k_s"][..], &calibrated].concat();
+    let args = [&["-o", "out", "--types", "q8_0,q4_k_l,q2_k_s"][..], &CALIBRATED].concat();
     let planned = make(dir, &[&args[..], &["--dry-run", "--json"]].concat()).ok().json();
     let is_calibrated = |at: usize| planned["files"][at]["is_calibrated"].as_bool().unwrap();
     assert_eq!([0, 1, 2].map(is_calibrated), [false, true, true], "Q8_0 is not solved");
@@ -30,8 +29,8 @@ fn each_type_has_the_bytes_of_its_own_calibrated_run(tier: Tier) {
     assert!(!dir.join("work").exists(), "what is kept for a restart is not needed any more");
 
     let larger = ["--type", "q4_k_m", "--output-tensor-type", "q8_0", "--token-embedding-type", "q8_0"];
-    run(dir, &[&["in.gguf", "one.gguf"][..], &larger, &calibrated].concat()).ok();
-    run(dir, &[&["in.gguf", "two.gguf", "--type", "q2_k_s"][..], &calibrated].concat()).ok();
+    run(dir, &[&["in.gguf", "one.gguf"][..], &larger, &CALIBRATED].concat()).ok();
+    run(dir, &[&["in.gguf", "two.gguf", "--type", "q2_k_s"][..], &CALIBRATED].concat()).ok();
     run(dir, &["in.gguf", "three.gguf", "--type", "q8_0"]).ok();
     for (own, single) in [("Q4_K_L", "one"), ("Q2_K_S", "two"), ("Q8_0", "three")] {
         let own = fs_err::read(dir.join(format!("out/in-{own}.gguf"))).unwrap();
@@ -60,7 +59,7 @@ fn finished_types_are_kept_only_for_the_same_calibration() {
     // The page fails in the end: everything else is done.
     fs_err::write(dir.join("page.md"), "{{ missing.key }}").unwrap();
     let base = ["-o", "out", "--types", "q4_0,iq4_nl", "--resume"];
-    let args = [&base[..], &["--solver", "gptq"], &CALIBRATED].concat();
+    let args = [&base[..], &CALIBRATED].concat();
     let failing = [&args[..], &["--template", "page.md"]].concat();
     make(dir, &failing).says(1, "page.md");
     let before = fs_err::read(dir.join("out/in-Q4_0.gguf")).unwrap();
@@ -69,7 +68,7 @@ fn finished_types_are_kept_only_for_the_same_calibration() {
     assert!(said.err.contains(written), "{}", said.err);
     // Another text, another number of tokens, another method.
     let rest: Vec<&str> = args.iter().map(|arg| if *arg == "text.txt" { "rest.txt" } else { arg }).collect();
-    for other in [rest, [&base[..], &CALIBRATED].concat()] {
+    for other in [rest, [&args[..], &["--solver", "reference"]].concat()] {
         make(dir, &other).says(1, "in-Q4_0.gguf: it is there, made with other options");
         make(dir, &[&other[..], &["--template", "page.md", "--replace"]].concat()).says(1, "page.md");
         assert!(fs_err::read(dir.join("out/in-Q4_0.gguf")).unwrap() != before);
@@ -89,7 +88,6 @@ fn contradictory_options_are_refused() {
     let args = |more: &[&'static str]| [&["-o", "out", "--types", "q4_0"][..], &CALIBRATED, more].concat();
     make(dir, &args(&["--calibration", "text.txt"])).says(2, "cannot be used with");
     make(dir, &args(&["--imatrix", "m.gguf"])).says(2, "cannot be used with");
-    make(dir, &args(&["--save-stats", "stats"])).says(2, "unexpected argument");
     make(dir, &args(&["--check-text", "text.txt"])).says(2, "another text expected");
     make(dir, &args(&["--calibrate", "none.txt"])).says(1, "none.txt");
     assert!(!dir.join("out").exists());
@@ -101,12 +99,11 @@ fn a_line_of_a_ladder_is_a_promise() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     calibrate::prepare_two_layers(Tier::Deep, dir);
-    let calibrated = [&CALIBRATED[..], &["--solver", "gptq"]].concat();
-    let args = [&["-o", "out", "--types", "q8_0,kld:0.02"][..], &calibrated].concat();
+    let args = [&["-o", "out", "--types", "q8_0,kld:0.02"][..], &CALIBRATED].concat();
     let planned = make(dir, &[&args[..], &["--dry-run", "--json"]].concat()).ok().json();
     assert_eq!(planned["files"][1]["target_kld"], 0.02);
     make(dir, &args).ok();
-    run(dir, &[&["in.gguf", "one.gguf", "--target-kld", "0.02"][..], &calibrated].concat()).ok();
+    run(dir, &[&["in.gguf", "one.gguf", "--target-kld", "0.02"][..], &CALIBRATED].concat()).ok();
     let own = fs_err::read(dir.join("out/in-KLD-0.02.gguf")).unwrap();
     assert!(own == fs_err::read(dir.join("one.gguf")).unwrap());
     assert!(planned["files"][1]["file_bytes"].as_u64().unwrap() >= own.len() as u64);

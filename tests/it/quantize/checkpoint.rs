@@ -35,17 +35,7 @@ fn one_pass_gives_the_bytes_of_the_f32_file(tier: Tier) {
     let flags: [&[&str]; 2] = [
         // The model writes half of the text; not every day.
         &["--type", "q4_k_m"],
-        &[
-            "--type",
-            "q4_0",
-            "--no-self-text",
-            "--solver",
-            "gptq",
-            "--tensor-type",
-            "attn_k=q6_k",
-            "--threads",
-            "1",
-        ],
+        &["--type", "q4_0", "--no-self-text", "--tensor-type", "attn_k=q6_k", "--threads", "1"],
     ];
     for flags in &flags[tier.of(1, 0)..] {
         let flags = [&text[..], *flags].concat();

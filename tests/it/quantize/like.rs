@@ -200,8 +200,7 @@ fn types_that_need_an_importance_matrix_are_refused_without_one() {
         .says(0, "needs an importance matrix");
     assert!(!dir.join("out.gguf").exists());
     // With a text they are calibrated: the types are those of the file.
-    let text =
-        ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "1024", "--solver", "gptq"];
+    let text = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "1024"];
     run(dir, &[&["in.gguf", "out.gguf", "--like", "made.gguf"], &text[..]].concat()).ok();
     assert_eq!(tensors(dir, "out.gguf"), tensors(dir, "made.gguf"));
     let file = GgufFile::open(&dir.join("out.gguf")).unwrap();

@@ -2,10 +2,10 @@
 
 mod bad_input;
 mod calibrate;
+mod calibrate_plan;
 mod calibrated_ladder;
 mod checkpoint;
 mod files;
-mod kept;
 mod ladder;
 mod ladder_again;
 mod like;
@@ -15,7 +15,6 @@ mod options;
 pub mod program;
 mod recipe;
 mod recipes;
-mod stats;
 mod target;
 mod work;
 

@@ -37,15 +37,13 @@ fn stopped_by(signal: &str, dir: &Path, args: &[&str], n_lines: usize) -> (Optio
 
 two_tiers!(a_run_that_was_killed_goes_on);
 
-/// Every day one solver, with a text that is kept; both in `gguf-calibration`: `an_interrupted_run_goes_on_to_the_same_bytes`.
+/// Every day with a text that the model writes, which is kept, too.
 fn a_run_that_was_killed_goes_on(tier: Tier) {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     prepare(tier, dir);
-    for solver in tier.of(vec!["gptq"], vec!["sequential", "gptq"]) {
-        let mut base = [&ARGS[..], &["--solver", solver]].concat();
-        // Half of the text is the model's, which is also kept.
-        let is_written = solver == "gptq";
+    for is_written in tier.of(vec![true], vec![false, true]) {
+        let mut base = ARGS.to_vec();
         base.retain(|word| !is_written || *word != "--no-self-text");
         run(dir, &[&base[..], &["whole.gguf"]].concat()).ok();
         let kept = [&base[..], &["out.gguf", "--work-dir", "work", "--threads", "1"]].concat();
@@ -69,7 +67,7 @@ fn a_run_that_was_killed_goes_on(tier: Tier) {
         assert!(report["calibration"]["resumed"].as_u64().unwrap() >= 9, "{report}");
         assert!(
             fs_err::read(dir.join("out.gguf")).unwrap() == fs_err::read(dir.join("whole.gguf")).unwrap(),
-            "{solver}: other bytes"
+            "{is_written}: other bytes"
         );
         assert!(!dir.join("work").exists(), "what is not needed any more is gone");
         fs_err::remove_file(dir.join("out.gguf")).unwrap();
@@ -82,7 +80,7 @@ fn a_search_for_a_divergence_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     prepare(Tier::Deep, dir);
-    let asked = ["--target-kld", "0.01", "--solver", "gptq"];
+    let asked = ["--target-kld", "0.01"];
     let args = [&asked[..], &ARGS[2..]].concat();
     let whole = run(dir, &[&args[..], &["whole.gguf", "--json"]].concat()).ok().json();
     let kept = [&args[..], &["out.gguf", "--json", "--work-dir", "work"]].concat();

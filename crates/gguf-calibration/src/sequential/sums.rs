@@ -89,7 +89,7 @@ impl SolverSums {
             gaps.add_product(&others, matrix);
             add_cross(&mut compensation, &gaps, &scaled);
         }
-        let moments = SecondMoments::new(n_cols, weights.len() as u64, lower(&gram))?;
+        let moments = SecondMoments::new(n_cols, weights.len() as u64, lower(&gram, n_cols))?;
         let compensation = match (is_same, gap) {
             (true, _) => Compensation::Nothing,
             (false, None) => Compensation::Inputs(compensation),
@@ -118,8 +118,7 @@ fn transposed(gap: &ResidualGap<'_>, n_cols: usize) -> Strips {
 }
 
 /// Square matrix with the lower triangle filled from the sums.
-fn lower(gram: &Gram) -> Vec<f32> {
-    let n = gram.n_cols();
+fn lower(gram: &Gram, n: usize) -> Vec<f32> {
     let mut values = vec![0.0; n * n];
     values.par_chunks_mut(n.max(1)).enumerate().for_each(|(row, values)| {
         for (column, value) in values[..=row].iter_mut().enumerate() {

@@ -1,17 +1,13 @@
-//! Text that the model has written, kept so that the next run need not write it again.
-
-use std::path::Path;
+//! Text that the model has written, kept so that a resumed run need not write it again.
 
 use serde::{Deserialize, Serialize};
 
 use crate::journal::{sealed, unsealed};
 use crate::program::program;
-use crate::store::{WindowEntry, identity};
-use crate::work::{TEXT, WorkFolder};
+use crate::work::{TEXT, WorkFolder, identity};
 use crate::{CalibrateError, SelfText};
-use gguf_core::limits::Limits;
 use gguf_core::output::OutputFile;
-use gguf_engine::EngineOptions;
+use gguf_engine::{EngineOptions, TokenChunk};
 use gguf_verification::{Fingerprint, Model, Window};
 
 /// Kept text of a model.
@@ -20,6 +16,15 @@ pub(crate) struct KeptText {
     pub(crate) windows: Vec<Window>,
     pub(crate) held_out: Vec<Window>,
     pub(crate) notes: Vec<String>,
+}
+
+/// Everything that decides the text.
+#[derive(Clone, Copy)]
+pub(crate) struct TextKey<'a> {
+    pub(crate) model: &'a Model<'a>,
+    pub(crate) own: &'a SelfText,
+    pub(crate) holds_out: bool,
+    pub(crate) engine: EngineOptions,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -33,105 +38,63 @@ struct StoredText {
     notes: Vec<String>,
 }
 
-fn digest(
-    model: &Model<'_>,
-    own: &SelfText,
-    holds_out: bool,
-    engine: EngineOptions,
-) -> Result<String, CalibrateError> {
-    let (weights, tokenizer) = identity(model)?;
-    let mut digest = Fingerprint::default();
-    digest.bytes(program().as_bytes());
-    digest.bytes(engine.level.name().as_bytes());
-    digest.bytes(weights.as_bytes());
-    digest.bytes(tokenizer.as_bytes());
-    digest.value(&(own, holds_out))?;
-    Ok(digest.hex())
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WindowEntry {
+    /// Number of its prompt, and index of its first token there.
+    prompt: usize,
+    start: usize,
+    tokens: Vec<u32>,
+    /// First row whose prediction is computed, and the end of these rows.
+    rows: [usize; 2],
+    /// First row that is scored, and the end of these rows.
+    scored: [usize; 2],
 }
 
-/// Place where text that a model writes is kept.
-#[derive(Clone, Copy, Debug)]
-pub enum SelfTextKeeper<'a> {
-    /// Folder of a run that can be resumed.
-    Work(&'a WorkFolder),
-    /// Separate file for several runs, which is read if it exists and written if not.
-    File {
-        /// Path of the file.
-        path: &'a Path,
-        /// True if the file must reach the disk before it gets its name.
-        sync: bool,
-    },
+impl TextKey<'_> {
+    fn digest(&self) -> Result<String, CalibrateError> {
+        let (weights, tokenizer) = identity(self.model)?;
+        let mut digest = Fingerprint::default();
+        digest.bytes(program().as_bytes());
+        digest.bytes(self.engine.level.name().as_bytes());
+        digest.bytes(weights.as_bytes());
+        digest.bytes(tokenizer.as_bytes());
+        digest.value(&(self.own, self.holds_out))?;
+        Ok(digest.hex())
+    }
 }
 
-impl SelfTextKeeper<'_> {
+impl WorkFolder {
     /// Text that an earlier run wrote with this model and these options, if it is intact.
     ///
     /// # Errors
-    /// A file that holds something else; a model that cannot be read.
-    pub(crate) fn written(
-        self,
-        model: &Model<'_>,
-        own: &SelfText,
-        holds_out: bool,
-        engine: EngineOptions,
-    ) -> Result<Option<KeptText>, CalibrateError> {
-        let of = || digest(model, own, holds_out, engine);
-        match self {
-            Self::Work(work) => {
-                let Ok(bytes) = fs_err::read(work.path().join(TEXT)) else { return Ok(None) };
-                let Some(stored) = stored(&bytes) else { return Ok(None) };
-                Ok((stored.of == of()?).then(|| stored.text()).flatten())
-            }
-            Self::File { path, .. } => {
-                let other = |what| CalibrateError::OtherSelfText { path: path.to_owned(), what };
-                match path.try_exists() {
-                    Ok(true) => {}
-                    Ok(false) => return Ok(None),
-                    Err(error) => return Err(error.into()),
-                }
-                let limits = Limits::default();
-                if !path.is_file() || fs_err::metadata(path)?.len() > limits.text_file_bytes {
-                    return Err(other("no text that a model has written"));
-                }
-                let found = stored(&gguf_core::input::read(path)?);
-                let found =
-                    found.ok_or_else(|| other("no text that a model has written, or a damaged one"))?;
-                if found.of != of()? {
-                    let what = "text that another model, or this one with other options, has written";
-                    return Err(other(what));
-                }
-                found.text().map(Some).ok_or_else(|| other("a damaged text"))
-            }
-        }
+    /// A model that cannot be read.
+    pub(crate) fn written_text(&self, key: TextKey<'_>) -> Result<Option<KeptText>, CalibrateError> {
+        let Ok(bytes) = fs_err::read(self.path.join(TEXT)) else { return Ok(None) };
+        let stored = unsealed(&bytes).and_then(|json| serde_json::from_slice::<StoredText>(json).ok());
+        let Some(stored) = stored else { return Ok(None) };
+        Ok((stored.of == key.digest()?).then(|| stored.text()).flatten())
     }
 
-    /// Keeps the text that the model has written.
+    /// Keeps text that the model has written.
     ///
     /// # Errors
     /// File system errors; a model that cannot be read.
-    pub(crate) fn keep(
-        self,
-        model: &Model<'_>,
-        own: &SelfText,
-        holds_out: bool,
-        engine: EngineOptions,
-        text: &KeptText,
-    ) -> Result<(), CalibrateError> {
-        let (path, sync) = match self {
-            // The text of an earlier run is not overwritten: this run is about to be refused.
-            Self::Work(work) if work.is_resumed() && work.path().join(TEXT).exists() => return Ok(()),
-            Self::Work(work) => (work.path().join(TEXT), work.sync),
-            Self::File { path, sync } => (path.to_owned(), sync),
-        };
+    pub(crate) fn keep_text(&self, key: TextKey<'_>, text: &KeptText) -> Result<(), CalibrateError> {
+        let path = self.path.join(TEXT);
+        // The text of an earlier run is not overwritten: this run is about to be refused.
+        if self.is_resumed() && path.exists() {
+            return Ok(());
+        }
         let entries = |windows: &[Window]| windows.iter().map(WindowEntry::of).collect();
         let stored = StoredText {
-            of: digest(model, own, holds_out, engine)?,
+            of: key.digest()?,
             windows: entries(&text.windows),
             held_out: entries(&text.held_out),
             notes: text.notes.clone(),
         };
         let json = serde_json::to_string(&stored).map_err(std::io::Error::from)?;
-        let written = OutputFile::write(&path, sealed(&json).as_bytes(), sync);
+        let written = OutputFile::write(&path, sealed(&json).as_bytes(), self.sync);
         Ok(written.map_err(crate::WorkError::from)?)
     }
 }
@@ -147,7 +110,27 @@ impl StoredText {
     }
 }
 
-/// Parses a file if its digest matches.
-fn stored(bytes: &[u8]) -> Option<StoredText> {
-    serde_json::from_slice(unsealed(bytes)?).ok()
+impl WindowEntry {
+    /// Entry of a window that no encoder reads a part of.
+    fn of(window: &Window) -> Self {
+        let Window { prompt, start, chunk, scored, .. } = window;
+        Self {
+            prompt: *prompt,
+            start: *start,
+            tokens: chunk.tokens.clone(),
+            rows: [chunk.rows.start, chunk.rows.end],
+            scored: [scored.start, scored.end],
+        }
+    }
+
+    /// Rebuilds the window; `None` if its fields contradict each other.
+    fn window(&self) -> Option<Window> {
+        let ([first, end], [from, to]) = (self.rows, self.scored);
+        // A row predicts the next token.
+        let targets = self.tokens.get(first.checked_add(1)?..end.checked_add(1)?)?.to_vec();
+        let is_whole = first <= from && from <= to && to <= end;
+        let chunk = TokenChunk { tokens: self.tokens.clone(), rows: first..end, n_source: 0 };
+        let window = Window { prompt: self.prompt, start: self.start, chunk, targets, scored: from..to };
+        is_whole.then_some(window)
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use gguf_calibration::{CalibrateError, Fidelity, FidelityOptions, Keep, Solver, solve};
+use gguf_calibration::{CalibrateError, Fidelity, FidelityOptions, Solver, solve};
 use gguf_core::progress::{CancelFlag, Progress, Silent};
 use gguf_core::{Shape, TensorMeta, TensorSource};
 use gguf_engine::{EngineError, EngineOptions};
@@ -21,8 +21,7 @@ pub(crate) fn run(
 ) -> Result<Fidelity, CalibrateError> {
     let quantize = QuantizeOptions { pure: true, ..QuantizeOptions::new(FileType::Q4_0) };
     let dir = tempfile::tempdir().unwrap();
-    let keep = Keep::default();
-    let options = FidelityOptions { solver, engine, quantize: &quantize, dir: dir.path(), keep };
+    let options = FidelityOptions { solver, engine, quantize: &quantize, dir: dir.path(), work: None };
     let input = Input::new(&model.tensors, &model.metadata);
     solve(&model.model(), &input, &text(&model.model()), &options, progress)
 }
@@ -54,9 +53,8 @@ pub(crate) fn matrices(model: &TinyModel) -> impl Iterator<Item = &TensorMeta> {
     model.tensors.tensors().iter().filter(is_solved)
 }
 
-two_tiers!(every_matrix_is_solved_and_more_is_gained_than_by_the_first_solver);
-/// Every matrix is solved, and the file diverges less than with the moments of the unquantized model.
-fn every_matrix_is_solved_and_more_is_gained_than_by_the_first_solver(tier: Tier) {
+two_tiers!(every_matrix_is_solved_and_the_file_diverges_less);
+fn every_matrix_is_solved_and_the_file_diverges_less(tier: Tier) {
     let cases = [
         ("dense", TinyModel::dense(), false),
         ("experts", TinyModel::experts(4), false),
@@ -71,12 +69,10 @@ fn every_matrix_is_solved_and_more_is_gained_than_by_the_first_solver(tier: Tier
             let is_looked_up = has_own_embedding && meta.name == "token_embd.weight";
             assert_eq!(blocks(&found, meta).is_some(), !is_looked_up, "{name}: {}", meta.name);
         }
-        let first = run(&model, Solver::Gptq, engine(2), &Silent).unwrap();
-        assert_eq!(found.plain, first.plain, "{name}: the importance of the same tokens");
-        let (ratio, first) = (found.ratio().unwrap(), first.ratio().unwrap());
-        // A tensor that is used again is solved for the first input that it gets.
-        let most = if name == "cycled" { 0.5 } else { 0.95 * first };
-        assert!(ratio < most, "{name}: {ratio} {first}");
+        let plain = run(&model, Solver::Reference, engine(2), &Silent).unwrap();
+        assert_eq!(found.plain, plain.plain, "{name}: the importance of the same tokens");
+        let ratio = found.ratio().unwrap();
+        assert!(ratio < 0.7, "{name}: {ratio}");
     }
 }
 
@@ -193,7 +189,7 @@ fn types_without_a_solver_are_followed() {
         engine: engine(2),
         quantize: &quantize,
         dir: dir.path(),
-        keep: Keep::default(),
+        work: None,
     };
     let input = Input::new(&model.tensors, &model.metadata);
     let found = solve(&model.model(), &input, &text(&model.model()), &options, &Silent).unwrap();

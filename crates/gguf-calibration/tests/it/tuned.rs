@@ -3,8 +3,8 @@
 use std::sync::Mutex;
 
 use gguf_calibration::{
-    CalibrateError, CalibrationText, Fidelity, FidelityOptions, Keep, Outlook, Solver, TextOptions,
-    TextSource, solve,
+    CalibrateError, CalibrationText, Fidelity, FidelityOptions, Outlook, Solver, TextOptions, TextSource,
+    solve,
 };
 use gguf_core::progress::{Progress, Silent};
 use gguf_core::{Hint, TensorSource};
@@ -86,8 +86,9 @@ fn deep() {
     let quantize = QuantizeOptions { pure: true, ..QuantizeOptions::new(FileType::Q4_0) };
     let (text, input) = (text.unwrap(), Input::new(&tiny.tensors, &tiny.metadata));
     let run = |solver| {
-        let (dir, keep) = (std::env::temp_dir(), Keep::default());
-        let options = FidelityOptions { solver, engine: engine(2), quantize: &quantize, dir: &dir, keep };
+        let dir = std::env::temp_dir();
+        let options =
+            FidelityOptions { solver, engine: engine(2), quantize: &quantize, dir: &dir, work: None };
         solve(&model, &input, &text, &options, &Silent).unwrap()
     };
     let [start, found] = [Solver::Sequential, Solver::Tuned { n_steps: 70 }].map(run);
@@ -145,7 +146,7 @@ fn other_types_are_tuned_too() {
         engine: engine(2),
         quantize: &quantize,
         dir: &std::env::temp_dir(),
-        keep: Keep::default(),
+        work: None,
     };
     let input = Input::new(&model.tensors, &model.metadata);
     let outlook = Outlook::of(&model.model(), &input, &text(&model.model()), &options).unwrap();
@@ -180,8 +181,8 @@ fn types_on_code_books_are_named() {
         ..QuantizeOptions::new(FileType::Q4_0)
     };
     let dir = std::env::temp_dir();
-    let keep = Keep::default();
-    let options = FidelityOptions { solver: TUNED, engine: engine(1), quantize: &quantize, dir: &dir, keep };
+    let options =
+        FidelityOptions { solver: TUNED, engine: engine(1), quantize: &quantize, dir: &dir, work: None };
     let input = Input::new(&model.tensors, &model.metadata);
     let outlook = Outlook::of(&model.model(), &input, &text(&model.model()), &options).unwrap();
     let expected = "not tuned, since the type has no code for each element: 2 tensors, `blk.0.ffn_down.weight` (IQ3_S), \

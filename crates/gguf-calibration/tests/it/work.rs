@@ -6,9 +6,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use gguf_calibration::{
-    CalibrateError, Fidelity, FidelityOptions, Keep, Solver, WorkError, WorkFolder, solve,
-};
+use gguf_calibration::{CalibrateError, Fidelity, FidelityOptions, Solver, WorkError, WorkFolder, solve};
 use gguf_core::progress::{Progress, Silent};
 use gguf_core::{Hint, TensorSource};
 use gguf_engine::EngineOptions;
@@ -67,7 +65,7 @@ impl Case {
             engine: EngineOptions { n_threads: 2, ..EngineOptions::default() },
             quantize: &quantize,
             dir: dir.path(),
-            keep: Keep { work, ..Keep::default() },
+            work,
         };
         let input = Input::new(&self.model.tensors, &self.model.metadata);
         solve(&self.model.model(), &input, &text(&self.model.model()), &options, progress)
@@ -118,8 +116,6 @@ fn an_interrupted_run_goes_on_to_the_same_bytes(tier: Tier) {
         ("experts", TinyModel::experts(4), Solver::Sequential),
         ("cycled", TinyModel::cycled(), Solver::Sequential),
         ("mamba", TinyModel::recurrent(), Solver::Sequential),
-        ("dense, gptq", TinyModel::dense(), Solver::Gptq),
-        ("experts, gptq", TinyModel::experts(4), Solver::Gptq),
     ];
     for (name, model, solver) in tier.some(4, cases) {
         let case = Case::new(model, solver);
@@ -180,8 +176,8 @@ fn damaged_work_is_solved_again(tier: Tier) {
             ("blocks-0", &|bytes| bytes[..bytes.len() / 3].to_vec()),
             ("journal", &|bytes| bytes[..bytes.len() - 7].to_vec()),
             ("journal", &|bytes| bytes[..bytes.len() / 2].to_vec()),
-            ("importance.safetensors", &|bytes| bytes[..bytes.len() - 1].to_vec()),
-            ("importance.safetensors", &|mut bytes| {
+            ("importance.gguf", &|bytes| bytes[..bytes.len() - 1].to_vec()),
+            ("importance.gguf", &|mut bytes| {
                 *bytes.last_mut().unwrap() ^= 1;
                 bytes
             }),
@@ -212,7 +208,7 @@ fn work_of_another_run_is_refused_with_what_differs() {
     let mut words = TinyModel::dense();
     words.metadata.set("tokenizer.ggml.model", "gpt2");
     for (what, other) in [
-        ("solver", Case::new(TinyModel::dense(), Solver::Gptq)),
+        ("solver", Case::new(TinyModel::dense(), Solver::Reference)),
         ("types of the tensors", Case { down: "q5_0", ..Case::new(TinyModel::dense(), Solver::Sequential) }),
         ("model", Case::new(other, Solver::Sequential)),
     ] {
@@ -228,7 +224,7 @@ fn work_of_another_run_is_refused_with_what_differs() {
 
 #[test]
 fn a_folder_is_of_one_run_and_goes_when_it_is_done() {
-    let case = Case::new(TinyModel::dense(), Solver::Gptq);
+    let case = Case::new(TinyModel::dense(), Solver::Sequential);
     let dir = tempfile::tempdir().unwrap();
     let (made, empty) = (dir.path().join("a/b"), dir.path().join("empty"));
     fs_err::create_dir(&empty).unwrap();

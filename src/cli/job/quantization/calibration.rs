@@ -24,7 +24,7 @@ pub(super) fn print_forecast(out: &mut dyn Write, plan: &CalibrationPlan) -> std
         )?;
     }
     let kind = |kind: &KindFacts| {
-        let to_come = if kind.is_to_come { ", to be written by the model" } else { "" };
+        let to_come = if kind.seed.is_some() { ", to be written by the model" } else { "" };
         format!("{} ({} tokens{to_come})", escape(&kind.name), count(kind.n_tokens as u64))
     };
     let kinds: Vec<String> = plan.text.kinds.iter().map(kind).collect();

@@ -50,13 +50,10 @@ fn every_line_of_the_table_is_tried() {
                 _ => is_written,
             }
         });
-        // `target_model_dir` is read only by draft models, which the workbench does not have. `stats` of a conversion
-        // or a ladder is guarded by the same code as that of gguf-quantize, which is tested. A cache gets files under its own names
-        // and loses none; `remote.rs` tests it. A text that a model writes is written if the file does not exist and
-        // read if it does; `quantize/stats.rs` tests it. A chat is rendered to standard output, never together with an
-        // output.
-        let is_known = ["target_model_dir", "cache", "self_text", "render"].contains(argument)
-            || (*argument == "stats" && *command != "gguf-quantize");
+        // `target_model_dir` is read only by draft models, which the workbench does not have. A cache gets files under
+        // its own names and loses none; `remote.rs` tests it. A chat is rendered to standard output, never together
+        // with an output.
+        let is_known = ["target_model_dir", "cache", "render"].contains(argument);
         if !is_tried && !is_known {
             missing.push(format!("{command} {argument}"));
         }
@@ -112,7 +109,7 @@ fn no_output_replaces_an_input(tier: Tier) {
         }
         assert!(n_tries == n_before || bench.files() == before, "{}: a file is not what it was", way.args);
     }
-    assert!(n_tries > tier.of(15, 300), "{n_tries} tries");
+    assert!(n_tries > tier.of(14, 250), "{n_tries} tries");
     println!("{n_tries} outputs over inputs, none written");
 }
 

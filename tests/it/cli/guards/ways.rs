@@ -30,7 +30,6 @@ const DIR: &[Out] = &[Out { name: "output", option: "-o", suffix: "/", own: &[] 
 const FILE: &[Out] = &[Out { name: "output", option: "-o", suffix: "", own: &[] }];
 const ARGUMENT: &[Out] = &[Out { name: "arguments", option: "", suffix: "", own: MODELS }];
 const RECIPE: &[Out] = &[Out { name: "output", option: "-o", suffix: "", own: &["base.recipe"] }];
-const SAVE_STATS: &[Out] = &[Out { name: "save_stats", option: "--save-stats", suffix: "/", own: &[] }];
 
 /// Arguments of a conversion, and those of a calibration with a text.
 macro_rules! calibrated {
@@ -99,7 +98,6 @@ pub(super) const WAYS: &[Way] = &[
         &["dir"],
         WORK_DIR,
     ),
-    way("gguf-convert hf2gguf", calibrated!("hf2gguf model --type q4_0 --solver gptq"), &["dir"], SAVE_STATS),
     way(
         "gguf-convert msmodelslim2gguf",
         calibrated!("msmodelslim2gguf ms --type q4_0 --solver reference"),
@@ -107,22 +105,10 @@ pub(super) const WAYS: &[Way] = &[
         WORK_DIR,
     ),
     way(
-        "gguf-convert msmodelslim2gguf",
-        calibrated!("msmodelslim2gguf ms --type q4_0 --solver gptq"),
-        &["dir"],
-        SAVE_STATS,
-    ),
-    way(
         "gguf-convert flm2gguf",
         calibrated!("flm2gguf flm/model.flm --type q4_0 --solver reference"),
         &["file"],
         WORK_DIR,
-    ),
-    way(
-        "gguf-convert flm2gguf",
-        calibrated!("flm2gguf flm/model.flm --type q4_0 --solver gptq"),
-        &["file"],
-        SAVE_STATS,
     ),
     way(
         "gguf-convert hf2gguf",
@@ -175,12 +161,6 @@ pub(super) const WAYS: &[Way] = &[
     ),
     way(
         "gguf-convert merge-lora",
-        calibrated!("merge-lora model adapter --type q4_0 --solver gptq"),
-        &["base", "adapter"],
-        SAVE_STATS,
-    ),
-    way(
-        "gguf-convert merge-lora",
         "merge-lora model adapter --type f16 --part 1/1",
         &["base", "adapter"],
         INTO,
@@ -221,13 +201,6 @@ pub(super) const WAYS: &[Way] = &[
         WORK_DIR,
     ),
     way(
-        "gguf-quantize",
-        "--type q4_0 --calibrate long.txt --no-self-text --calibrate-tokens 1024 --check-text check.txt \
-         --solver gptq tiny.gguf",
-        &["arguments"],
-        SAVE_STATS,
-    ),
-    way(
         "gguf-quantize ladder",
         "ladder --types q4_0 --calibration long.txt --verify p.jsonl --template chat.jinja base.gguf",
         &["source"],
@@ -253,13 +226,6 @@ pub(super) const WAYS: &[Way] = &[
         &["recipe"],
         MODEL,
     ),
-    way(
-        "gguf-quantize stats",
-        "stats --calibrate long.txt --no-self-text --calibrate-tokens 1024 --check-text check.txt tiny.gguf",
-        &["model"],
-        DIR,
-    ),
-    way("gguf-quantize", "--type q4_0 --stats stats --solver gptq tiny.gguf", &["arguments"], ARGUMENT),
     way(
         "gguf-verify",
         "base.gguf a.gguf --baseline base.gguf --imatrix m.imatrix --prompts p.jsonl --ctx 8 --source model --tasks 1 \
