@@ -235,9 +235,6 @@ pub trait Tool: clap::Parser {
     }
 
     /// Does the work.
-    ///
-    /// # Errors
-    /// Whatever stops the run; it is printed with its causes and hints.
     fn run(&self, session: &Session) -> anyhow::Result<Exit>;
 
     /// Returns a sentence about what is kept of an interrupted run, and how to continue.

@@ -27,7 +27,6 @@ impl Job {
         2.0 * (self.rows * self.cols) as f64 * (self.n_tokens * self.count) as f64
     }
 
-    /// Returns the share of one of the threads.
     fn share(&self, n_threads: usize) -> Self {
         if self.count == 1 {
             Self { n_tokens: self.n_tokens.div_ceil(n_threads), ..*self }

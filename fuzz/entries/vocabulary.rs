@@ -15,7 +15,6 @@ pub(super) fn tokenizer_json(data: &[u8]) -> bool {
     serde_json::from_slice::<HfJson>(data).is_ok()
 }
 
-/// Texts that vocabularies are tried on.
 const TEXTS: [&str; 3] =
     ["Hello world, it's 2026!\n\n  x", "<s> ▁é\u{1f642}\u{0301}</s>", "aaabbbaaa\tab\r\n"];
 

@@ -25,7 +25,6 @@ impl Completions {
     }
 }
 
-/// Returns the completion script for a shell.
 pub(in crate::cli) fn script(shell: Shell, mut program: Command) -> Vec<u8> {
     let name = program.get_name().to_owned();
     let mut text = Vec::new();

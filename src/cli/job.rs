@@ -17,9 +17,6 @@ use crate::job::{Events, Job, JobError, JobPlan, JobReport, Remark};
 pub(super) use args::{JobArgs, output_path, with_common};
 
 /// Plans or runs a job, and prints the plan or the report. Returns the files that were written.
-///
-/// # Errors
-/// Whatever stops the job; contradictory options are bad usage.
 pub(super) fn carry_out(session: &Session, job: &Job, dry_run: bool) -> anyhow::Result<Vec<PathBuf>> {
     if let Some(path) = job.importance.path.as_ref().filter(|_| !job.types.is_quantized()) {
         Imatrix::open(path)?;

@@ -16,7 +16,6 @@ const SYSTEM: &str = "{system_prompt}";
 const PROMPT: &str = "{prompt}";
 const RESPONSE: &str = "{response}";
 
-/// Form of a prompt.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct PromptForm {
     /// Lines of a prompt with `{system_prompt}` and `{prompt}`; empty without a chat template.

@@ -68,9 +68,6 @@ impl ModelDirectory {
 
 /// Opens a GGUF file to read its header: a local file, or one on a server, of which no more is fetched. An existing
 /// local path takes precedence.
-///
-/// # Errors
-/// As [`GgufFile::open`]; a file on a server that cannot be fetched.
 #[cfg(feature = "remote")]
 pub(crate) fn open_header(session: &Session, path: &Path, options: &OpenOptions) -> anyhow::Result<GgufFile> {
     let text = path.to_str().filter(|_| path.symlink_metadata().is_err());
@@ -93,9 +90,6 @@ pub(crate) fn open_header(session: &Session, path: &Path, options: &OpenOptions)
 
 /// Returns the names of the GGUF files of a repository of the hub, as [`open_header`] takes them, without later parts of
 /// split models. `None` if the path is no repository or the repository has none.
-///
-/// # Errors
-/// A repository that cannot be listed.
 #[cfg(feature = "remote")]
 pub(crate) fn gguf_names(session: &Session, path: &Path) -> anyhow::Result<Option<Vec<PathBuf>>> {
     let text = path.to_str().filter(|_| path.symlink_metadata().is_err());
@@ -116,9 +110,6 @@ pub(crate) fn gguf_names(session: &Session, path: &Path) -> anyhow::Result<Optio
 }
 
 /// Returns nothing: this program was built without network support.
-///
-/// # Errors
-/// None.
 #[cfg(not(feature = "remote"))]
 #[expect(clippy::unnecessary_wraps, reason = "with the network it may fail")]
 pub(crate) fn gguf_names(_: &Session, _: &Path) -> anyhow::Result<Option<Vec<PathBuf>>> {
@@ -126,9 +117,6 @@ pub(crate) fn gguf_names(_: &Session, _: &Path) -> anyhow::Result<Option<Vec<Pat
 }
 
 /// Opens a GGUF file to read its header. This program was built without network support.
-///
-/// # Errors
-/// As [`GgufFile::open`]; an address.
 #[cfg(not(feature = "remote"))]
 pub(crate) fn open_header(_: &Session, path: &Path, options: &OpenOptions) -> anyhow::Result<GgufFile> {
     refuse_address(path)?;
@@ -202,9 +190,6 @@ impl RemoteArgs {
     }
 
     /// Opens a directory or file that is read more than once. This program was built without network support.
-    ///
-    /// # Errors
-    /// An address.
     #[cfg(not(feature = "remote"))]
     pub(crate) fn kept(
         &self,
@@ -217,9 +202,6 @@ impl RemoteArgs {
 
     /// Opens the directory that a command names. An existing local path takes precedence; otherwise `org/name` and
     /// anything with a scheme is on a server.
-    ///
-    /// # Errors
-    /// A model on a server that cannot be fetched.
     #[cfg(feature = "remote")]
     pub(crate) fn directory(&self, session: &Session, path: &Path) -> anyhow::Result<ModelDirectory> {
         let text = path.to_str().filter(|_| path.symlink_metadata().is_err());
@@ -256,9 +238,6 @@ impl RemoteArgs {
     }
 
     /// Opens the directory that a command names. This program was built without network support.
-    ///
-    /// # Errors
-    /// An address.
     #[cfg(not(feature = "remote"))]
     #[expect(clippy::unused_self, reason = "there is nothing to set without a network")]
     pub(crate) fn directory(&self, _: &Session, path: &Path) -> anyhow::Result<ModelDirectory> {
@@ -290,9 +269,6 @@ impl RemoteArgs {
     }
 
     /// Accepts anything: without network support there is no cache.
-    ///
-    /// # Errors
-    /// None.
     #[cfg(not(feature = "remote"))]
     #[expect(clippy::unused_self, reason = "there is nothing to set without a network")]
     #[expect(clippy::unnecessary_wraps, reason = "with the network it may refuse")]

@@ -42,9 +42,6 @@ fn fewer(n: usize, n_wanted: usize) -> String {
 }
 
 /// Builds a pool for one piece of work. Also returns a note if it is smaller than asked for.
-///
-/// # Errors
-/// Not even one thread can be started.
 pub(crate) fn pool(asked: usize) -> anyhow::Result<(ThreadPool, Option<String>)> {
     let (n_wanted, note) = wanted(Some(asked));
     let (pool, n) = try_pool(n_wanted)?;
@@ -52,9 +49,6 @@ pub(crate) fn pool(asked: usize) -> anyhow::Result<(ThreadPool, Option<String>)>
 }
 
 /// Starts the threads of the whole program. Returns a note if they are fewer than asked for.
-///
-/// # Errors
-/// Not even one thread can be started.
 pub(crate) fn start(asked: Option<u16>) -> anyhow::Result<Option<String>> {
     let (n_wanted, note) = wanted(asked.map(usize::from));
     // The global pool can be built only once, so a probe finds out how many threads are possible.

@@ -120,9 +120,6 @@ pub(super) fn judge_all(
 /// Measures an importance matrix on a text, as `gguf-verify imatrix MODEL --prompts TEXT -o OUTPUT`. A matrix that is
 /// there is taken if it is of the same text and model, unless `replace` is given. While it is measured it is hidden; with
 /// `resume`, what a stopped run has measured is continued.
-///
-/// # Errors
-/// As that command; a matrix of another run.
 pub(super) fn measure_importance(
     session: &Session,
     model: &Path,

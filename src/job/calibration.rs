@@ -84,9 +84,6 @@ impl Calibration {
     }
 
     /// Identifies what decides the result besides the model and the types.
-    ///
-    /// # Errors
-    /// As [`read_texts`](Self::read_texts).
     pub(super) fn identity(&self) -> Result<String, JobError> {
         let CalibrationSources { given, held_out } = self.read_texts()?;
         let mut digest = Fingerprint::default();
@@ -112,10 +109,6 @@ impl Calibration {
         EngineOptions { held_bytes: held_bytes(), ..self.engine }
     }
 
-    /// Reads the texts.
-    ///
-    /// # Errors
-    /// Texts that cannot be read, or that are also held-out texts.
     pub(crate) fn read_texts(&self) -> Result<CalibrationSources, JobError> {
         let read = |paths: &[PathBuf]| {
             let sources = paths.iter().map(|path| TextSource::read(path, PromptForm::Detected));
@@ -132,9 +125,6 @@ impl Calibration {
     }
 
     /// Returns the calibration text: the given one, one that the model writes, or half of each.
-    ///
-    /// # Errors
-    /// A model that cannot be run; unsuitable text.
     pub(crate) fn text(
         &self,
         progress: &dyn Progress,

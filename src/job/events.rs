@@ -32,9 +32,6 @@ pub trait Events {
 
     /// Receives the plan of a run before it writes. A run whose types are measured on a text reports a plan when they
     /// are chosen.
-    ///
-    /// # Errors
-    /// The plan cannot be shown; the run stops.
     fn planned(&self, plan: &JobPlan) -> io::Result<()> {
         let _ = plan;
         Ok(())

@@ -64,9 +64,6 @@ impl<'a> Guard<'a> {
 
     /// Checks a file that will be written under a default name. Outputs must be registered with [`Guard::write`] as
     /// well.
-    ///
-    /// # Errors
-    /// The file would replace another model.
     pub(super) fn unnamed(&mut self, path: &Path, model: Unnamed<'_>) -> Result<(), NameTaken> {
         self.judge(model.check(path))
     }

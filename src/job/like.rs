@@ -137,9 +137,6 @@ fn remark(path: &Path, types: &LikeTypes) -> Remark {
 
 /// Returns the job in which the converter itself writes the types, if that gives the very tensors of the file in their
 /// order. Other files, and jobs with options of a quantization, are quantized.
-///
-/// # Errors
-/// A file or a checkpoint that cannot be read.
 pub(super) fn converted(job: &Job) -> Result<Option<Job>, JobError> {
     let JobTypes::Like { file, requantize } = &job.types else { return Ok(None) };
     let plain = QuantizeOptions {

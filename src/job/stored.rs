@@ -124,9 +124,6 @@ fn others(names: &[String]) -> String {
 
 impl NativeFloats {
     /// Checks a conversion to `native` without `--allow-rounding`.
-    ///
-    /// # Errors
-    /// [`NativeFloats`]; the source failed.
     pub(super) fn check(conversion: &Conversion) -> Result<(), JobError> {
         let floats = conversion.floats().into_iter().filter(|row| row.reason == FloatReason::Rounding);
         let names: Vec<String> = floats.map(|row| row.role).collect();

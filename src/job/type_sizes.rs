@@ -21,7 +21,6 @@ pub(crate) struct TypeSizes {
 
 /// Bytes of the weights under one type.
 pub(crate) struct TypeSize {
-    /// Name of the type.
     pub(crate) name: String,
     /// Bytes of all tensors.
     pub(crate) weight_bytes: u64,
@@ -31,9 +30,6 @@ pub(crate) struct TypeSize {
 
 impl TypeSizes {
     /// Plans every type of a ladder for a model. Only headers are read.
-    ///
-    /// # Errors
-    /// A model that cannot be read or converted.
     pub(crate) fn of(input: &JobInput, convert: &ConvertOptions) -> Result<Self, JobError> {
         let options = ConvertOptions { tokenizer: false, then_quantized: true, ..convert.clone() };
         let opened = input.open(&options)?;

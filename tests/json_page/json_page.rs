@@ -152,7 +152,6 @@ impl Types {
         self.declared.get(name).unwrap_or_else(|| panic!("`{name}` is no type that derives `Serialize`"))
     }
 
-    /// Returns what a type prints.
     fn printed(&self, ty: &Type) -> Printed {
         match ty {
             Type::Reference(reference) => self.printed(&reference.elem),

@@ -88,12 +88,7 @@ pub enum TensorContent {
     /// Weights of the checkpoint.
     Sources(Assembly),
     /// Contents of several output tensors, concatenated along an axis.
-    Joined {
-        /// The contents.
-        parts: Vec<TensorContent>,
-        /// The axis.
-        axis: usize,
-    },
+    Joined { parts: Vec<TensorContent>, axis: usize },
     /// Rope factors of Llama 3.
     RopeFreqsLlama3(RopeFreqsLlama3),
     /// Rope factors of Llama 3 with wavelengths in F64, padded with ones to a number of elements.
@@ -109,7 +104,6 @@ pub enum TensorContent {
     Values(Arc<[f32]>),
     /// One value in all elements.
     Fill {
-        /// The value.
         value: f32,
         /// Dimensions, outermost first.
         dims: Vec<u64>,
@@ -151,15 +145,9 @@ pub enum JoinKind {
     /// Stacked along a new first axis.
     Stack,
     /// Concatenated along an axis.
-    Concat {
-        /// The axis.
-        axis: usize,
-    },
+    Concat { axis: usize },
     /// Interleaved along an axis, one index of each source in turn.
-    Zip {
-        /// The axis.
-        axis: usize,
-    },
+    Zip { axis: usize },
     /// Multiplied element by element; the result has one dimension.
     Mul,
 }

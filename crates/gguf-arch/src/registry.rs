@@ -146,9 +146,6 @@ impl Registry {
     }
 
     /// Builds a registry from cards, each with its file stem and text.
-    ///
-    /// # Errors
-    /// [`ArchError::Card`] for the first invalid card.
     pub(crate) fn from_texts<'t>(
         texts: impl IntoIterator<Item = (&'t str, &'t str)>,
     ) -> Result<Self, ArchError> {

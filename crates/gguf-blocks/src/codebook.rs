@@ -185,7 +185,6 @@ impl<const D: usize> CodeBook<D> {
 
     const MASK: u16 = (1 << Self::BITS) - 1;
 
-    /// Packs levels.
     #[inline(always)]
     pub(super) fn pack(levels: [i32; D]) -> u16 {
         let mut packed = 0;
@@ -233,7 +232,6 @@ impl<const D: usize> CodeBook<D> {
         self.neighbours_of(self.list(packed))
     }
 
-    /// Returns the neighbours of a list.
     #[inline(always)]
     pub(super) fn neighbours_of(&self, list: ListRef) -> Neighbours<'_> {
         let (start, n_points) = ((list.0 >> START) as usize, list.n_points());

@@ -30,7 +30,6 @@ impl<'a, L> LaneSearch<'a, L> {
     }
 }
 
-/// Computes `PartMagnitudes::sums` of all steps.
 #[inline(always)]
 fn step_sums<L: Lanes, const D: usize, const G: usize>(
     l: L,

@@ -13,10 +13,6 @@ use super::superblock::SUPER;
 
 /// A type whose super-blocks are quantized by a [`Search`] into `B` bytes.
 pub(super) trait GridType<const B: usize> {
-    /// Quantizes one super-block.
-    ///
-    /// # Errors
-    /// [`OffGrid`] where the reference aborts.
     fn quantize<S: Search>(
         search: S,
         x: &[f32; SUPER],

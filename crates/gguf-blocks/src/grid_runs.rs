@@ -34,7 +34,6 @@ impl StepRun {
         (self.0 >> 16) as usize % MOST
     }
 
-    /// Returns the group.
     #[inline(always)]
     pub(super) fn group(self) -> usize {
         self.0 as usize % MOST / STEPS
@@ -58,7 +57,6 @@ const MOST: usize = GROUPS * STEPS;
 
 const _: () = assert!(MOST - 1 == u8::MAX as usize, "runs and steps of all groups are numbered in bytes");
 
-/// A list of runs.
 pub(super) struct RunList {
     runs: [StepRun; MOST],
     count: usize,
@@ -164,7 +162,6 @@ impl PointSpans {
         self.spans[run.index()][1].from = (run.group() * STEPS + step) as u16;
     }
 
-    /// Writes the points of all steps of all groups.
     #[inline(always)]
     pub(super) fn write(&self, points: &mut [u16; (GROUPS + 1) * STEPS]) {
         for span in self.spans[..self.count.min(MOST)].as_flattened() {

@@ -107,7 +107,6 @@ pub(super) struct PartMagnitudes<const D: usize, const G: usize> {
     pub roots: [[f32; D]; G],
 }
 
-/// Search of one part.
 #[derive(Clone, Copy)]
 pub(super) struct PartSearch<'a, const D: usize, const G: usize> {
     /// Code book of the type.
@@ -255,9 +254,6 @@ impl Search for ScalarSearch {
 ///
 /// # Exactness
 /// The common core of `quantize_row_iq2_xxs_impl`, `_iq2_xs_`, `_iq2_s_`, `_iq3_xxs_` and `_iq3_s_impl`.
-///
-/// # Errors
-/// [`OffGrid`] where these abort.
 pub(super) fn search<const D: usize, const G: usize>(
     PartSearch { book, how, part, range, start }: PartSearch<'_, D, G>,
 ) -> Result<GridFit<G>, OffGrid> {
@@ -367,7 +363,6 @@ pub(super) fn largest(x: &[f32]) -> f32 {
     x[1..].iter().fold(x[0], |max, value| c_max(max, *value))
 }
 
-/// Returns the mean of squares of a super-block.
 #[inline(always)]
 pub(super) fn mean_square(x: &[f32; SUPER]) -> f32 {
     sum_squares(x) / SUPER as f32

@@ -43,7 +43,6 @@ impl Steps {
         ends: [0; GROUPS],
     };
 
-    /// Sets all steps of a search.
     #[inline(always)]
     pub(super) fn set<L: Lanes, const D: usize, const G: usize>(
         &mut self,

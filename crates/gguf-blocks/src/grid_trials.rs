@@ -185,7 +185,6 @@ impl<L: Lanes, const D: usize, const G: usize> GridPlacer<'_, L, D, G> {
         }
     }
 
-    /// Places a run step by step.
     #[inline(always)]
     fn place_run(
         &self,

@@ -270,7 +270,6 @@ pub(super) fn scalar_m(rows: &SourceRows<'_>, dst: &mut [u8]) {
     }
 }
 
-/// Returns the weights of a super-block.
 fn weights_of(x: &[f32; SUPER], importance: Option<&[f32; SUPER]>) -> [f32; SUPER] {
     match importance {
         Some(importance) => importance_weights(x, importance, 2.0 * sum_squares(x) / SUPER as f32),
@@ -281,7 +280,6 @@ fn weights_of(x: &[f32; SUPER], importance: Option<&[f32; SUPER]>) -> [f32; SUPE
 /// Result of coding a part: `None` for a zero part.
 pub(super) type PartCode<const G: usize> = Result<Option<CodedPart<G>>, OffGrid>;
 
-/// Stores the parts of a super-block.
 pub(super) fn store_s(parts: &[PartCode<4>; 8], out: &mut [u8; S_BYTES]) -> Result<(), OffGrid> {
     let (mut scales, mut down) = ([0.0; 8], [false; 8]);
     let mut max_scale = 0f32;

@@ -68,9 +68,7 @@ pub(crate) trait Lanes: Copy {
     fn abs(self, value: Self::F) -> Self::F;
     /// Returns the square root, correctly rounded.
     fn sqrt(self, value: Self::F) -> Self::F;
-    /// Computes C's `a > b ? a : b`.
     fn c_max(self, a: Self::F, b: Self::F) -> Self::F;
-    /// Computes C's `a < b ? a : b`.
     fn c_min(self, a: Self::F, b: Self::F) -> Self::F;
     /// Rounds to the nearest integer as a float, half to even; NaN and infinities are kept.
     fn round_even(self, value: Self::F) -> Self::F;

@@ -108,7 +108,6 @@ fn fit_min<const BITS: u32>(x: &[f32; BLOCK]) -> BlockFit {
     BlockFit { d, min, codes }
 }
 
-/// Writes one block.
 #[inline(always)]
 pub(super) fn store<const B: usize, const BITS: u32, const MIN: bool>(fit: &BlockFit, out: &mut [u8; B]) {
     put_u16(out, 0, f32_to_f16(fit.d));

@@ -177,7 +177,6 @@ static INTEGERS: [i8; 64] = {
     integers
 };
 
-/// Returns `n` integers from `first` on.
 const fn integers(first: i8, n: usize) -> &'static [i8] {
     let at = (first + 32) as usize;
     INTEGERS.split_at(at).1.split_at(n).0

@@ -48,7 +48,6 @@ pub(super) struct MinFits<const P: usize> {
     iscales: [[f32; P]; BATCH_SUPERS],
     /// Minima used for the levels.
     level_mins: [[f32; P]; BATCH_SUPERS],
-    /// Scales of scales, per super-block.
     pub(crate) super_scales: [SuperScales<P>; BATCH_SUPERS],
 }
 

@@ -59,7 +59,6 @@ fn run() -> impl Strategy<Value = ValuePattern> {
     })
 }
 
-/// Returns value `index` of a run.
 fn value(noise: &mut Noise, run: ValuePattern, index: usize) -> f32 {
     match run {
         ValuePattern::Bell(scale) => noise.bell() * scale,

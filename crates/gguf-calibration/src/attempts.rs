@@ -31,7 +31,6 @@ pub(super) struct Attempts<'a> {
     pub(super) progress: &'a dyn Progress,
 }
 
-/// Result of one attempt.
 pub(super) struct AttemptResult {
     pub(super) imatrix: Imatrix,
     pub(super) blocks: SolvedBlocks,
@@ -42,9 +41,6 @@ pub(super) struct AttemptResult {
 
 impl Attempts<'_> {
     /// Begins to keep the work of this run, or resumes from the work that is kept.
-    ///
-    /// # Errors
-    /// Kept work of a run that would have given another result.
     pub(super) fn begin(&self) -> Result<(), CalibrateError> {
         let Some(work) = self.options.work else { return Ok(()) };
         Ok(work.begin(self.facts()?)?)
@@ -210,9 +206,6 @@ impl Attempts<'_> {
 }
 
 /// Divergence of a plan's file from the model, without writing it.
-///
-/// # Errors
-/// Models that cannot be run, text without scored tokens; cancellation.
 pub(super) fn divergence_of(
     plan: &QuantizePlan<'_>,
     model: &Model<'_>,

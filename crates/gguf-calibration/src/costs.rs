@@ -14,7 +14,6 @@ use gguf_engine::{EngineError, EngineOptions, ModelKind};
 use gguf_quantization::{FileType, OpenTensor, QuantizePlan, Survey, TensorCost, layer_of};
 use gguf_verification::{Model, Recall, Window, divergence_on};
 
-/// Options for measuring costs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MeasureOptions<'a> {
     /// Threads, memory and vector instructions.

@@ -110,7 +110,6 @@ impl Journal {
     }
 }
 
-/// Journal of one attempt.
 #[derive(Clone, Debug)]
 pub(super) struct AttemptLog {
     pub(super) journal: Arc<Journal>,

@@ -21,9 +21,6 @@ pub struct Needs {
 
 impl Needs {
     /// Returns true if hidden states have to go to files.
-    ///
-    /// # Errors
-    /// [`CalibrateError::Memory`] if the budget is too small even then.
     pub(super) fn spills(&self, options: &EngineOptions, tokens: usize) -> Result<bool, CalibrateError> {
         let (needed_bytes, budget_bytes) = (self.least_bytes, options.memory_bytes);
         if needed_bytes > budget_bytes {

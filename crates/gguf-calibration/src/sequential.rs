@@ -65,9 +65,6 @@ impl Progress for Quiet<'_> {
 
 impl Task<'_> {
     /// Runs both streams and solves the matrices as they are reached.
-    ///
-    /// # Errors
-    /// Errors of the engine, activations that are not finite, too little memory.
     pub(super) fn run(&self) -> Result<Followed, CalibrateError> {
         let plan = self.model.plan()?;
         let stream = QuantizedStream::new(self.model.source, self.types, self.engine.level, self.blocks);

@@ -55,9 +55,6 @@ pub struct SolvedBlocks {
 
 impl SolvedBlocks {
     /// Creates a temporary file in `dir` for the blocks of `targets`: tensors of the source with their target types.
-    ///
-    /// # Errors
-    /// A file that cannot be created there.
     pub(super) fn new<'t>(
         dir: &Path,
         targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
@@ -88,9 +85,6 @@ impl SolvedBlocks {
     }
 
     /// Opens the file of an earlier run, and counts the matrices whose digests are as expected.
-    ///
-    /// # Errors
-    /// Cancellation. Blocks that cannot be read count as absent.
     pub(super) fn kept<'t>(
         file: std::fs::File,
         path: &Path,
@@ -194,7 +188,6 @@ impl SolvedBlocks {
             .ok_or_else(|| std::io::Error::other("no such rows were solved"))
     }
 
-    /// Writes the blocks of rows.
     pub(super) fn put(&self, tensor: &str, first_row: u64, blocks: &[u8]) -> std::io::Result<()> {
         let offset = self.at(tensor, first_row)?;
         let mut file = self.file();

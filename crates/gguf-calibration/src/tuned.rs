@@ -82,9 +82,6 @@ impl TuningOutlook {
     }
 
     /// Checks the memory budget.
-    ///
-    /// # Errors
-    /// [`CalibrateError::TuneMemory`] if it is too small.
     pub(super) fn check(&self, options: &EngineOptions) -> Result<(), CalibrateError> {
         let (budget_bytes, weights) = (options.memory_bytes, self.n_weights);
         match self.needed_bytes.filter(|&needed| needed > budget_bytes) {
@@ -171,9 +168,6 @@ struct Goal<'a> {
 impl<'a> Tuning<'a> {
     /// Moves all blocks that can move; `None` if no state was better than the start. `before` has the blocks of the
     /// start.
-    ///
-    /// # Errors
-    /// Errors of the engine, cancellation.
     fn run(&self, before: &SolvedBlocks) -> Result<Option<SolvedBlocks>, CalibrateError> {
         let source = self.model.source.tensors();
         let types: BTreeMap<&str, GgmlType> =

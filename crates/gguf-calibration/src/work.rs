@@ -83,9 +83,6 @@ pub(super) struct Resumed {
 
 /// Digests that identify a model and its tokenizer. They cover all keys that its graph and its text depend on,
 /// and the names, types, shapes and values of all tensors.
-///
-/// # Errors
-/// A model that cannot be read.
 pub(super) fn identity(model: &Model<'_>) -> std::io::Result<(String, String)> {
     let (metadata, source): (&Metadata, &dyn TensorSource) = (model.metadata, model.source);
     let mut whole = Fingerprint::default();
@@ -295,9 +292,6 @@ impl WorkFolder {
     }
 
     /// Opens the folder for the work on a candidate.
-    ///
-    /// # Errors
-    /// As [`open`](Self::open).
     pub(super) fn candidate(&self, candidate: &str) -> Result<Self, WorkError> {
         let digits = candidate.get(..CANDIDATE_DIGITS).unwrap_or(candidate);
         self.open_candidate(&self.path.join(format!("{CANDIDATE}{digits}")))

@@ -163,10 +163,6 @@ impl<'a> JsonReader<'a> {
         Ok(())
     }
 
-    /// Reads an array; `element` reads each element.
-    ///
-    /// # Errors
-    /// [`JsonError`] through `E`, and whatever `element` returns.
     pub(crate) fn array<E: From<JsonError>>(
         &mut self,
         mut element: impl FnMut(&mut Self) -> Result<(), E>,
@@ -186,10 +182,6 @@ impl<'a> JsonReader<'a> {
         Ok(())
     }
 
-    /// Reads a string.
-    ///
-    /// # Errors
-    /// [`JsonError`] for anything that is not one.
     pub(crate) fn string(&mut self) -> Result<String> {
         self.expect(b'"', "a string")?;
         let mut text = String::new();

@@ -255,9 +255,6 @@ const MAX_FOLDERS: usize = 64;
 const MAX_FILES: usize = 1024;
 
 /// Opens the weights of a directory, or the one file that the user named.
-///
-/// # Errors
-/// [`CheckpointError`]: no weights, an unsupported format, or broken files.
 pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError> {
     let names = dir.file_names()?;
     let chosen = dir.chosen_file().and_then(FormatProbe::of);

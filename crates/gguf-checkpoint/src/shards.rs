@@ -77,9 +77,6 @@ impl SafetensorsShards {
     }
 
     /// Opens one file of any name.
-    ///
-    /// # Errors
-    /// [`CheckpointError`]: a broken file.
     pub(super) fn single(dir: &ModelDir, name: &str) -> Result<Self, CheckpointError> {
         let (dir, naming) = (dir.clone(), naming(MODEL));
         let limits = *dir.limits();

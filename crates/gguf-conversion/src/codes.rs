@@ -171,9 +171,6 @@ fn fits(
 }
 
 /// Chooses the storage of every tensor under `codes`: blocks of its codes, or a plain type.
-///
-/// # Errors
-/// The source failed.
 pub(super) fn choose(
     codes: Codes,
     mapping: &Mapping,
@@ -259,9 +256,6 @@ fn is_fp8(ty: ElementType) -> bool {
 }
 
 /// Returns the storage of a tensor's codes in blocks of `ty`, or the reason against it; `None` without codes.
-///
-/// # Errors
-/// The source failed.
 pub(super) fn keep(
     ty: GgmlType,
     name: &str,

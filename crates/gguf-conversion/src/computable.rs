@@ -25,9 +25,6 @@ pub(super) struct Planned<'a> {
 
 impl Planned<'_> {
     /// Checks for tensors that the planned file lacks. Returns a warning if a key or a shape prevents a graph.
-    ///
-    /// # Errors
-    /// [`ArchError::Missing`] with the checkpoint's names of the missing tensors.
     pub(super) fn check(&self) -> Result<Option<String>, ArchError> {
         let missing = missing_tensors(self.metadata, self.tensors);
         let names = missing.as_ref().map_or(&[][..], |missing| &missing.names[..]);

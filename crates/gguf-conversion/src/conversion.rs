@@ -47,7 +47,6 @@ pub struct Conversion {
     policy: ReadPolicy,
     warnings: Vec<String>,
     has_towers: bool,
-    /// Options of the conversion.
     pub(super) options: ConvertOptions,
 }
 

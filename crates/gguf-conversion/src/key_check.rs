@@ -23,9 +23,6 @@ pub struct KeysError {
 impl KeysError {
     /// Checks types, lengths and numbers of the planned keys. Those in `set` are the user's own. A value that the
     /// configuration leaves to its class is only a warning, which is returned.
-    ///
-    /// # Errors
-    /// The first key that llama.cpp refuses.
     pub(super) fn check(
         file: &'static str,
         mapping: &Mapping,

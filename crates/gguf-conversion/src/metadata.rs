@@ -126,7 +126,6 @@ impl GeneralMetadata {
         format!("mtp-{}.gguf", FileName { encoding: Some(encoding), ..self.name() }.stem())
     }
 
-    /// Default name of an adapter file.
     pub(crate) fn default_adapter_file_name(&self, encoding: &str) -> String {
         let name = FileName {
             size_label: self.texts.size_label.as_deref(),

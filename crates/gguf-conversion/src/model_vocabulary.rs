@@ -10,9 +10,6 @@ use gguf_format::Metadata;
 use gguf_tokenizer::{self, Built, Mode, Template, TokenizerRequest};
 
 /// Builds the keys of the vocabulary. `name` is the model's `general.name`.
-///
-/// # Errors
-/// A chat template file that cannot be read; an invalid vocabulary.
 pub(super) fn build(
     source: &ModelSource,
     mapping: &Mapping,
@@ -81,9 +78,6 @@ pub fn vocabulary(
 
 /// Returns the request for the vocabulary of a target model, from the card that reads it: the draft's own, or the
 /// target's.
-///
-/// # Errors
-/// The target's own card is unknown, or does not fit its configuration.
 fn request_with_target(
     target: &OpenTarget,
     from: TokenizerFrom,

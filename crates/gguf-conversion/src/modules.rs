@@ -23,7 +23,6 @@ pub(super) fn tower_folder(dir: &ModelDir) -> Option<&'static str> {
     TOWER_FOLDERS.iter().find(|row| row.0 == class).map(|row| row.1)
 }
 
-/// A module of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ListedModule {
     /// Python class.
@@ -47,9 +46,6 @@ pub(super) fn wrong(dir: &ModelDir, file: &str, reason: String) -> ConvertError 
 }
 
 /// Returns the modules whose Python class ends with `ending`, in order; empty without `modules.json`.
-///
-/// # Errors
-/// A broken file, a path that leaves the directory.
 pub(super) fn of_kind(dir: &ModelDir, ending: &str) -> Result<Vec<ListedModule>, ConvertError> {
     let Some(text) = dir.bytes(MODULES)? else { return Ok(Vec::new()) };
     let modules = json::parse(&text, dir.limits().depth)

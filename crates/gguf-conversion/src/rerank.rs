@@ -12,9 +12,6 @@ const TOKENIZER: &str = "tokenizer.json";
 
 /// Detects a reranker by `--rerank`, a title in README.md, or a name. The ids of its two words are read from
 /// `tokenizer.json`.
-///
-/// # Errors
-/// A broken file.
 pub(super) fn find(dir: &ModelDir, options: &ConvertOptions) -> Result<Option<Rerank>, ConvertError> {
     if !options.rerank && !is_named(dir)? {
         return Ok(None);

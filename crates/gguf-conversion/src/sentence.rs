@@ -51,9 +51,6 @@ const TRANSFORMER: &str = "sentence_bert_config.json";
 
 /// Returns what becomes of the modules of sentence-transformers and of the keys of their files. What a runtime does not
 /// compute is left out, with the text of a warning behind the file's name.
-///
-/// # Errors
-/// Broken files; a model without a transformer.
 pub(super) fn pieces(source: &ModelSource, mapping: &Mapping) -> Result<Vec<Piece>, ConvertError> {
     let mut own = Modules { source, mapping, pieces: Vec::new() };
     for module in modules::of_kind(&source.dir, "")? {

@@ -19,9 +19,6 @@ pub(super) struct SideFiles {
 
 impl SideFiles {
     /// Reads the files. Oddities are added to `warnings`.
-    ///
-    /// # Errors
-    /// I/O errors; an invalid description of pooling.
     pub(super) fn read(dir: &ModelDir, warnings: &mut Vec<String>) -> Result<Self, ConvertError> {
         let mut optional = |name| optional_json(dir, name, warnings);
         Ok(Self {

@@ -57,9 +57,6 @@ impl SizesError {
     /// checked.
     ///
     /// `sources` returns the names of a tensor's weights. `set` has the keys set by the user.
-    ///
-    /// # Errors
-    /// Shapes that contradict the keys.
     pub(super) fn check(
         mapping: &Mapping,
         metadata: &Metadata,

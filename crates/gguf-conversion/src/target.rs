@@ -18,9 +18,6 @@ pub(super) struct OpenTarget {
 
 impl OpenTarget {
     /// Opens the directory given by `--target-model-dir`; `None` without this option.
-    ///
-    /// # Errors
-    /// No directory with a configuration; a broken file.
     pub(super) fn of(options: &ConvertOptions) -> Result<Option<Self>, ConvertError> {
         let Some(path) = &options.target_model_dir else { return Ok(None) };
         let dir = ModelDir::open(path, &options.limits)?;

@@ -167,9 +167,6 @@ struct VocabularyOutput {
 
 impl VocabularyOutput {
     /// Builds the files; none without a vocabulary, and none for texts that the files cannot hold.
-    ///
-    /// # Errors
-    /// Keys of the wrong type, a kind of vocabulary without an inverse.
     fn of(metadata: &Metadata) -> Result<Self, TokenizerError> {
         let found = match gguf_tokenizer::to_hf(metadata) {
             Ok(Some(found)) => found,

@@ -245,9 +245,6 @@ fn parent(path: &Path) -> &Path {
 }
 
 /// Syncs a directory, so that its names survive a power failure.
-///
-/// # Errors
-/// Disk failures. File systems that cannot sync directories report no error.
 fn sync_directory(dir: &Path) -> io::Result<()> {
     #[cfg(unix)]
     {

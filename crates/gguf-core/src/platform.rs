@@ -63,9 +63,6 @@ impl FileId {
     }
 
     /// Returns the identity of the file with that name, without following links.
-    ///
-    /// # Errors
-    /// The file does not exist, or the system does not report it.
     pub(crate) fn of_name(path: &Path) -> io::Result<Self> {
         system::id_at(path, false)
     }

@@ -14,9 +14,6 @@ pub trait RangedFile: Send + Sync + fmt::Debug {
     fn n_bytes(&self) -> u64;
 
     /// Reads the bytes from `offset` on, waiting for them if necessary.
-    ///
-    /// # Errors
-    /// If the bytes cannot be fetched.
     fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
     /// Announces a range that will be read, after those that were announced before it.
@@ -100,9 +97,6 @@ pub trait Bytes {
     fn n_bytes(&self) -> u64;
 
     /// Returns a range; `None` if it reaches beyond the end.
-    ///
-    /// # Errors
-    /// The bytes cannot be fetched.
     fn get(&self, offset: u64, n_bytes: u64) -> io::Result<Option<Cow<'_, [u8]>>>;
 }
 

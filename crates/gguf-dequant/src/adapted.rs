@@ -11,9 +11,6 @@ use gguf_core::{ElementType, Shape, WeightMeta};
 /// A change of the values of a weight.
 pub(super) trait Change: Send + Sync {
     /// Changes the values of a rectangle, given row after row.
-    ///
-    /// # Errors
-    /// The source of the change failed.
     fn apply(&self, inner: InnerSource<'_>, part: &Rectangle, values: &mut [f32])
     -> Result<(), DequantError>;
 }

@@ -7,9 +7,6 @@ use crate::patterns::{ModulePattern, ModulePatternError, Patterns};
 use crate::{DequantError, Settings, Tensors, awq};
 
 /// Plans all modules of `auto-round`.
-///
-/// # Errors
-/// [`DequantError`]: an unsupported packing, and the errors of GPTQ and AWQ.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     const KEY: &str = "packing_format";
     let version = match settings.text(KEY)? {
@@ -44,7 +41,6 @@ pub(super) enum ModuleName {
 }
 
 impl ModuleName {
-    /// Returns true if `module` matches.
     pub(super) fn matches(&self, module: &str) -> bool {
         match self {
             Self::Exact(name) => name == module,
@@ -54,9 +50,6 @@ impl ModuleName {
 }
 
 /// Reads `extra_config`: settings by module, exact names before patterns.
-///
-/// # Errors
-/// An entry that is not an object.
 pub(super) fn overrides(settings: &Settings) -> Result<Vec<ModuleSettings>, DequantError> {
     const KEY: &str = "extra_config";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };

@@ -22,9 +22,6 @@ struct Ternary {
 }
 
 /// Plans all modules of `bitnet`.
-///
-/// # Errors
-/// [`DequantError`]: a missing or zero scale, sizes that do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     let is_divisor = match settings.text("linear_class")? {
         None | Some("bitlinear") => true,

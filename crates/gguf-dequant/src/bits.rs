@@ -57,9 +57,6 @@ impl CodeStream {
 
     /// Reads a rectangle whose rows are streams and whose columns are codes: `out` is `[streams, codes]`.
     ///
-    /// # Errors
-    /// The source failed.
-    ///
     /// # Panics
     /// If the rectangle is outside the tensor: shapes are checked while planning.
     pub(super) fn read_along(
@@ -87,9 +84,6 @@ impl CodeStream {
     /// Reads a rectangle whose rows are codes and whose columns are streams: `out` is `[codes, streams]`.
     ///
     /// `add` is added to every word before codes are extracted.
-    ///
-    /// # Errors
-    /// The source failed.
     ///
     /// # Panics
     /// As [`CodeStream::read_along`].

@@ -24,9 +24,6 @@ const INV_127: f32 = 0.007_874_015_7;
 /// Plans all modules of `bitsandbytes`.
 ///
 /// Tensor names determine the form of a module.
-///
-/// # Errors
-/// [`DequantError`]: GPU layouts, tensors that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     for (ending, kind) in [("nf4", "NF4"), ("fp4", "FP4")] {
         for (weight, state) in tensors.ending(&format!(".quant_state.bitsandbytes__{ending}")) {

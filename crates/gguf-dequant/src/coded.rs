@@ -30,9 +30,6 @@ impl<'a> InnerSource<'a> {
     }
 
     /// Passes the bytes of some elements of a tensor to `use_them`, as [`InnerTensor::with_elems`].
-    ///
-    /// # Errors
-    /// The source failed.
     pub(super) fn with_elems<T>(
         self,
         index: usize,
@@ -43,9 +40,6 @@ impl<'a> InnerSource<'a> {
     }
 
     /// Passes bytes as [`InnerSource::with_elems`] does, to a function that may fail.
-    ///
-    /// # Errors
-    /// The source failed, or `use_them` did.
     pub(super) fn try_with_elems<T>(
         self,
         index: usize,
@@ -87,9 +81,6 @@ pub(super) struct InnerTensor<'a> {
 impl InnerTensor<'_> {
     /// Passes the bytes of some elements to `use_them`, from the mapping or through a buffer.
     ///
-    /// # Errors
-    /// The source failed.
-    ///
     /// # Panics
     /// If the range is outside the tensor: shapes are checked while planning.
     pub(super) fn with_elems<T>(
@@ -110,9 +101,6 @@ impl InnerTensor<'_> {
 
 impl InnerSource<'_> {
     /// Passes some bytes of a tensor of codes to `use_them`, as if its words were bytes.
-    ///
-    /// # Errors
-    /// The source failed.
     pub(super) fn with_bytes<T>(
         self,
         index: usize,
@@ -134,15 +122,9 @@ impl InnerSource<'_> {
 /// Each quantization method implements this once for each of its code layouts; [`super::Dequantized`] does the rest.
 pub(super) trait CodedWeight: Send + Sync {
     /// Decodes a rectangle into `out`, row after row.
-    ///
-    /// # Errors
-    /// The source failed, or a code or scale has no valid value.
     fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError>;
 
     /// Returns the GGML types that hold this weight without going through F32, as [`WeightSource::packings`].
-    ///
-    /// # Errors
-    /// The source failed, or a scale that is not finite.
     fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
         let _ = inner;
         Ok(Vec::new())
@@ -169,7 +151,6 @@ pub(super) trait CodedWeight: Send + Sync {
     /// Describes codes and scales for messages: `4 bit, groups of 128`.
     fn form(&self) -> String;
 
-    /// Element type of the codes.
     fn code_type(&self, inner: InnerSource<'_>) -> Option<ElementType> {
         self.members().first().map(|&codes| inner.meta(codes).ty)
     }

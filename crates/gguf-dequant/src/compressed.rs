@@ -47,9 +47,6 @@ enum Strategy {
 }
 
 /// Plans all modules of `compressed-tensors`.
-///
-/// # Errors
-/// [`DequantError`]: unsupported formats, schemes that contradict the tensors, incomplete modules.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     let transforms = settings.map.get("transform_config").filter(|value| !value.is_null());
     if transforms.is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty())) {
@@ -99,9 +96,6 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 /// Returns a test for modules that the groups name and the ignore list does not.
-///
-/// # Errors
-/// Malformed groups or lists.
 pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool + use<>, DequantError> {
     let (groups, ignored) = (
         groups(settings)?,

@@ -149,9 +149,6 @@ pub(super) struct Fp4 {
 
 impl Fp4 {
     /// Creates an MXFP4 matrix: one exponent byte as scale for each 32 columns.
-    ///
-    /// # Errors
-    /// Types and sizes that do not fit.
     pub(super) fn mx(
         tensors: &Tensors<'_>,
         codes: usize,
@@ -183,9 +180,6 @@ impl Fp4 {
     }
 
     /// Creates a matrix whose codes are packed in words, as MLX does: NVFP4 if there are `params`, or MXFP4.
-    ///
-    /// # Errors
-    /// As [`Fp4::mx`] and [`Fp4::nv`].
     pub(super) fn in_words(
         tensors: &Tensors<'_>,
         codes: usize,

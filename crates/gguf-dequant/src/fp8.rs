@@ -64,7 +64,6 @@ impl Fp8Format {
     }
 }
 
-/// Returns true if an element type is FP8.
 pub(super) fn is_fp8(ty: ElementType) -> bool {
     Fp8Format::of(ty).is_some()
 }
@@ -351,9 +350,6 @@ impl CodedWeight for Fp8 {
 }
 
 /// Plans all modules of `fp8` and `fbgemm_fp8`.
-///
-/// # Errors
-/// [`DequantError`]: block sizes, scales, ignore lists that do not fit the tensors.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     let block = block_size(settings)?;
     for suffix in ["_scale_inv", "_scale"] {
@@ -497,9 +493,6 @@ pub(super) fn layout(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Scale
 ///
 /// Such stacks are those of Llama 4, `[experts, inputs, outputs]`, with a scale per output: `[experts, 1, outputs]`
 /// for `gate_up_proj`, `[experts, outputs, 1]` for `down_proj`.
-///
-/// # Errors
-/// Scales of another shape.
 fn fbgemm_stack(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Result<ScaleLayout, DequantError> {
     let &[n_mats, _, n_cols] = tensors.meta(codes).shape.dims() else { return Ok(ScaleLayout::Column) };
     let found = tensors.meta(scale).shape.dims();

@@ -100,9 +100,6 @@ fn version(settings: &Settings) -> Result<GptqVersion, DequantError> {
 }
 
 /// Reads `dynamic`: overrides by module name, in order.
-///
-/// # Errors
-/// A malformed value, an unsupported pattern.
 pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, DynamicRule)>, DequantError> {
     const KEY: &str = "dynamic";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
@@ -127,9 +124,6 @@ pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, DynamicRu
 }
 
 /// Reads `bits`, one of the supported numbers.
-///
-/// # Errors
-/// Another number.
 pub(super) fn bits(settings: &Settings) -> Result<u32, DequantError> {
     match settings.int("bits")? {
         Some(bits @ (2 | 3 | 4 | 8)) => Ok(bits as u32),
@@ -139,9 +133,6 @@ pub(super) fn bits(settings: &Settings) -> Result<u32, DequantError> {
 }
 
 /// Reads `group_size`; -1 or absence means whole rows.
-///
-/// # Errors
-/// Zero, or below -1.
 pub(super) fn group_size(settings: &Settings) -> Result<Option<u64>, DequantError> {
     // AutoAWQ's own file has the names of its command line.
     match settings.int("group_size")?.or(settings.int("q_group_size")?) {

@@ -22,7 +22,6 @@ const TILE_BYTES: u64 = 128 << 10;
 /// Maximum number of rows unpacked together: two cache lines of GPTQ words, four AWQ words.
 const MAX_TILE_ROWS: u64 = 32;
 
-/// Layout of the codes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CodeLayout {
     /// One stream of columns for each row.
@@ -115,7 +114,6 @@ struct DecodeTile {
     zeros: Vec<i32>,
 }
 
-/// One row of a tile.
 struct TileRow<'a> {
     codes: &'a [u8],
     scales: &'a [f32],

@@ -58,9 +58,6 @@ struct Hqq {
 }
 
 /// Plans all modules of `hqq`.
-///
-/// # Errors
-/// [`DequantError`]: quantized scales, tensors that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     for (module, words) in tensors.ending(".W_q") {
         settings.check_not_ignored(&format!("{module}.weight"))?;

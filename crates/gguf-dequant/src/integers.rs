@@ -7,9 +7,6 @@ use gguf_core::little_endian::{i32s, i64s};
 
 /// Reads elements of a tensor of 64-bit or 32-bit integers, or of bytes.
 ///
-/// # Errors
-/// The source failed.
-///
 /// # Panics
 /// If the range is outside the tensor.
 pub(super) fn integers(
@@ -26,9 +23,6 @@ pub(super) fn integers(
 }
 
 /// Reads elements as [`integers`] does; none may be negative.
-///
-/// # Errors
-/// The source failed; [`DequantError::IndexOutOfRange`], with `expected`.
 pub(super) fn sizes(
     tensors: &Tensors<'_>,
     index: usize,

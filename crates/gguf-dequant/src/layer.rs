@@ -12,7 +12,6 @@ use gguf_core::scratch;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
 
-/// Origin of a weight of the layer.
 pub(super) enum WeightOrigin {
     /// A tensor of the inner source, unchanged.
     Plain(usize),
@@ -36,7 +35,6 @@ impl WeightOrigin {
     }
 }
 
-/// A weight of the layer.
 pub(super) struct Weight {
     pub(super) meta: WeightMeta,
     pub(super) origin: WeightOrigin,
@@ -80,9 +78,6 @@ impl Dequantized {
     }
 
     /// Returns the layer with the weights that `change` makes of the present ones.
-    ///
-    /// # Errors
-    /// As `change`.
     pub(super) fn changed<E>(
         self,
         change: impl FnOnce(Vec<Weight>) -> Result<Vec<Weight>, E>,
@@ -251,7 +246,6 @@ mod tests {
     use gguf_core::Shape;
     use gguf_testkit::memory::MemoryWeights;
 
-    /// The decoded rectangles, each with its level.
     type DecodeLog = Mutex<Vec<(SimdLevel, Rectangle)>>;
 
     /// A coded weight that records the requested rectangles; an element is its row and column in one number.

@@ -77,9 +77,6 @@ impl ModelSizes {
 
 /// Returns the shape `[out, in]` of the weight of `module`, which has `n` elements and optionally a bias of `bias`
 /// elements.
-///
-/// # Errors
-/// No shape fits, or more than one.
 pub(super) fn linear_shape(
     config: &Map<String, Value>,
     module: &str,

@@ -112,9 +112,6 @@ struct Part {
 }
 
 /// Returns the sizes of a pair's product.
-///
-/// # Errors
-/// [`LoraError::Shapes`]: the matrices cannot be multiplied, or do not fit the weight.
 fn part(weights: &[Weight], pair: &LoraPair) -> Result<Part, LoraError> {
     let [base, a, b] = [pair.base, pair.a, pair.b].map(|index| &weights[index].meta);
     let LoraPart { n_experts, experts, skip, n_rows, first_row } = pair.part.clone();
@@ -273,7 +270,6 @@ impl LowRank {
         Ok(())
     }
 
-    /// Returns B of an expert, `[n, r]`.
     fn block_of(&self, inner: InnerSource<'_>, expert: u64) -> Result<Arc<[f32]>, DequantError> {
         let mut last = self.block.lock().unpoisoned();
         if let Some((_, block)) = last.as_ref().filter(|(own, _)| *own == expert) {

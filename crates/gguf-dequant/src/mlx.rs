@@ -165,9 +165,6 @@ fn description(config: &Map<String, Value>) -> Option<&Map<String, Value>> {
 }
 
 /// Plans all modules of MLX.
-///
-/// # Errors
-/// [`DequantError`]: settings that contradict the tensors, incomplete modules.
 pub(super) fn plan(
     settings: &Settings,
     config: &Map<String, Value>,

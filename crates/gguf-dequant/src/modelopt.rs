@@ -24,9 +24,6 @@ use gguf_core::{ElementType, Shape};
 /// Plans all modules of `modelopt`.
 ///
 /// The tensors determine the form of a module; the configuration declares the possible forms.
-///
-/// # Errors
-/// [`DequantError`]: unsupported algorithms, tensors that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     check_algorithm(settings)?;
     if let Some((module, _)) = tensors.ending(".pre_quant_scale").first() {

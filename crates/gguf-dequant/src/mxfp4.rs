@@ -8,9 +8,6 @@ use crate::{DequantError, Settings, Tensors};
 use gguf_core::ElementType;
 
 /// Plans all stacks of `mxfp4`.
-///
-/// # Errors
-/// [`DequantError`]: tensors that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
     for (name, blocks) in tensors.ending("_blocks") {
         let scales = tensors.member(name, "_scales")?;

@@ -66,7 +66,6 @@ impl Operand {
         }
     }
 
-    /// Element type of the codes.
     pub(super) fn code_type(&self, inner: InnerSource<'_>) -> Option<ElementType> {
         match self.origin.place(inner.source) {
             Ok((source, index)) => source.code_type(index),

@@ -52,10 +52,6 @@ impl Default for Patterns {
 }
 
 impl Patterns {
-    /// Compiles a pattern.
-    ///
-    /// # Errors
-    /// A malformed pattern, or one too large for the remaining budget.
     pub(super) fn compile(&mut self, pattern: &str) -> Result<ModulePattern, ModulePatternError> {
         if pattern.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
             return Ok(ModulePattern::Name(pattern.to_owned()));

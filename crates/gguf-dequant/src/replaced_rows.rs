@@ -54,7 +54,6 @@ pub(super) fn with_rows(
 
 struct OtherRows {
     by: Operand,
-    /// Row of `by`, by the row that it replaces.
     places: BTreeMap<u64, u64>,
 }
 

@@ -301,9 +301,6 @@ impl Settings {
     /// Checks that no list of modules to skip contains a tensor that is quantized nevertheless.
     ///
     /// The names in the lists are substrings of module names.
-    ///
-    /// # Errors
-    /// [`DequantError::ConfigTensorConflict`], or a value that is not a list.
     pub(super) fn check_not_ignored(&self, tensor: &str) -> Result<(), DequantError> {
         for key in ["modules_to_not_convert", "ignored_layers", "skip_modules", "llm_int8_skip_modules"] {
             let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { continue };
@@ -338,9 +335,6 @@ impl Settings {
     }
 
     /// Returns an integer; `None` if the key is absent or null.
-    ///
-    /// # Errors
-    /// A value of another type.
     pub(super) fn int(&self, key: &str) -> Result<Option<i64>, DequantError> {
         match self.map.get(key) {
             None | Some(Value::Null) => Ok(None),
@@ -349,9 +343,6 @@ impl Settings {
     }
 
     /// Returns a boolean; `None` if the key is absent or null.
-    ///
-    /// # Errors
-    /// A value of another type.
     pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, DequantError> {
         match self.map.get(key) {
             None | Some(Value::Null) => Ok(None),
@@ -365,9 +356,6 @@ impl Settings {
     }
 
     /// Returns a string; `None` if the key is absent or null.
-    ///
-    /// # Errors
-    /// A value of another type.
     pub(super) fn text(&self, key: &str) -> Result<Option<&str>, DequantError> {
         match self.map.get(key) {
             None | Some(Value::Null) => Ok(None),

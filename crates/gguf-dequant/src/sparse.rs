@@ -49,9 +49,6 @@ impl SparsityPattern {
 }
 
 /// Plans all sparse modules; returns false if the checkpoint has none.
-///
-/// # Errors
-/// [`DequantError`]: unsupported formats, tensors that are missing or do not fit.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<bool, DequantError> {
     const KEY: &str = "sparsity_config";
     let config = match settings.map.get(KEY) {

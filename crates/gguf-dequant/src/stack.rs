@@ -19,9 +19,6 @@ pub(super) fn is_by_matrix(scales: &Shape, n_mats: u64) -> bool {
 }
 
 /// Returns the unpacked shape of bytes that hold two codes each along the last dimension.
-///
-/// # Errors
-/// Fewer than two dimensions, or a size that overflows.
 pub(super) fn unpacked(tensors: &Tensors<'_>, packed: usize) -> Result<Shape, DequantError> {
     let dims = tensors.meta(packed).shape.dims();
     let doubled = dims.split_last().and_then(|(last, outer)| Some([outer, &[last.checked_mul(2)?]].concat()));
@@ -32,9 +29,6 @@ pub(super) fn unpacked(tensors: &Tensors<'_>, packed: usize) -> Result<Shape, De
 }
 
 /// Checks that a stack's scales of `group` columns have its dimensions; those of a single matrix may be flat.
-///
-/// # Errors
-/// Other dimensions.
 pub(super) fn check_groups(
     tensors: &Tensors<'_>,
     scale: usize,

@@ -12,9 +12,6 @@ type Test<'a> = Box<dyn Fn(&str) -> bool + 'a>;
 /// Returns the names of float matrices in the model's layers that the configuration targets.
 ///
 /// Returns no names if nothing is quantized: that case needs a different message.
-///
-/// # Errors
-/// An unsupported rule.
 pub(super) fn plain(settings: &Settings, weights: &[Weight]) -> Result<Vec<String>, DequantError> {
     if !weights.iter().any(|weight| matches!(weight.origin, WeightOrigin::Coded(_))) {
         return Ok(Vec::new());

@@ -147,7 +147,6 @@ impl<'a> Tensors<'a> {
         Err(self.inner.wrong_type(index, expected))
     }
 
-    /// Checks the shape of a tensor.
     pub(super) fn check_shape(&self, index: usize, dims: &[u64]) -> Result<(), DequantError> {
         if self.meta(index).shape.dims() == dims {
             return Ok(());
@@ -162,9 +161,6 @@ impl<'a> Tensors<'a> {
     }
 
     /// Creates the shape of the weight that tensor `index` holds; `dims` is `None` if a dimension overflows.
-    ///
-    /// # Errors
-    /// [`DequantError::ShapeMismatch`]: the weight has too many elements.
     pub(super) fn weight_shape(&self, index: usize, dims: Option<Vec<u64>>) -> Result<Shape, DequantError> {
         dims.and_then(Shape::new).ok_or_else(|| self.shape_error(index, "a size that fits 63 bits"))
     }

@@ -36,9 +36,6 @@ impl NumberTensor {
     }
 
     /// Creates a reader as [`NumberTensor::new`] does, of one number for each row.
-    ///
-    /// # Errors
-    /// As [`NumberTensor::new`]; another number of elements.
     pub(super) fn by_row(
         tensors: &Tensors<'_>,
         index: usize,
@@ -70,9 +67,6 @@ impl NumberTensor {
     }
 
     /// Appends elements `range` to `out`; each must be finite.
-    ///
-    /// # Errors
-    /// The source failed; [`DequantError::NonFinite`].
     ///
     /// # Panics
     /// If the range is outside the tensor.
@@ -161,9 +155,6 @@ pub(super) struct ScaleLines {
 /// Visits a rectangle of a matrix as stretches of its lines.
 ///
 /// `visit` gets the line, its columns, and their part of `out`.
-///
-/// # Errors
-/// Errors of `visit`.
 pub(super) fn each_stretch(
     ScaleLines { n_cols, width }: ScaleLines,
     part: &Rectangle,

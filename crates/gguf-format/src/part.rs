@@ -142,9 +142,6 @@ impl Part {
 }
 
 /// Opens a local or remote file.
-///
-/// # Errors
-/// I/O errors; a header that violates the format.
 pub(super) fn open_part(path: &Path, options: &OpenOptions) -> Result<Part, GgufError> {
     if let Some(file) = ranged::find(path) {
         return open_fetched(path, file, options);

@@ -179,7 +179,6 @@ impl<'a> MetadataEntry<'a> {
     }
 }
 
-/// Sums the tensors by type.
 fn shares(tensors: &[TensorLine]) -> Vec<TypeShare> {
     let mut types: Vec<TypeShare> = Vec::new();
     for &TensorLine { type_id, ref type_name, n_elems, n_bytes, .. } in tensors {

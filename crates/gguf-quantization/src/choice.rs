@@ -18,10 +18,7 @@ pub enum Reason {
     /// A rule of the mixture, or the base type.
     Mixture,
     /// The number of columns is not a multiple of the wanted type's block size.
-    Fallback {
-        /// Type that was wanted.
-        wanted: GgmlType,
-    },
+    Fallback { wanted: GgmlType },
 }
 
 /// Type chosen for one tensor.

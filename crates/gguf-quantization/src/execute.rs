@@ -81,7 +81,6 @@ impl QuantizePlan<'_> {
         self.solved.filter(|solved| solved.has(&self.tensors[rows.tensor].name, rows.matrix))
     }
 
-    /// Reads and decodes rows of the source.
     fn decode(&self, rows: RowBatch, scratch: &mut ThreadBuffers) -> Result<(), SourceError> {
         let source = self.steps[rows.tensor].source;
         let meta = &self.source.tensors()[source];

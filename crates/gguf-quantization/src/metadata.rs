@@ -14,7 +14,6 @@ const QUANTIZATION_VERSION: u32 = 2;
 
 const FILE_TYPE: &str = "general.file_type";
 
-/// Changes of the metadata.
 pub(crate) struct Changes<'a> {
     /// Value of `general.file_type`.
     pub file_type: u32,
@@ -35,9 +34,6 @@ pub(crate) struct Changes<'a> {
 /// # Exactness
 /// ref: a key that is set moves to the end; strings and keys end at a NUL; strings about the importance matrix are cut
 /// at 127 bytes, even within a character.
-///
-/// # Errors
-/// A key that is set to a value of another type.
 pub(crate) fn output_metadata(source: &Metadata, changes: &Changes<'_>) -> Result<Metadata, QuantizeError> {
     let mut out = Metadata::new();
     for (key, value) in source.iter() {

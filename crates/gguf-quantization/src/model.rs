@@ -78,7 +78,6 @@ impl ModelFacts {
         }
     }
 
-    /// Returns the roles of tensors.
     pub(crate) fn roles(&self, tensors: &[TensorMeta]) -> Vec<TensorRole> {
         let role = |tensor: &TensorMeta| TensorRole {
             class: TensorClass::of(&tensor.name),

@@ -66,9 +66,6 @@ pub trait SolvedRows: Sync {
     fn has(&self, tensor: &str, matrix: u64) -> bool;
 
     /// Copies rows from `first_row` of the tensor on; all of them must belong to matrices that it has.
-    ///
-    /// # Errors
-    /// Blocks that cannot be read.
     fn read(&self, tensor: &str, first_row: u64, out: &mut [u8]) -> Result<(), SourceError>;
 }
 

@@ -75,9 +75,6 @@ pub(crate) struct PrunedLayers<'a> {
 
 impl<'a> PrunedLayers<'a> {
     /// Counts the layers of a model by its metadata, otherwise by its tensors.
-    ///
-    /// # Errors
-    /// A layer that the model does not have; all of them pruned.
     pub(crate) fn new(
         layers: &'a BTreeSet<u32>,
         metadata: &'a Metadata,

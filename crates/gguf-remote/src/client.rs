@@ -234,9 +234,6 @@ impl Client {
     }
 
     /// Passes a byte range of a file to `take` as its bytes arrive. `most_skipped` is as for [`Client::read_past`].
-    ///
-    /// # Errors
-    /// [`RemoteError`]; errors of `take`.
     pub(super) fn stream(
         &self,
         target: &RequestTarget,
@@ -262,7 +259,6 @@ impl Client {
         Ok(())
     }
 
-    /// Makes one attempt of [`Client::stream`].
     fn stream_some(
         &self,
         target: &RequestTarget,

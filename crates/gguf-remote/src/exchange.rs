@@ -154,7 +154,6 @@ fn converse(agent: &Agent, request: http::Request<()>, to: &SyncSender<ResponseE
     }
 }
 
-/// Returns a header if it is text.
 pub(super) fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     headers.get(name)?.to_str().ok()
 }

@@ -362,7 +362,6 @@ fn serve(shared: &FetcherState) {
     }
 }
 
-/// A file of a fetcher.
 #[derive(Debug)]
 pub(super) struct FetchedFile {
     pub(super) fetcher: Arc<Fetcher>,

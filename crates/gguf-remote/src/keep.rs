@@ -125,9 +125,6 @@ impl<'a> Cache<'a> {
     }
 
     /// Returns the files of a revision as last cached, without network access.
-    ///
-    /// # Errors
-    /// Files are missing; the user cancelled the run.
     pub(super) fn cached(
         &self,
         address: &Address,
@@ -149,9 +146,6 @@ impl<'a> Cache<'a> {
     }
 
     /// Returns the files of a revision as last listed, and its commit.
-    ///
-    /// # Errors
-    /// No list, or the name of a missing file.
     fn cached_entries(&self, address: &Address) -> Result<(Vec<RemoteEntry>, String), Option<String>> {
         let Address::Hub { revision, .. } = address else { return Err(None) };
         let named = fs_err::read_to_string(self.folder.join("refs").join(revision)).ok();
@@ -178,9 +172,6 @@ impl<'a> Cache<'a> {
     }
 
     /// Returns the files of a snapshot that the hub's own programs stored: the names of their blobs are their digests.
-    ///
-    /// # Errors
-    /// A file is missing.
     fn of_others(&self, snapshot: &Path) -> Result<Vec<RemoteEntry>, Option<String>> {
         let blobs = fs_err::read_dir(self.folder.join("blobs")).map_err(|_| None)?;
         if blobs.flatten().any(|blob| blob.path().extension().is_some_and(|end| end == "incomplete")) {

@@ -57,7 +57,6 @@ pub(super) struct FileListing {
     pub(super) commit: Option<String>,
 }
 
-/// Lists the repository's files at a revision.
 pub(super) fn of_hub(
     client: &Client,
     endpoint: &Url,

@@ -86,9 +86,6 @@ impl<B: Deref<Target = [u8]>> PieceDigest<B> {
     }
 
     /// Adds a piece. At most `max_waiting` bytes wait for earlier pieces.
-    ///
-    /// # Errors
-    /// The completed file does not match the server's digest.
     pub(super) fn add(
         &mut self,
         entry: &RemoteEntry,

@@ -19,9 +19,6 @@ pub(super) fn with_primitives(builder: TlsConfigBuilder) -> TlsConfigBuilder {
 }
 
 /// Checks that the processor has the instructions that encryption needs.
-///
-/// # Errors
-/// An instruction is missing.
 pub(super) fn check_processor() -> Result<(), RemoteError> {
     #[cfg(target_arch = "x86_64")]
     let features =
@@ -48,9 +45,6 @@ use features;
 
 /// Reads the certificates of `SSL_CERT_FILE`, which replace the built-in ones (Mozilla's). A company's own proxy or
 /// server needs them. `None` without the variable.
-///
-/// # Errors
-/// The file cannot be read, or holds no certificate.
 pub(super) fn roots() -> Result<Option<Arc<Vec<Certificate<'static>>>>, RemoteError> {
     let Some(path) = std::env::var_os("SSL_CERT_FILE").filter(|path| !path.is_empty()) else {
         return Ok(None);

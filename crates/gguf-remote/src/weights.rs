@@ -26,9 +26,6 @@ pub(super) fn must_be_named(address: &Address, listing: &FileListing) -> Result<
 }
 
 /// Returns a list of the weights that an address names, as if their folder were the repository, and the name of the file.
-///
-/// # Errors
-/// [`RemoteError::NoFile`], or [`RemoteError::NotFound`] on a web server: no such file.
 pub(super) fn listed(client: &Client, address: &FileAddress) -> Result<(FileListing, String), RemoteError> {
     let (folder, name) = address.name.rsplit_once('/').unwrap_or(("", &address.name));
     let listing = if let Address::Web(url) = &address.directory {

@@ -24,9 +24,6 @@ pub(crate) struct Cholesky {
 
 impl Cholesky {
     /// Factors a matrix, of which only the part on and below the diagonal is read.
-    ///
-    /// # Errors
-    /// Row at which the matrix turns out not to be positive definite.
     pub(crate) fn new(n: usize, mut values: Vec<f64>) -> Result<Self, usize> {
         let mut inverses = Vec::with_capacity(n.div_ceil(BLOCK));
         let mut transposed = Vec::new();
@@ -116,7 +113,6 @@ impl Cholesky {
     }
 }
 
-/// Computes `part = inverse part`.
 fn apply_block(inverse: &[f64], width: usize, n_right: usize, part: &mut [f64], copy: &mut [f64]) {
     let copy = &mut copy[..width * n_right];
     copy.copy_from_slice(part);

@@ -72,7 +72,6 @@ pub(crate) fn round(x: f32) -> f32 {
     (x + ROUND) - ROUND
 }
 
-/// Computes `a * b`.
 #[inline(always)]
 pub(crate) fn times(a: &Lane, b: &Lane) -> Lane {
     let mut out = *a;
@@ -82,7 +81,6 @@ pub(crate) fn times(a: &Lane, b: &Lane) -> Lane {
     out
 }
 
-/// Computes `out += a * b`.
 #[inline(always)]
 pub(crate) fn add_product(out: &mut Lane, a: &Lane, b: &Lane) {
     for r in 0..LANES {
@@ -90,7 +88,6 @@ pub(crate) fn add_product(out: &mut Lane, a: &Lane, b: &Lane) {
     }
 }
 
-/// Computes `out -= a * b`.
 #[inline(always)]
 pub(crate) fn take_product(out: &mut Lane, a: &Lane, b: &Lane) {
     for r in 0..LANES {
@@ -98,7 +95,6 @@ pub(crate) fn take_product(out: &mut Lane, a: &Lane, b: &Lane) {
     }
 }
 
-/// Computes `out += a * factor`.
 #[inline(always)]
 pub(crate) fn add_scaled(out: &mut Lane, a: &Lane, factor: f32) {
     for r in 0..LANES {
@@ -106,7 +102,6 @@ pub(crate) fn add_scaled(out: &mut Lane, a: &Lane, factor: f32) {
     }
 }
 
-/// Computes `w - (step * v - off)`.
 #[inline(always)]
 pub(crate) fn errors(w: &Lane, v: &Lane, step: &Lane, off: &Lane) -> Lane {
     let mut out = *w;

@@ -125,14 +125,12 @@ fn codes_of(form: &StateForm) -> [u8; 256] {
     codes
 }
 
-/// Computes `out = a b`.
 pub(crate) fn product(out: &mut [Lane], a: MatrixView<'_>, b: &[Lane]) {
     let n_rows = out.len();
     let mut out = MatrixTile::whole(out.as_flattened_mut(), n_rows, LANES);
     ordered_multiply(&mut out, a, MatrixView::new(b.as_flattened(), b.len(), LANES, LANES), 1.0);
 }
 
-/// Computes `out += a b`.
 pub(crate) fn product_added(out: &mut [Lane], a: MatrixView<'_>, b: &[Lane]) {
     let n_rows = out.len();
     let mut out = MatrixTile::whole(out.as_flattened_mut(), n_rows, LANES);

@@ -65,9 +65,6 @@ struct Account<'a> {
 }
 
 /// Compares `tokenizer.json` with the keys that were written.
-///
-/// # Errors
-/// I/O errors, malformed JSON, a step that the library does not have.
 pub(super) fn check(
     directory: &Directory<'_>,
     hf: &HfJson,

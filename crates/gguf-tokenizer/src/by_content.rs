@@ -48,7 +48,6 @@ fn of_kind(kind: HfKind) -> Mode {
     }
 }
 
-/// Returns true for modes that read a SentencePiece model.
 fn is_sentencepiece(mode: Mode) -> bool {
     matches!(
         mode,

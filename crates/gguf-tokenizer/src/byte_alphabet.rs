@@ -31,7 +31,6 @@ pub fn byte_of(c: char) -> Option<u8> {
     }
 }
 
-/// Writes bytes in the alphabet.
 pub(super) fn written(bytes: &[u8]) -> String {
     bytes.iter().map(|&byte| char_of(byte)).collect()
 }

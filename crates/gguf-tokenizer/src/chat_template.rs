@@ -29,9 +29,6 @@ pub enum ChatTemplates {
 impl ChatTemplates {
     /// Reads the templates. If files hold different ones, the first of [`SOURCES`] applies, as in transformers, with a
     /// warning. Files that agree complete one another.
-    ///
-    /// # Errors
-    /// I/O errors, malformed JSON, text that is not UTF-8.
     pub(crate) fn read(
         directory: &Directory<'_>,
         config: &Json,
@@ -110,7 +107,6 @@ impl ChatTemplates {
         }
     }
 
-    /// Returns the text of the default template.
     fn default_text(&self) -> Option<&str> {
         self.named().into_iter().find(|choice| choice.0 == DEFAULT).map(|choice| choice.1)
     }
@@ -236,9 +232,6 @@ fn additional(directory: &Directory<'_>) -> Result<Vec<(String, String)>, Tokeni
 
 /// Warns about templates that were not written to the keys of a vocabulary, and about a conversational model without
 /// any.
-///
-/// # Errors
-/// I/O errors, malformed JSON, text that is not UTF-8.
 pub(super) fn settle(
     directory: &Directory<'_>,
     rows: &Metadata,

@@ -12,9 +12,6 @@ use super::{TokenizerError, TokenizerRequest, TokenizerWarning};
 pub(crate) const MAX_TOKENS: u64 = 1 << 22;
 
 /// Checks that a vocabulary of `size` tokens may be written.
-///
-/// # Errors
-/// More tokens than [`MAX_TOKENS`].
 pub(crate) fn check_size(path: &Path, size: u64) -> Result<(), TokenizerError> {
     if size > MAX_TOKENS {
         return Err(TokenizerError::TooManyTokens { path: path.into(), size, limit: MAX_TOKENS });
@@ -53,9 +50,6 @@ pub(crate) struct TokenList {
 
 impl TokenList {
     /// Creates a list of `n` unused tokens `[PADi]`, with the given score if any.
-    ///
-    /// # Errors
-    /// More tokens than [`MAX_TOKENS`].
     pub(crate) fn unused(path: &Path, n: u64, score: Option<f32>) -> Result<Self, TokenizerError> {
         let mut list = Self { scores: score.map(|_| Vec::new()), ..Self::default() };
         list.pad(path, n, score)?;
@@ -86,9 +80,6 @@ impl TokenList {
     }
 
     /// Appends unused tokens `[PADi]` up to `n` tokens.
-    ///
-    /// # Errors
-    /// More tokens than [`MAX_TOKENS`].
     pub(crate) fn pad(&mut self, path: &Path, n: u64, score: Option<f32>) -> Result<(), TokenizerError> {
         check_size(path, n)?;
         for id in self.len()..n {
@@ -97,7 +88,6 @@ impl TokenList {
         Ok(())
     }
 
-    /// Returns the id of a text.
     pub(crate) fn id(&self, text: &str) -> Option<u64> {
         self.tokens.iter().position(|token| token == text.as_bytes()).map(|at| at as u64)
     }
@@ -148,9 +138,6 @@ impl TokenList {
 }
 
 /// Refuses a vocabulary in which two tokens have one text: llama.cpp aborts when it loads one. It renames empty tokens.
-///
-/// # Errors
-/// Two tokens of one text.
 pub(crate) fn check_texts(path: &Path, rows: &Metadata) -> Result<(), TokenizerError> {
     let Some(Array::String(tokens)) = rows.get("tokenizer.ggml.tokens").and_then(Value::as_array) else {
         return Ok(());

@@ -111,9 +111,6 @@ impl<'a> Directory<'a> {
     }
 
     /// Reads a JSON file as a tree; null if it does not exist, is malformed, or is not UTF-8.
-    ///
-    /// # Errors
-    /// I/O errors, a file above the size limit.
     pub(crate) fn lenient_tree(&self, name: &str) -> Result<Json, TokenizerError> {
         match self.tree(name) {
             Err(TokenizerError::Json { .. } | TokenizerError::NotUtf8 { .. }) => Ok(Json::Null),

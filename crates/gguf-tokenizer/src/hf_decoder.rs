@@ -50,10 +50,7 @@ pub(super) enum HfDecoder {
         stop: usize,
     },
     /// `WordPiece`: cleans up spaces, or leaves a first token unchanged.
-    WordPiece {
-        /// True if it cleans up.
-        cleanup: bool,
-    },
+    WordPiece { cleanup: bool },
     /// `BPEDecoder`: a suffix marks the end of words.
     Suffix(String),
     /// `Sequence`: applies steps in order.

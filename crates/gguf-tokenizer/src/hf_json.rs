@@ -224,9 +224,6 @@ fn null_as_default<'de, D: serde::Deserializer<'de>, T: Deserialize<'de> + Defau
 
 impl HfJson {
     /// Returns the tokens of a Unigram model with their scores. `path` is that of the file.
-    ///
-    /// # Errors
-    /// A vocabulary without scores.
     pub(super) fn scored_pieces(&self, path: &Path) -> Result<&[(String, f64)], TokenizerError> {
         match &self.model.vocab {
             VocabTable::Scores(pieces) => Ok(pieces),
@@ -266,9 +263,6 @@ impl HfJson {
     }
 
     /// Returns the table of ids of a BPE model.
-    ///
-    /// # Errors
-    /// Another kind of model.
     pub(crate) fn bpe_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
         let kind = self.model.kind.as_deref();
         match (&self.model.vocab, kind) {
@@ -282,9 +276,6 @@ impl HfJson {
     }
 
     /// Returns the table of ids of a BPE or WordPiece model.
-    ///
-    /// # Errors
-    /// Another kind of model.
     pub(crate) fn id_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
         match (&self.model.vocab, self.model.kind.as_deref()) {
             (VocabTable::Ids(ids), Some("WordPiece")) => Ok(ids),

@@ -155,9 +155,6 @@ impl<'a> HfVocabulary<'a> {
 
     /// Assembles the vocabulary of the file alone: without special tokens, and without tokens that only the
     /// configuration names.
-    ///
-    /// # Errors
-    /// A model without a table of ids.
     pub(crate) fn of_file(
         hf: &'a HfJson,
         path: PathBuf,

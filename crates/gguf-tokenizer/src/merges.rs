@@ -12,7 +12,6 @@ const MAX_LETTERS: usize = 256;
 /// A token, in letters.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Ranked {
-    /// Text.
     pub(super) text: String,
     /// Rank of its merge, lowest first; `None` for tokens that no merge makes.
     pub(super) rank: Option<f64>,

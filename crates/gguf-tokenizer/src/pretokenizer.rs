@@ -84,7 +84,6 @@ impl PreTable {
         &TABLE
     }
 
-    /// Returns all structures.
     #[cfg(test)]
     pub(super) fn structures(&self) -> &[PreStructure] {
         &self.structure
@@ -130,9 +129,6 @@ pub(crate) struct Identified {
 }
 
 /// Identifies the pre-tokenizer of a file. `text` is the file's own text, for the check text's hash.
-///
-/// # Errors
-/// A structure and a hash that are both unknown.
 pub(crate) fn identify(
     path: &Path,
     hf: &HfJson,
@@ -232,9 +228,6 @@ pub(crate) fn word_piece(text: &[u8]) -> Identified {
 }
 
 /// Accepts a name given by the user if some runtime knows it.
-///
-/// # Errors
-/// An unknown name.
 pub(crate) fn accept(name: &str) -> Result<String, TokenizerError> {
     let table = PreTable::get();
     if table.pre(name).is_some() {

@@ -42,7 +42,6 @@ pub struct HfTokenizerFiles {
 struct SpecialRole {
     /// Name in `tokenizer_config.json`.
     name: &'static str,
-    /// Key in `config.json`.
     config_key: &'static str,
     /// Key in GGUF.
     key: &'static str,

@@ -24,9 +24,6 @@ const NEEDED: [&str; 2] = ["bos", "eos"];
 const MORE_ENDS: [&str; 2] = ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"];
 
 /// Fills in roles without a key, and reports contradictions between files and keys.
-///
-/// # Errors
-/// I/O errors, malformed JSON.
 pub(super) fn settle(
     directory: &Directory<'_>,
     hf: Option<&HfJson>,

@@ -57,9 +57,6 @@ pub(crate) struct SpecialTokens {
 impl SpecialTokens {
     /// Reads the files. Ids of `n_tokens` or more, and negative ones, are ignored here, and reported when the finished
     /// keys are checked. `roles` replaces the list of roles.
-    ///
-    /// # Errors
-    /// I/O errors, malformed JSON.
     pub(crate) fn read(
         directory: &Directory<'_>,
         hf: Option<&HfJson>,
@@ -276,7 +273,6 @@ impl SpecialTokens {
         }
     }
 
-    /// Returns the id of a role.
     pub(crate) fn id(&self, role: &str) -> Option<u64> {
         self.ids.iter().find(|entry| entry.0 == role).map(|entry| entry.1)
     }

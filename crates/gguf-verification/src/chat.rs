@@ -78,21 +78,12 @@ impl ChatError {
 /// Renderer of chats by a file's template, in this process or elsewhere.
 pub trait ChatRenderer {
     /// Parses the template.
-    ///
-    /// # Errors
-    /// No template, or one that cannot be parsed.
     fn check(&self) -> Result<(), ChatError>;
 
     /// Renders a chat with its tools, by the template that it names.
-    ///
-    /// # Errors
-    /// A chat that the template refuses or fails on; exceeded limits.
     fn render_chat(&self, chat: &Chat) -> Result<String, ChatError>;
 
     /// Renders messages, without the generation prompt, tools and documents.
-    ///
-    /// # Errors
-    /// Messages that the template refuses or fails on; exceeded limits.
     fn render(&self, messages: &Json) -> Result<String, ChatError> {
         self.render_chat(&Chat::of(messages.clone()))
     }

@@ -341,7 +341,6 @@ impl Check {
         }
     }
 
-    /// Returns the check of this name.
     pub(super) fn named(name: &str) -> Option<Self> {
         let limits = Figure::ALL.into_iter().map(Self::Limit);
         ROWS.iter().map(|row| row.check).chain(limits).find(|check| check.name() == name)

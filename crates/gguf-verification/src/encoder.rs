@@ -4,9 +4,6 @@
 pub trait TextEncoder: Sync {
     /// Returns the token ids of a text, without BOS or EOS. With `parse_special`, special tokens written out in the
     /// text become their ids.
-    ///
-    /// # Errors
-    /// Reason why the text has no ids in this vocabulary.
     fn encode(&self, text: &str, parse_special: bool) -> Result<Vec<u32>, String>;
 
     /// Returns the bytes of the text of token ids, with special tokens written out.

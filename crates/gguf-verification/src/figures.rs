@@ -51,7 +51,6 @@ pub enum LimitRange {
     Share,
 }
 
-/// Measurements that figures are read from.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Measured<'a> {
     pub(super) perplexity: Option<&'a Perplexity>,
@@ -103,7 +102,6 @@ pub struct FigureRow {
     pub(crate) is_likelihood: bool,
     /// Text of a value for readers, as part of a sentence.
     show: fn(f64) -> String,
-    /// Measured value.
     measured: fn(&Measured<'_>) -> Option<Value>,
 }
 

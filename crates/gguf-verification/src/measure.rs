@@ -199,7 +199,6 @@ impl Baseline<'_> {
     }
 }
 
-/// Observers of a run.
 #[derive(Clone, Copy, Default)]
 pub(super) struct RunObservers<'a> {
     pub(super) observer: Option<&'a dyn Observer>,
@@ -232,9 +231,6 @@ pub(super) struct LogitFiles<'a> {
 }
 
 /// Runs the windows. Returns every wanted position and the number of tokens that were run.
-///
-/// # Errors
-/// Errors of the engines.
 pub(super) fn measure(
     engine: &Engine<'_>,
     baseline: Option<Baseline<'_>>,

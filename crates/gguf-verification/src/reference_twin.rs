@@ -115,9 +115,6 @@ pub(super) fn is_own_twin(report: &Report, model: &Model<'_>, baseline: &Model<'
 
 /// Runs the baseline in the types of `model` and compares it with the baseline itself, on windows that [`evenly`]
 /// chose.
-///
-/// # Errors
-/// Cancellation.
 pub(super) fn run_twin(
     model: &Model<'_>,
     baseline: LoadedModel<'_>,

@@ -78,9 +78,6 @@ impl View {
     ///
     /// # Exactness
     /// In F32, whatever type the sources store.
-    ///
-    /// # Errors
-    /// No views, or different numbers of elements.
     pub(super) fn product(parts: &[Self]) -> Result<Self, ShapeError> {
         let size = |part: &Self| part.shape().iter().product::<u64>();
         let n_elems = parts.first().map(size).ok_or(ShapeError::Empty)?;
@@ -104,9 +101,6 @@ impl View {
     ///
     /// # Exactness
     /// Added one after the other. Torch does the same for two summands; for more, its order differs.
-    ///
-    /// # Errors
-    /// The axis does not exist.
     pub(super) fn sum(&self, axis: usize) -> Result<Self, ShapeError> {
         self.known_axis(axis)?;
         let summand = |at| self.slice(axis, at, at + 1)?.squeeze(axis);
@@ -119,9 +113,6 @@ impl View {
     /// # Exactness
     /// `weight / sqrt(variance + eps)` and `bias - mean * factor`, in the type the checkpoint stores if that is F16,
     /// and in F32 otherwise.
-    ///
-    /// # Errors
-    /// A number of rows other than four.
     pub(super) fn fold_norm(&self, eps: f64) -> Result<Vec<Self>, ShapeError> {
         let row = |at: u64| self.slice(0, at, at + 1)?.squeeze(0);
         let (weight, bias, mean, variance) = (row(0)?, row(1)?, row(2)?, row(3)?);

@@ -51,9 +51,6 @@ pub(crate) fn decoded_type(ty: GgmlType) -> ElementType {
 
 impl<'a> Decoded<'a> {
     /// Wraps a source. Names and shapes are kept.
-    ///
-    /// # Errors
-    /// The source failed to read a factor.
     #[cfg(test)]
     pub(crate) fn new(source: &'a dyn TensorSource, level: SimdLevel) -> Result<Self, SourceError> {
         Self::with_own(source, level, &|_| false)

@@ -37,7 +37,6 @@ impl<'s> Elems<'s> {
         Self { source, weight, elem_bytes, mapped: source.borrow(weight) }
     }
 
-    /// Returns the bytes per element.
     pub(super) fn elem_bytes(&self) -> usize {
         self.elem_bytes
     }

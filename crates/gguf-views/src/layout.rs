@@ -143,10 +143,6 @@ impl View {
         Self::concat(vec![self.clone(), Self::fill(0.0, shape)], 0)
     }
 
-    /// Prepends rows of zeros.
-    ///
-    /// # Errors
-    /// A view without rows.
     pub(crate) fn prepend_zeros(&self, rows: u64) -> Result<Self, ShapeError> {
         self.known_axis(0)?;
         let mut shape = self.shape().to_vec();

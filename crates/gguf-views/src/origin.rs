@@ -28,10 +28,6 @@ pub(super) trait Computation: fmt::Debug + Send + Sync {
     /// Returns the type that further arithmetic computes in, if that is not F32.
     fn element_type(&self) -> Option<ElementType>;
 
-    /// Reads a stretch of the result.
-    ///
-    /// # Errors
-    /// A source cannot be read.
     fn read(
         &self,
         source: &dyn WeightSource,

@@ -53,7 +53,6 @@ impl TorchSum {
 /// level, so that no lane adds small numbers to a large one for long.
 #[derive(Debug)]
 struct CascadeSum {
-    /// Sums of each level.
     levels: [[f32; ROUND]; LEVELS],
     /// Binary logarithm of the number of rounds until the sums move up.
     power: u32,

@@ -248,7 +248,6 @@ fn list(registries: &[Registry], session: &Session) -> anyhow::Result<Exit> {
     Ok(Exit::Done)
 }
 
-/// Returns the classes of a card.
 fn listed(card: &CardFacts) -> impl Iterator<Item = ListedClass<'_>> {
     let CardFacts { head, one_way, .. } = card;
     let engine = EngineSupport::from(&stage(&head.gguf));

@@ -27,7 +27,6 @@ pub(super) struct DraftArgs {
     output: Option<PathBuf>,
 }
 
-/// Report of a draft.
 #[derive(Serialize)]
 struct DraftReport<'a> {
     /// The card, and what of the checkpoint it covers.

@@ -246,7 +246,6 @@ impl ToGguf {
     }
 }
 
-/// Parses the pattern of `--drop`.
 fn drop_pattern(text: &str) -> Result<Regex, UsageError> {
     let why = |error: regex::Error| match error.to_string().lines().last() {
         Some(line) => line.trim_start_matches("error: ").to_owned(),

@@ -11,7 +11,6 @@ use crate::inspect::Edit;
 /// Arguments of `drop`.
 #[derive(Debug, Args)]
 pub(super) struct DropArgs {
-    /// File
     file: PathBuf,
     /// Regular expression: tensors whose names contain a match are left out. `^v\.` matches names that begin with `v.`
     #[arg(required = true, value_name = "REGEX")]

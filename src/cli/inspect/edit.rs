@@ -46,10 +46,8 @@ struct EditReport<'a> {
     objections: Vec<String>,
 }
 
-/// Change of a key.
 #[derive(Serialize)]
 struct KeyChange<'a> {
-    /// The key.
     key: &'a str,
     /// Value in the input; null for a new key.
     before: Option<TypedValue<'a>>,

@@ -18,16 +18,13 @@ use crate::inspect::{EditError, TypedValue, value_plain};
 pub(super) struct GetArgs {
     /// File, or any part of a split model
     file: PathBuf,
-    /// Key
     key: String,
 }
 
-/// Report of `get`.
 #[derive(Serialize)]
 struct KeyReport<'a> {
     #[serde(flatten)]
     typed: TypedValue<'a>,
-    /// The key.
     key: &'a str,
     /// Number of elements of an array.
     #[serde(rename = "length", skip_serializing_if = "Option::is_none")]

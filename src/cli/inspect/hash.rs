@@ -13,7 +13,6 @@ use crate::inspect;
 /// Arguments of `hash`.
 #[derive(Debug, Args)]
 pub(super) struct HashArgs {
-    /// File
     file: PathBuf,
 }
 

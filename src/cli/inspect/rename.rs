@@ -11,7 +11,6 @@ use crate::inspect::Edit;
 /// Arguments of `rename`.
 #[derive(Debug, Args)]
 pub(super) struct RenameArgs {
-    /// File
     file: PathBuf,
     /// A tensor's name and its new one; repeatable
     #[arg(required = true, value_name = "OLD=NEW")]

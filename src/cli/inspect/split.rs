@@ -22,7 +22,6 @@ const DEFAULT_MAX_TENSORS: u64 = 128;
 /// Arguments of `split`.
 #[derive(Debug, Args)]
 pub(super) struct SplitArgs {
-    /// File
     file: PathBuf,
     /// Name of the parts: PATH-00001-of-00003.gguf
     #[arg(short, long, value_name = "PATH")]

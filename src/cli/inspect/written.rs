@@ -7,7 +7,6 @@ use crate::cli::render::plural;
 use crate::core::text::{bytes, escape};
 use crate::gguf::{WriteOptions, WriteReport};
 
-/// Returns the write options of a session.
 pub(in crate::cli) fn write_options(session: &Session) -> WriteOptions {
     WriteOptions {
         sync: !session.common.no_sync,

@@ -31,9 +31,6 @@ impl JobArgs {
     }
 
     /// Fills in the options of a job, except those of its input.
-    ///
-    /// # Errors
-    /// Options that cannot be parsed; rule files that cannot be read.
     pub(in crate::cli) fn fill(&self, job: Job, common: &Common) -> anyhow::Result<Job> {
         Ok(Job {
             calibration: self.calibrate.calibration(common)?,

@@ -73,9 +73,6 @@ pub(super) fn given_texts(calibrate: &[PathBuf]) -> Vec<PathBuf> {
 }
 
 /// Returns the text that the model writes.
-///
-/// # Errors
-/// Options that contradict one another.
 pub(super) fn own_text(calibrate: &[PathBuf], no_self_text: bool) -> Result<OwnText, UsageError> {
     let is_asked = calibrate.iter().any(|path| path.as_os_str() == SELF_NAME);
     match (is_asked, no_self_text) {

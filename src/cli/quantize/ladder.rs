@@ -394,9 +394,6 @@ impl LadderArgs {
     }
 
     /// Leaves out types of a preset that image and video models do not have.
-    ///
-    /// # Errors
-    /// Options that run a language model.
     fn fit_to_images(&self, ladder: &mut Ladder, session: &Session) -> Result<(), UsageError> {
         let of_language = [
             ("--calibration", self.calibration.is_some(), "it is quantized without an importance matrix"),

@@ -92,9 +92,6 @@ pub(crate) fn usage(error: OptionError) -> anyhow::Error {
 
 impl QuantizeArgs {
     /// Returns the options for the library. The file type is another matter.
-    ///
-    /// # Errors
-    /// Options that cannot be parsed; rule files that cannot be read.
     pub(crate) fn to_options(&self, simd: SimdLevel) -> anyhow::Result<QuantizeOptions> {
         let tensor_type = |name: &Option<String>| -> anyhow::Result<Option<GgmlType>> {
             name.as_deref().map(parse_ggml_type).transpose().map_err(usage)

@@ -19,10 +19,6 @@ pub(crate) enum SolverName {
 }
 
 impl SolverName {
-    /// Returns the solver, with the steps of `--tune-steps`.
-    ///
-    /// # Errors
-    /// Steps for another solver than `tuned`.
     pub(crate) fn solver(self, tune_steps: Option<usize>) -> Result<Solver, UsageError> {
         if tune_steps.is_some() && self != Self::Tuned {
             return Err(UsageError("--tune-steps: only `--solver tuned` takes steps".to_owned()));

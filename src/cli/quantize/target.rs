@@ -70,9 +70,6 @@ impl TargetArgs {
 
     /// Returns the types for the target size or those of a file, if one is given. `requantize` is true to go through
     /// floats where the integers of a checkpoint could be kept.
-    ///
-    /// # Errors
-    /// Unknown types to choose from.
     pub(crate) fn job_types(&self, requantize: bool) -> anyhow::Result<Option<JobTypes>> {
         if let Some(file) = &self.like {
             return Ok(Some(JobTypes::Like { file: file.clone(), requantize }));

@@ -21,9 +21,6 @@ pub(super) struct Earlier {
 impl Earlier {
     /// Reads what `--json` printed or `--report FILE.json` wrote, of this version or of one that wrote a single file
     /// without a list.
-    ///
-    /// # Errors
-    /// A file that cannot be read or is no report.
     pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
         let name = || escape(&path.to_string_lossy()).into_owned();
         let text = crate::core::input::read_to_string(path)?;

@@ -23,9 +23,6 @@ impl PerTokenFile {
     }
 
     /// Writes one line per prompt; positions that were not computed are `null`.
-    ///
-    /// # Errors
-    /// I/O errors; then no file is left.
     pub(super) fn write(
         &mut self,
         model: &Path,

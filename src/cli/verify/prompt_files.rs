@@ -12,7 +12,6 @@ pub(super) struct PromptFiles {
 }
 
 impl PromptFiles {
-    /// Reads files; with `plain_text` each as one text.
     pub(super) fn read(paths: &[PathBuf], plain_text: bool) -> Result<Self, VerifyError> {
         let form = if plain_text { PromptForm::PlainText } else { PromptForm::Detected };
         let (mut files, mut sources) = (Vec::new(), Vec::new());

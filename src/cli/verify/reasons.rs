@@ -8,7 +8,6 @@ use crate::cli::verify::report::Detail;
 use crate::core::text::escape;
 use crate::verify::{Finding, Report, Severity, UnjudgedAspect, Verdict};
 
-/// Returns the style of a verdict.
 pub(super) fn style(verdict: Verdict) -> Style {
     match verdict {
         Verdict::Pass => Style::Good,

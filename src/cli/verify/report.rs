@@ -57,7 +57,6 @@ pub(super) fn verdict(entries: &[ModelReport]) -> Verdict {
     entries.iter().map(|entry| entry.report.verdict).max().unwrap_or(Verdict::Pass)
 }
 
-/// Report of one model.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct ModelDocument<'a> {
     /// Path of the model, as it was given.

@@ -20,9 +20,6 @@ type Forecast = (CalibrationPlan, Option<(Allocation, PromiseReport)>);
 
 impl Calibration {
     /// Plans a run and the resources that it would take.
-    ///
-    /// # Errors
-    /// Errors of a run that can be found without it.
     pub(in crate::job) fn plan(
         &self,
         quantization: &CheckedQuantization<'_>,

@@ -13,7 +13,6 @@ use crate::quantize::QuantizePlan;
 use crate::verify::{Model, ModelParts, Recall};
 
 impl Calibration {
-    /// Calibrates and writes.
     pub(in crate::job) fn run(
         &self,
         quantization: &CheckedQuantization<'_>,
@@ -32,9 +31,6 @@ impl Calibration {
     }
 
     /// Reads the texts of a quantization.
-    ///
-    /// # Errors
-    /// A type that leaves nothing to solve; texts that cannot be read.
     pub(super) fn sources(
         &self,
         quantization: &CheckedQuantization<'_>,

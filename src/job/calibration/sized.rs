@@ -54,9 +54,6 @@ pub(super) fn choose(
 }
 
 /// Plans types for a divergence by estimates, for a run that would measure them.
-///
-/// # Errors
-/// Tensors that cannot be read; types that cannot be chosen.
 pub(super) fn expect(
     quantization: &CheckedQuantization<'_>,
     calibration: &Calibration,

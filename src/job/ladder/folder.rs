@@ -104,7 +104,6 @@ struct FoundFile {
 /// Records that a run finds in its folder, and the one that it writes.
 pub(super) struct FolderRecords<'a> {
     ladder: &'a Ladder,
-    /// Files of this folder.
     own: Vec<FoundFile>,
     /// Files that parts have written.
     parts: PartRecords,
@@ -204,9 +203,6 @@ impl<'a> FolderRecords<'a> {
     }
 
     /// Returns the other files of the folder, which this run does not make. `paths` are those that it makes.
-    ///
-    /// # Errors
-    /// A file that was changed, or made of another source.
     pub(super) fn others(
         &self,
         paths: &[PathBuf],

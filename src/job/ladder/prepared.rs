@@ -37,13 +37,11 @@ pub(super) struct PreparedLadder<'a> {
     files: Vec<PreparedFile>,
 }
 
-/// One file of a ladder.
 struct PreparedFile {
     rung: Rung,
     /// Path of the file, or the path that its parts are named after.
     target: PathBuf,
     split: Option<SplitSpec>,
-    /// Planned files.
     planned: Vec<PlannedFile>,
     /// True if a run of its own writes it.
     is_alone: bool,

@@ -178,10 +178,6 @@ impl RecordedFile {
     }
 }
 
-/// Reads a record.
-///
-/// # Errors
-/// A file that is too long, or that is no such record.
 pub(super) fn read<T: for<'a> Deserialize<'a>>(path: &Path) -> io::Result<T> {
     let n_bytes = fs_err::metadata(path)?.len();
     let named =

@@ -2,7 +2,6 @@
 
 use crate::gguf::WorkCost;
 
-/// Work of one file.
 pub(super) struct FileWork<'a> {
     /// Name of its types.
     pub(super) name: &'a str,

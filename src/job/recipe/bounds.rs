@@ -20,9 +20,6 @@ fn grown(bytes: u64, (least, times): (u64, u64)) -> u64 {
 }
 
 /// Returns the bytes of the header that a recipe declares; `part` and `base` are what it is restored of.
-///
-/// # Errors
-/// More than these can hold.
 pub(super) fn header_bytes(recipe: &RecipeFile, part: &[u8], base: &[u8]) -> Result<usize, RecipeError> {
     let most = grown(part.len() as u64, HEADER).saturating_add(base.len() as u64);
     let found = recipe.header_bytes;
@@ -34,9 +31,6 @@ pub(super) fn header_bytes(recipe: &RecipeFile, part: &[u8], base: &[u8]) -> Res
 
 /// Checks that a file is made of the source and of what the recipe holds, before anything is written. `gaps` are the ranges
 /// without tensors.
-///
-/// # Errors
-/// Sizes that no file of this source has.
 pub(super) fn check(
     recipe: &RecipeFile,
     header: &Header,

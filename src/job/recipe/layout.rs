@@ -22,7 +22,6 @@ pub(super) fn gaps(header: &Header, file_bytes: u64) -> Option<Vec<Range<u64>>> 
     Some(gaps)
 }
 
-/// Bytes of a range of a file.
 pub(super) fn bytes_of<'f>(file: &'f GgufFile, range: &Range<u64>) -> &'f [u8] {
     let bytes = file.parts().first().map(crate::gguf::Part::bytes).unwrap_or_default();
     let range = usize::try_from(range.start).ok().zip(usize::try_from(range.end).ok());

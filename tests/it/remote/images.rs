@@ -7,7 +7,6 @@ use super::{run, run_well};
 use crate::diffusion::{add, flux, wan};
 use crate::testkit::checkpoints::Safetensors;
 
-/// Writes a file of a repository.
 fn put(repository: &Path, name: &str, file: &Safetensors) {
     let path = repository.join(name);
     fs_err::create_dir_all(path.parent().unwrap()).unwrap();

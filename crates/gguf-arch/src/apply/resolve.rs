@@ -182,7 +182,6 @@ fn resolved(
     Ok(mapping)
 }
 
-/// Returns the card for a class.
 pub(crate) fn chosen<'r>(
     registry: &'r Registry,
     class: &str,

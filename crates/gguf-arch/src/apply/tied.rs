@@ -43,9 +43,6 @@ pub(crate) fn default_tie(config: &Map<String, Json>) -> Option<bool> {
 }
 
 /// Compares the stored embedding and head with the configuration. `heads` are the weights that are named like a head.
-///
-/// # Errors
-/// A weight cannot be read.
 pub(crate) fn check(
     (card, class): (&Card, &str),
     declared: Option<bool>,

@@ -205,7 +205,6 @@ impl CommonRules {
         self.with_prefix(any.or_else(all).map(String::as_str))
     }
 
-    /// Returns a prefix of names.
     pub(super) fn with_prefix<'a>(&'a self, text: Option<&'a str>) -> NamePrefix<'a> {
         NamePrefix { text, markers: &self.markers }
     }

@@ -220,7 +220,6 @@ pub fn first_names<'n>(names: impl Iterator<Item = &'n str>) -> Option<String> {
     (!names.is_empty()).then(|| format!("{}{more}", shown.join(", ")))
 }
 
-/// Returns true for keys of an architecture.
 fn in_arch(key: &str, arch: &str) -> bool {
     key.strip_prefix(arch).is_some_and(|rest| rest.starts_with('.'))
 }

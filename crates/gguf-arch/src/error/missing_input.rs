@@ -30,7 +30,6 @@ pub enum MissingInput {
 }
 
 impl MissingInput {
-    /// Returns the error for a missing key of `file`.
     pub(crate) fn of_file(file: &'static str, key: String) -> Self {
         Self::KeyMissing { file, key, class_value: None }
     }

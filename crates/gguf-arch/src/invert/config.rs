@@ -22,7 +22,6 @@ use gguf_format::keys::ANNOTATION_PREFIX;
 const LONG_FACTORS: &str = "rope_factors_long.weight";
 const SHORT_FACTORS: &str = "rope_factors_short.weight";
 
-/// Factor of YaRN as in the configuration.
 const YARN_FACTOR: &str = "rope.scaling.yarn_attn_factor";
 /// Relative difference up to which factors of YaRN are equal.
 const FACTOR_TOLERANCE: f64 = 1e-6;

@@ -20,9 +20,6 @@ pub(super) struct SourceNames<'a> {
 
 impl<'a> SourceNames<'a> {
     /// Collects the shifts of the card's rewriting.
-    ///
-    /// # Errors
-    /// [`ArchError::Eval`]: a condition or a count of the card's rewriting.
     pub(super) fn new(card: &'a Card, scope: &Scope<'_>) -> Result<Self, ArchError> {
         let failed = |source| ArchError::Eval { card: card.name(), at: "rewrite".to_owned(), source };
         let mut shifted = Vec::new();

@@ -12,9 +12,6 @@ use crate::read::schema::{Card, EntryType, InverseRule, Phase};
 use gguf_core::Shape;
 
 /// Returns the tensors of the card's `[inverse]`: one per rule, or one per block.
-///
-/// # Errors
-/// A value that is neither a number nor a list of numbers.
 pub(super) fn of_keys(card: &Card, scope: &Scope<'_>) -> Result<Vec<OutputSpec>, ArchError> {
     let mut outputs = Vec::new();
     for (name, rule) in &card.inverse {
@@ -42,7 +39,6 @@ fn of_rule(rule: &InverseRule, scope: &Scope<'_>) -> Result<Vec<OutputSpec>, Eva
     Ok(outputs)
 }
 
-/// Returns the captures of all blocks.
 pub(super) fn blocks(scope: &Scope<'_>) -> Result<Vec<Captures>, EvalError> {
     let bid = Path { root: "bid".to_owned(), steps: Vec::new(), optional: false };
     // Bounded by the same limit as other lists over blocks.

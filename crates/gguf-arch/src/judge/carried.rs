@@ -82,9 +82,6 @@ struct CarriedCheck<'j, 'a> {
 
 /// Returns the values of a configuration that the plan of a card loses, and what becomes of each key. `rivals` are the
 /// cards of the same class, `outputs` the written tensors, `origins` the sources of the file's keys.
-///
-/// # Errors
-/// [`ArchError`]: an expression of the card cannot be evaluated.
 pub(crate) fn lost<'a>(
     card: &'a Card,
     rivals: &[&Card],
@@ -141,7 +138,6 @@ fn config_plan(
 }
 
 impl CarriedCheck<'_, '_> {
-    /// Returns the effect of a changed configuration.
     fn effect(&mut self, changed: &ConfigMap) -> Effect {
         match config_plan(self.card, changed, &mut self.scope) {
             Err(_) => Effect::OnFile,

@@ -53,9 +53,6 @@ impl Expected {
 }
 
 /// Checks the numbers of a configuration and its text part.
-///
-/// # Errors
-/// [`ArchError::ConfigValue`] for the first one that is wrong.
 pub(crate) fn check(config: &Map<String, Json>) -> Result<(), ArchError> {
     let attributes = Attributes::of_text(config);
     let text = config.get("text_config").and_then(Json::as_object);

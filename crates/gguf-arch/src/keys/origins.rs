@@ -68,7 +68,6 @@ pub(crate) fn of_rows(card: &Card, scope: &Scope<'_>, config: &Map<String, Json>
     origins
 }
 
-/// Returns the configuration keys that an expression reads.
 pub(crate) fn of_expr(
     card: &Card,
     expr: &Expr,

@@ -29,9 +29,6 @@ const PERIODS: [&str; 3] =
     ["sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"];
 
 /// Adds the keys whose defaults in the runtime would be wrong.
-///
-/// # Errors
-/// A number of the configuration that F32 cannot hold.
 pub(crate) fn add(
     card: &Card,
     scope: &Scope<'_>,

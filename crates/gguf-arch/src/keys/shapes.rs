@@ -209,9 +209,6 @@ impl<'a> FileKeys<'a> {
     }
 
     /// Returns a dimension; `None` if it is not determined.
-    ///
-    /// # Errors
-    /// The key that is needed and that the file lacks.
     fn number(&self, expr: &Expr) -> Result<Option<u64>, String> {
         match self.scope.eval(expr, self.captures) {
             Ok(value) => Ok(value.as_int().and_then(|n| u64::try_from(n).ok())),

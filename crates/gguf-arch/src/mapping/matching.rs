@@ -40,9 +40,6 @@ pub(crate) struct Matcher<'a> {
 
 impl<'a> Matcher<'a> {
     /// Builds the index.
-    ///
-    /// # Errors
-    /// [`ArchError::Eval`]: a condition of a rewriting step.
     pub(crate) fn new(card: &'a Card, scope: &'a Scope<'a>) -> Result<Self, ArchError> {
         let mut steps = Vec::new();
         for rewrite in &card.rewrite {

@@ -169,7 +169,6 @@ fn parsed(text: &str) -> Read<Base> {
     })
 }
 
-/// Reads a table of names.
 fn names(top: &CardTable<'_>, key: &str) -> Read<IndexMap<String, String>> {
     let at = top.at(key);
     top.tables(key)?.map(|(name, value)| Ok((name.clone(), text(value, &at)?))).collect()

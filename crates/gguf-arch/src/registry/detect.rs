@@ -74,9 +74,6 @@ pub fn class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
 
 /// Returns the class that identifies the towers of a model: that of its vision part, or that of the model.
 ///
-/// # Errors
-/// [`ArchError::NoClass`] if there is none.
-///
 /// # Exactness
 /// Equals `get_model_architecture` of llama.cpp 0.5.0 for `--mmproj`.
 pub(crate) fn tower_class_of(config: &Map<String, Json>) -> Result<String, ArchError> {

@@ -30,9 +30,6 @@ const WITH_HEAD: [&str; 4] = ["ForCausalLM", "LMHeadModel", "ModelLM", "ForCondi
 
 /// Returns the class that a configuration means, with a warning if it does not name it. `named` is the class that it
 /// names.
-///
-/// # Errors
-/// The error of `named` if `model_type` does not determine the class either.
 pub(crate) fn recognized(
     registry: &Registry,
     named: Result<String, ArchError>,

@@ -51,7 +51,6 @@ impl<'a> QuantizedStream<'a> {
         known.insert((tensor, matrix), importance);
     }
 
-    /// Quantizes rows of one matrix.
     fn quantize(
         &self,
         tensor: usize,

@@ -99,7 +99,6 @@ impl SolverSums {
     }
 }
 
-/// `out = factor (own - less)`.
 fn differ(out: &mut [f32], factor: f32, own: &[f32], less: &[f32]) {
     for (out, (own, less)) in out.iter_mut().zip(own.iter().zip(less)) {
         *out = factor * (own - less);

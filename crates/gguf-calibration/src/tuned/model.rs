@@ -24,9 +24,6 @@ pub(super) struct HeldModel<'a> {
 
 impl<'a> HeldModel<'a> {
     /// Reads the tensors that `is_held` chooses.
-    ///
-    /// # Errors
-    /// Rows that cannot be read or quantized.
     pub(super) fn read(
         plan: &'a QuantizePlan<'a>,
         is_held: impl Fn(&TensorMeta) -> bool,
@@ -41,7 +38,6 @@ impl<'a> HeldModel<'a> {
         Ok(Self { plan, blocks })
     }
 
-    /// Blocks of a tensor.
     pub(super) fn blocks(&self, tensor: usize) -> Option<&[u8]> {
         self.blocks.get(&tensor).map(|blocks| &**blocks)
     }
@@ -117,9 +113,6 @@ pub(super) struct MovingModel<'a> {
 
 impl<'a> MovingModel<'a> {
     /// Lets all blocks of a model move that have codes.
-    ///
-    /// # Errors
-    /// Broken blocks.
     pub(super) fn new(start: &HeldModel<'a>) -> Result<Self, CalibrateError> {
         let (mut tensors, mut moving) = (start.tensors().to_vec(), BTreeMap::new());
         for (&tensor, blocks) in &start.blocks {
@@ -150,9 +143,6 @@ impl<'a> MovingModel<'a> {
     }
 
     /// Packs all blocks as a file would have them. Runs on the threads of the current pool.
-    ///
-    /// # Errors
-    /// Numbers that a block cannot hold.
     pub(super) fn packed(&self) -> Result<HeldModel<'a>, CalibrateError> {
         let mut held = self.start.clone();
         for (&tensor, own) in &self.moving {

@@ -14,7 +14,6 @@ const OWN_TOKENS: usize = 2;
 /// Tokens of its own text for each token of given text, about: given text is repeated for that.
 const OWN_PER_GIVEN: usize = 3;
 
-/// Text of the tuning.
 pub(super) struct TuningText {
     /// Sequences whose divergence has a gradient.
     pub(super) learned: Vec<TokenChunk>,
@@ -26,9 +25,6 @@ pub(super) struct TuningText {
 
 impl TuningText {
     /// Divides the calibration text. If the model has written some of it, it writes more.
-    ///
-    /// # Errors
-    /// As [`SelfText::write`].
     pub(super) fn new(
         text: &CalibrationText,
         model: &Model<'_>,

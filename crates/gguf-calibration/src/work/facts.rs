@@ -65,9 +65,6 @@ impl WorkManifest {
     }
 
     /// Checks that these facts are those of the manifest.
-    ///
-    /// # Errors
-    /// The first fact that differs.
     pub(super) fn check(&self, facts: &WorkFacts, path: &Path) -> Result<(), WorkError> {
         let other = |what: &str, found: &str, expected: &str| WorkError::OtherRun {
             path: path.to_owned(),

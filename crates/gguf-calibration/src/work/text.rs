@@ -66,9 +66,6 @@ impl TextKey<'_> {
 
 impl WorkFolder {
     /// Text that an earlier run wrote with this model and these options, if it is intact.
-    ///
-    /// # Errors
-    /// A model that cannot be read.
     pub(crate) fn written_text(&self, key: TextKey<'_>) -> Result<Option<KeptText>, CalibrateError> {
         let Ok(bytes) = fs_err::read(self.path.join(TEXT)) else { return Ok(None) };
         let stored = unsealed(&bytes).and_then(|json| serde_json::from_slice::<StoredText>(json).ok());
@@ -77,9 +74,6 @@ impl WorkFolder {
     }
 
     /// Keeps text that the model has written.
-    ///
-    /// # Errors
-    /// File system errors; a model that cannot be read.
     pub(crate) fn keep_text(&self, key: TextKey<'_>, text: &KeptText) -> Result<(), CalibrateError> {
         let path = self.path.join(TEXT);
         // The text of an earlier run is not overwritten: this run is about to be refused.

@@ -70,7 +70,6 @@ pub struct Ranges {
 pub enum Payload {
     /// Floating-point elements.
     Plain {
-        /// Element type.
         ty: ElementType,
         /// Byte range in the file.
         bytes: Range<usize>,

@@ -121,9 +121,6 @@ static DTYPES: &[(&str, Option<ElementType>)] = &[
 ];
 
 /// Looks up a name.
-///
-/// # Errors
-/// The kind of a name that is not on the list.
 pub(crate) fn find(module: &str, name: &str) -> Result<Global, Forbidden> {
     match module {
         "torch._utils" => rebuild(name),

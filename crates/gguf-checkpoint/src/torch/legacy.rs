@@ -19,9 +19,6 @@ const MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0
 const VERSION: i64 = 1001;
 
 /// Reads all pickles and finds the storages.
-///
-/// # Errors
-/// [`TorchError`]: the file is of another format or broken.
 pub(super) fn read<B: Bytes + ?Sized>(
     file: &B,
     limits: &Limits,

@@ -24,9 +24,6 @@ pub(super) struct StateDict {
 }
 
 /// Finds the dictionary of tensors.
-///
-/// # Errors
-/// [`TorchError`]: there is none, or names are not text or occur twice.
 pub(super) fn find(pickle: &Pickle) -> Result<StateDict, TorchError> {
     let root = pickle.root();
     let Value::Map(_) = pickle.get(root) else {

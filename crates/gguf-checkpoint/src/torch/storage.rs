@@ -31,7 +31,6 @@ impl StorageId {
         Self::of_tuple(pickle, *id)
     }
 
-    /// Reads the id from its tuple.
     pub(super) fn of_tuple(pickle: &Pickle, id: Id) -> Result<Self, TensorProblem> {
         let Value::Tuple(fields) = pickle.get(id) else { return Err(TensorProblem::PersistentId) };
         let (&[tag, class, key, _, n_elems], view) =

@@ -143,9 +143,6 @@ impl StoredTensor {
 
     /// Reads elements as [`StoredTensor::read_elems`] does, fetching only the needed bytes of the file.
     ///
-    /// # Errors
-    /// The bytes cannot be read.
-    ///
     /// # Panics
     /// As [`StoredTensor::read_elems`].
     pub(crate) fn fetch_elems<B: Bytes + ?Sized>(

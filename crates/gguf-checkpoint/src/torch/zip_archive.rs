@@ -49,9 +49,6 @@ struct ZipRecord {
 }
 
 /// Reads the directory and checks every record of it.
-///
-/// # Errors
-/// [`TorchError`]: the archive is broken, or is not a PyTorch file.
 pub(super) fn read<B: Bytes + ?Sized>(file: &B) -> Result<Archive, TorchError> {
     let config = zip::read::Config { archive_offset: zip::read::ArchiveOffset::Known(0) };
     let mut zip = ZipArchive::with_config(config, ArchiveReader { file, at: 0 })?;
@@ -91,9 +88,6 @@ pub(super) fn read<B: Bytes + ?Sized>(file: &B) -> Result<Archive, TorchError> {
 }
 
 /// Returns the bytes of an extent, which is known to be inside the file.
-///
-/// # Errors
-/// The bytes cannot be read.
 pub(super) fn bytes<B: Bytes + ?Sized>(file: &B, extent: FileRange) -> io::Result<Cow<'_, [u8]>> {
     Ok(file.get(extent.offset, extent.n_bytes)?.unwrap_or_default())
 }

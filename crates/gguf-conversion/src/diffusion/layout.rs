@@ -137,9 +137,6 @@ impl Recognized<'_> {
 }
 
 /// Returns true if the halves of a tensor's rows change places.
-///
-/// # Errors
-/// What was expected, if the tensor has no such halves.
 fn is_swapped(
     weights: &ImageWeights,
     at: &HashMap<&str, usize>,

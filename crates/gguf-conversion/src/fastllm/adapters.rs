@@ -24,9 +24,6 @@ pub(super) fn is_part(name: &str) -> bool {
 }
 
 /// Matches the matrices of a file's only adapter with their weights.
-///
-/// # Errors
-/// The reason why it cannot be merged.
 pub(super) fn pairs(adapters: &[Adapter], metas: &[WeightMeta]) -> Result<Vec<LoraPair>, String> {
     let [adapter] = adapters else {
         // The file does not record which of several adapters are active.

@@ -111,9 +111,6 @@ impl ModelSource {
 
 impl MergedAdapter {
     /// Returns warnings about changes that a mapping of the model leaves out, or writes to a tensor of their own.
-    ///
-    /// # Errors
-    /// [`AdapterError::SharedOutput`]: runtimes take the embeddings for the output in any case.
     pub(crate) fn warnings(
         &self,
         mapping: &Mapping,

@@ -121,7 +121,6 @@ impl AdapterConfig {
         })
     }
 
-    /// Reads the configuration of an adapter of MLX.
     fn of_mlx(adapter: &AdapterDir) -> Result<Self, AdapterError> {
         let (path, config) = (adapter.config_path(), adapter.config());
         let settings = MlxSettings::of(&path, config)?;

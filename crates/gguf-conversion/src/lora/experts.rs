@@ -41,9 +41,6 @@ const STACKS: [(&str, &str); 2] =
 
 /// Returns the tensors of the base by the modules of an adapter with `target_parameters`: PEFT names a module's pairs
 /// by their nesting, not by their parameters.
-///
-/// # Errors
-/// [`AdapterError::Parameters`]: other pairs than parameters.
 pub(super) fn parameters<'a>(
     modules: impl Iterator<Item = &'a str>,
     targets: &[String],
@@ -143,9 +140,6 @@ fn single_experts(pair: &MatrixPair, module: &str, member: usize) -> Vec<MatrixP
 }
 
 /// Returns the sums by which an adapter's experts change the base, whichever of the two stacks them.
-///
-/// # Errors
-/// Experts that the base does not have.
 pub(super) fn merged(
     pair: &MatrixPair,
     names: &WeightNames<'_>,

@@ -37,16 +37,11 @@ pub(super) struct MlxSettings {
     pub(super) has_lengths: bool,
 }
 
-/// Returns true for configurations of MLX.
 pub(super) fn is_configured(config: &Map<String, Json>) -> bool {
     KEYS.into_iter().any(|key| config.contains_key(key))
 }
 
 impl MlxSettings {
-    /// Reads a configuration.
-    ///
-    /// # Errors
-    /// Another kind of training; a scale that is missing or no number.
     pub(super) fn of(path: &Path, config: &Map<String, Json>) -> Result<Self, AdapterError> {
         let path = || path.to_owned();
         let training = match config.get(KEYS[1]) {
@@ -76,9 +71,6 @@ impl MlxSettings {
 
 /// Gives the tensors of an adapter of MLX the names that transformers has in a model with this configuration. Returns what
 /// MLX changes in such a model; `None` for other adapters.
-///
-/// # Errors
-/// A model in which MLX changes what cannot be undone.
 pub(super) fn original(
     adapter: &mut AdapterDir,
     is_of_mlx: bool,

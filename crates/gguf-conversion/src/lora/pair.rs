@@ -74,9 +74,6 @@ impl MatrixPair {
 }
 
 /// Returns the pair of a tensor.
-///
-/// # Errors
-/// [`AdapterError::Shapes`] or [`AdapterError::Dimensions`]: matrices that cannot be multiplied.
 pub(super) fn pair(
     name: String,
     a: usize,
@@ -118,10 +115,6 @@ pub(super) fn pair(
     Ok(pair)
 }
 
-/// Returns the pair of a module of MLX.
-///
-/// # Errors
-/// [`AdapterError::Shapes`]: matrices that cannot be multiplied.
 pub(super) fn mlx_pair(
     module: String,
     [a, b]: [usize; 2],

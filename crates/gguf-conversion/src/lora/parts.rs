@@ -11,7 +11,6 @@ use crate::lora::{AdapterError, experts, mlx};
 use gguf_checkpoint::AdapterDir;
 use gguf_core::WeightMeta;
 
-/// A whole tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WholeTensor {
     /// Name of the tensor in the base.
@@ -138,9 +137,6 @@ impl AdapterParts {
     }
 
     /// Refuses matrices without the tensors that the configuration requires.
-    ///
-    /// # Errors
-    /// [`AdapterError::Kind`]: DoRA without its vectors; with vectors, these are refused by name.
     pub(super) fn check(&self, config: &AdapterConfig, adapter: &AdapterDir) -> Result<(), AdapterError> {
         if config.use_dora && !self.pairs.is_empty() {
             return Err(AdapterError::Kind { path: adapter.config_path(), found: "DoRA".to_owned() });

@@ -42,9 +42,6 @@ impl AdapterTokenizer {
 }
 
 /// Returns the tokenizer files that replace the base model's; `None` if the adapter has none, or the same.
-///
-/// # Errors
-/// A file that cannot be read.
 pub(super) fn of_adapter(
     base: &ModelDir,
     adapter: &AdapterDir,

@@ -64,9 +64,6 @@ fn is_at(module: &DenseModule, name: &str) -> bool {
 
 /// Returns `modules.json` and the files of its modules, whose layers are read from `source`; empty for a model without
 /// pooling or dense layers.
-///
-/// # Errors
-/// A layer that cannot be read, or exceeds the size limit.
 pub(super) fn files(
     class: &str,
     metadata: &Metadata,

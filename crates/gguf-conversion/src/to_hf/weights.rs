@@ -99,9 +99,6 @@ impl<'a> HfWeights<'a> {
     }
 
     /// Creates the weights that an inverse card names: F32, or integers if made of integers.
-    ///
-    /// # Errors
-    /// An operation that does not fit its tensor.
     pub(super) fn new(
         source: Decoded<'a>,
         outputs: &[OutputSpec],
@@ -176,9 +173,6 @@ impl<'a> HfWeights<'a> {
     }
 
     /// Returns the narrowest of BF16, F16 and F32 that holds every value exactly; reads all values.
-    ///
-    /// # Errors
-    /// A tensor could not be decoded.
     pub(super) fn narrowest(&self) -> Result<ElementType, ToHfError> {
         for ty in [ElementType::Bf16, ElementType::F16] {
             if self.all_exact(ty)? {

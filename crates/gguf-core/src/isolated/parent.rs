@@ -11,7 +11,6 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::reply::{framed, parse};
 use super::{Bounds, IsolatedError, Isolation, STDERR_BYTES, TICK, check_wait, end_of, pipes};
 
-/// A child that is running.
 #[derive(Debug)]
 pub(super) struct RunningChild {
     child: Child,

@@ -17,7 +17,6 @@ const MOST_PIECES: usize = 4;
 /// Exit code of a process that has used up its stack (`STATUS_STACK_OVERFLOW`).
 const STACK_OVERFLOW: i32 = 0xC000_00FD_u32.cast_signed();
 
-/// A child that is running.
 #[derive(Debug)]
 pub(super) struct RunningChild {
     child: Child,

@@ -84,9 +84,6 @@ impl Destination {
     }
 
     /// Returns the path of the file, links followed.
-    ///
-    /// # Errors
-    /// A device.
     pub(super) fn into_file(self) -> Result<PathBuf, OutputError> {
         match self.resolved {
             ResolvedTarget::File(path) => Ok(path),

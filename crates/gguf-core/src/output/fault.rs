@@ -3,9 +3,6 @@
 use std::io;
 
 /// A point between two steps of a commit.
-///
-/// # Errors
-/// In tests: the injected fault.
 #[cfg(not(test))]
 #[expect(clippy::unnecessary_wraps, clippy::inline_always, reason = "tests fail here")]
 #[inline(always)]

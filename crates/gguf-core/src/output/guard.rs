@@ -182,9 +182,6 @@ fn replaceable(
 
 /// Refuses to replace what took the name of a written file in the meantime: anything but a file of the same kind.
 /// `before` is the state of the file of that name when the written file was begun, which an edit may replace.
-///
-/// # Errors
-/// [`GuardError::Taken`], [`GuardError::Unreadable`], as the source of an I/O error.
 pub(super) fn look_again(
     own: &File,
     path: &Path,

@@ -85,9 +85,6 @@ pub(super) struct Journal {
 
 impl Journal {
     /// Takes the journal of the set whose first file is called `first`, after its current holder is done.
-    ///
-    /// # Errors
-    /// The file system refused, or another writer does not finish.
     pub(super) fn acquire(dir: &Path, first: &OsStr) -> io::Result<Self> {
         let path = dir.join(file_name(first));
         loop {
@@ -132,9 +129,6 @@ impl Journal {
     }
 
     /// Reads the set that a dead writer left; `None` if its journal is incomplete.
-    ///
-    /// # Errors
-    /// The journal could not be read.
     pub(super) fn read(&mut self) -> io::Result<Option<Vec<JournalEntry>>> {
         let failed = |error: io::Error| about(&self.path, &error);
         self.file.seek(SeekFrom::Start(0)).map_err(failed)?;
@@ -147,9 +141,6 @@ impl Journal {
     }
 
     /// Writes the entries of the set, synced if `sync`.
-    ///
-    /// # Errors
-    /// The file system refused; then nothing may be renamed.
     pub(super) fn write(&mut self, entries: &[JournalEntry], sync: bool) -> io::Result<()> {
         let failed = |error: io::Error| about(&self.path, &error);
         self.file.set_len(0).map_err(failed)?;
@@ -170,9 +161,6 @@ impl Journal {
     }
 
     /// Finishes the work of a dead writer. Returns false if files of the set are gone, so that it cannot be finished.
-    ///
-    /// # Errors
-    /// The file system refused. The journal is then kept.
     pub(super) fn finish(&mut self, entries: &[JournalEntry]) -> io::Result<bool> {
         self.stays = true;
         let dir = self.dir().to_owned();
@@ -199,9 +187,6 @@ impl Journal {
     }
 
     /// Removes the journal after all is done.
-    ///
-    /// # Errors
-    /// The file system refused.
     pub(super) fn remove(mut self) -> io::Result<()> {
         self.stays = true;
         let mut remove = || fs_err::remove_file(&self.path);

@@ -93,9 +93,6 @@ pub(super) fn resume(
 }
 
 /// Removes directories that dead runs began to fill for `target`.
-///
-/// # Errors
-/// The file system refused.
 pub(super) fn clear_directories(target: &Path) -> io::Result<()> {
     let wanted = stem(target.file_name().unwrap_or_default());
     let entries = match fs_err::read_dir(parent(target)) {
@@ -114,9 +111,6 @@ pub(super) fn clear_directories(target: &Path) -> io::Result<()> {
 
 /// Returns true for an empty directory. Empties it first if everything in it was left by runs that died early: their
 /// temporary files, and files that got their names while others did not.
-///
-/// # Errors
-/// The file system refused.
 pub(super) fn is_empty(dir: &Path) -> io::Result<bool> {
     let (mut journals, mut files) = (Vec::new(), Vec::new());
     for entry in fs_err::read_dir(dir)? {

@@ -32,9 +32,6 @@ pub(super) fn take(file: &File) -> Lock {
 }
 
 /// Locks a file, waiting for its current holder.
-///
-/// # Errors
-/// The holder does not release it in two minutes.
 pub(super) fn wait(file: &File) -> io::Result<Lock> {
     let since = Instant::now();
     loop {
@@ -58,9 +55,6 @@ pub(super) fn leads_to(path: &Path, file: &File) -> bool {
 }
 
 /// Opens an existing file to lock it. It must be a regular file, not a link. Never blocks.
-///
-/// # Errors
-/// There is no such file, or it may not be opened.
 pub(super) fn open_existing(path: &Path) -> io::Result<File> {
     if !path.symlink_metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));

@@ -11,9 +11,6 @@ use crate::mmap::faults::{self, Watch};
 use crate::platform::again;
 
 /// Makes a directory with a temporary name of `target`, next to it, and locks it.
-///
-/// # Errors
-/// The file system refused.
 pub(super) fn make_locked(target: &Path, mode: u32) -> io::Result<(PathBuf, Option<File>)> {
     let mut directory = std::fs::DirBuilder::new();
     #[cfg(unix)]

@@ -37,7 +37,6 @@ pub(super) fn mode_of(bits: u32) -> rustix::fs::Mode {
     rustix::fs::Mode::from_raw_mode((bits & 0o7777) as rustix::fs::RawMode)
 }
 
-/// Sets the mode of a file.
 pub(super) fn set_mode(file: &File, mode: u32) -> io::Result<()> {
     #[cfg(unix)]
     again(|| Ok(rustix::fs::fchmod(file, mode_of(mode))?))?;

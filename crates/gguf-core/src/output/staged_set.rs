@@ -58,9 +58,6 @@ impl StagedSet {
     }
 
     /// Begins a file with the final path `path`. Returns its current path and the file.
-    ///
-    /// # Errors
-    /// The file system refused.
     pub(super) fn begin(self: &Arc<Self>, path: &Path, mode: u32) -> io::Result<(PathBuf, StagedHandle)> {
         let staging = self.staging(path)?;
         fault::point()?;

@@ -59,9 +59,6 @@ pub(super) struct TemporaryFile {
 
 impl TemporaryFile {
     /// Begins a file with the final path `path`.
-    ///
-    /// # Errors
-    /// The file system refused.
     pub(super) fn next_to(path: &Path) -> io::Result<Self> {
         let mode = first_mode(path);
         #[cfg(target_os = "linux")]
@@ -72,9 +69,6 @@ impl TemporaryFile {
     }
 
     /// Begins one of very many files.
-    ///
-    /// # Errors
-    /// The file system refused.
     pub(super) fn among(set: &Arc<StagedSet>, path: &Path) -> io::Result<Self> {
         let (name, staged) = set.begin(path, first_mode(path))?;
         let name = TempPath::try_from_path(name)?;
@@ -101,10 +95,6 @@ impl TemporaryFile {
         Ok(Self { name: Some(name), file: Handle::Own(file), watch })
     }
 
-    /// Returns the open file.
-    ///
-    /// # Errors
-    /// The file was closed and cannot be reopened.
     pub(super) fn file(&self) -> io::Result<OpenFile<'_>> {
         match &self.file {
             Handle::Own(file) => Ok(OpenFile::Own(file)),
@@ -120,9 +110,6 @@ impl TemporaryFile {
     }
 
     /// Syncs the file to the disk.
-    ///
-    /// # Errors
-    /// The disk failed.
     pub(super) fn sync(&self) -> io::Result<()> {
         match &self.file {
             Handle::Own(file) => file.sync_all(),
@@ -139,9 +126,6 @@ impl TemporaryFile {
     }
 
     /// Prepares the file to be renamed to `path`: mode and owner of the file that it replaces, and a temporary name.
-    ///
-    /// # Errors
-    /// The file system refused.
     pub(super) fn prepare_rename(&mut self, path: &Path) -> io::Result<()> {
         if let Some(old) = path.symlink_metadata().ok().filter(Metadata::is_file) {
             inherit(&*self.file()?, &old)?;
@@ -171,9 +155,6 @@ impl TemporaryFile {
     }
 
     /// Gives the file its final name. [`TemporaryFile::prepare_rename`] was called before.
-    ///
-    /// # Errors
-    /// The file system refused; returns the file, still under its temporary name.
     pub(super) fn rename(self, path: &Path) -> Result<(), (io::Error, Self)> {
         let Self { name, file, watch } = self;
         let Some(name) = name else {

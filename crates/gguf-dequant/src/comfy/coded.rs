@@ -64,9 +64,6 @@ struct Loaded {
 
 impl Coded {
     /// Describes a weight; reads factors of tensors, rows and square blocks, and those of columns.
-    ///
-    /// # Errors
-    /// Types or shapes that do not fit the format.
     pub(super) fn new(
         source: &dyn WeightSource,
         level: SimdLevel,
@@ -442,7 +439,6 @@ impl Reader<'_> {
         Ok(whole(values, rows))
     }
 
-    /// Factors in tiles.
     fn tiles(
         &self,
         members: &Members,

@@ -80,7 +80,6 @@ impl Affine {
         self.scale.is_finite() && self.zero.is_finite() && self.min.is_finite()
     }
 
-    /// Returns the value of a code.
     pub(super) fn value(self, code: u8, form: AffineForm) -> f32 {
         let code = f32::from(code);
         match form {

@@ -66,9 +66,6 @@ impl Ranged {
     }
 
     /// Calls `visit` with the index, minimum and maximum of every range.
-    ///
-    /// # Errors
-    /// The source failed, or `visit` did.
     pub(super) fn each_range(
         &self,
         inner: InnerSource<'_>,
@@ -97,9 +94,6 @@ impl Ranged {
     }
 
     /// Computes the parameters of a range that was read already.
-    ///
-    /// # Errors
-    /// The source failed; an invalid range.
     pub(super) fn affine_of(
         &self,
         inner: InnerSource<'_>,
@@ -182,7 +176,6 @@ impl Ranged {
         elem / cols * n_groups + elem % cols / group_cols
     }
 
-    /// Returns the elements of a range.
     fn elems_of(&self, index: u64) -> Range<u64> {
         let Ranges { cols, n_groups, group_cols, .. } = self.ranges;
         let (row, group) = (index / n_groups, index % n_groups);

@@ -88,9 +88,6 @@ impl StaticBias {
     }
 
     /// Returns true if the layer has no bias: all recovered values are within the tool's rounding.
-    ///
-    /// # Errors
-    /// The source failed.
     pub(super) fn is_absent(
         &self,
         inner: InnerSource<'_>,
@@ -174,9 +171,6 @@ fn elements<'v>(
 }
 
 /// Returns true if two float tensors hold the same numbers.
-///
-/// # Errors
-/// A tensor is not a float tensor; the source failed.
 pub(super) fn are_equal(tensors: &Labelled<'_>, a: usize, b: usize) -> Result<bool, MsModelSlimError> {
     Ok(tensors.floats(a)? == tensors.floats(b)?)
 }

@@ -58,9 +58,6 @@ impl ScaleGrid {
     }
 
     /// Reads numbers `range` of the grid.
-    ///
-    /// # Errors
-    /// The source failed.
     pub(super) fn read(
         &self,
         inner: InnerSource<'_>,
@@ -77,9 +74,6 @@ impl ScaleGrid {
 }
 
 /// Returns the storage format of a tensor of floats.
-///
-/// # Errors
-/// Not a float type.
 pub(super) fn float(meta: &WeightMeta) -> Result<NumberFormat, MsModelSlimError> {
     if meta.ty.is_plain_float() {
         return Ok(NumberFormat::Float(meta.ty));
@@ -88,9 +82,6 @@ pub(super) fn float(meta: &WeightMeta) -> Result<NumberFormat, MsModelSlimError>
 }
 
 /// Returns the storage format of a tensor of exponents.
-///
-/// # Errors
-/// Not a type of bytes.
 pub(super) fn exponent(meta: &WeightMeta) -> Result<NumberFormat, MsModelSlimError> {
     match meta.ty {
         ElementType::U8 | ElementType::F8E8M0 => Ok(NumberFormat::Exponent),
@@ -99,9 +90,6 @@ pub(super) fn exponent(meta: &WeightMeta) -> Result<NumberFormat, MsModelSlimErr
 }
 
 /// Returns the storage format of the scale of an integer product.
-///
-/// # Errors
-/// Neither a float type nor one with the bits of floats.
 pub(super) fn deq(meta: &WeightMeta) -> Result<NumberFormat, MsModelSlimError> {
     match meta.ty {
         ElementType::I64 => Ok(NumberFormat::Bits),

@@ -34,10 +34,6 @@ pub(super) enum Label {
 }
 
 impl Label {
-    /// Parses a label.
-    ///
-    /// # Errors
-    /// A label that is unknown or not convertible.
     pub(super) fn parse(tensor: &str, label: &str) -> Result<Self, MsModelSlimError> {
         let refused =
             |why| MsModelSlimError::Refused { tensor: tensor.to_owned(), label: label.to_owned(), why };

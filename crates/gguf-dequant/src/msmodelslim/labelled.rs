@@ -50,9 +50,6 @@ impl<'a> Labelled<'a> {
     }
 
     /// Reads all numbers of a small float tensor.
-    ///
-    /// # Errors
-    /// Another element type; values that are not finite; the source failed.
     pub(super) fn floats(&self, weight: usize) -> Result<Vec<f32>, MsModelSlimError> {
         let meta = self.meta(weight);
         let mut values = Vec::new();

@@ -93,9 +93,6 @@ impl Linear {
     }
 
     /// Visits columns `first .. first + n` of a row in stretches that share scale and offset.
-    ///
-    /// # Errors
-    /// The source failed; a code that does not fit four bits.
     pub(super) fn stretches(
         &self,
         inner: InnerSource<'_>,
@@ -112,9 +109,6 @@ impl Linear {
     }
 
     /// Visits the stretches of a row without reading its codes.
-    ///
-    /// # Errors
-    /// The source failed.
     pub(super) fn scales(
         &self,
         inner: InnerSource<'_>,

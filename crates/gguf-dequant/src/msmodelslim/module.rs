@@ -270,9 +270,6 @@ impl LabelledModule<'_> {
     }
 
     /// Returns the offsets of the second stage, which replace those of the first; the latter are zero.
-    ///
-    /// # Errors
-    /// A shape or type that does not fit.
     pub(super) fn second_offset(
         &self,
         tensors: &Labelled<'_>,
@@ -304,9 +301,6 @@ impl LabelledModule<'_> {
     }
 
     /// Returns the inputs of the bias of a static layer; `None` for other types.
-    ///
-    /// # Errors
-    /// A part has the wrong shape or type.
     pub(super) fn static_bias(
         &self,
         tensors: &Labelled<'_>,

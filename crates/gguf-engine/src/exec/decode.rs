@@ -11,7 +11,6 @@ use crate::exec::timings::WorkKind;
 use crate::exec::weights::Matrix;
 use crate::exec::workers::{WorkerBuffers, lend};
 
-/// Decoded weights of a block.
 enum BlockWeights {
     /// Weights for this block only.
     Lent(Buffer),

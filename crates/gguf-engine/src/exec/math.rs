@@ -327,7 +327,6 @@ pub(crate) fn softmax(level: SimdLevel, x: &mut [f32], options: SoftmaxRow<'_>) 
     level.vectorize(SoftmaxLoop { x, options })
 }
 
-/// Returns the sum of `e^(x - max)`.
 pub(crate) fn sum_of_exp(level: SimdLevel, x: &[f32], max: f32) -> f64 {
     level.vectorize(SumOfExpLoop { x, max })
 }
@@ -359,7 +358,6 @@ pub(crate) fn affine(level: SimdLevel, map: AffineMap<'_>, x: &[f32], out: &mut 
     level.vectorize(AffineLoop { x, out, map });
 }
 
-/// Computes `out += scale * x`.
 pub(crate) fn add_scaled(level: SimdLevel, out: &mut [f32], x: &[f32], scale: f32) {
     level.vectorize(AddScaled { out, x, scale });
 }

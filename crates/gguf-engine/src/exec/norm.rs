@@ -38,7 +38,6 @@ impl LoadedNorm {
         math::affine(level, map, x, out);
     }
 
-    /// Normalizes one row into `out`.
     pub(crate) fn row(&self, level: SimdLevel, x: &[f32], out: &mut [f32]) {
         self.row_with(level, x, out, self.weight.as_deref(), self.bias.as_deref());
     }
@@ -65,7 +64,6 @@ impl LoadedNorm {
 }
 
 impl Context<'_> {
-    /// Normalizes the rows of `x` into `out`.
     pub(crate) fn norm_rows(&self, norm: &LoadedNorm, x: &[f32], out: &mut [f32], n_cols: usize) {
         let level = self.weights.level;
         self.workers.install(|| {
@@ -80,7 +78,6 @@ impl Context<'_> {
         });
     }
 
-    /// Computes `x = scale * y`.
     pub(crate) fn restart(&self, x: &mut [f32], y: &[f32], scale: f32) {
         self.workers.install(|| {
             let tasks = x.par_chunks_mut(1 << 14).zip(y.par_chunks(1 << 14));

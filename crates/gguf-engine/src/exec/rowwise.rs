@@ -9,7 +9,6 @@ use crate::exec::timings::WorkKind;
 use crate::exec::workers::{ROWS_PER_TASK, Tasks};
 use gguf_core::simd::{SimdLevel, VectorLoop};
 
-/// Function of one value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ValueFunction {
     /// The value itself.
@@ -111,7 +110,6 @@ impl Context<'_> {
         });
     }
 
-    /// Computes `x *= factor`.
     pub(crate) fn scale_rows(&self, x: &mut [f32], factor: f32) {
         let level = self.weights.level;
         self.workers.install(|| {

@@ -34,7 +34,6 @@ pub(crate) fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// Returns `e^x - 1`.
 #[inline(always)]
 pub(crate) fn exp_m1(x: f32) -> f32 {
     // Near zero the difference loses digits: the series to x^6 is exact to f32 below 0.1.

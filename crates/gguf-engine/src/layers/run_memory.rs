@@ -42,9 +42,6 @@ pub(crate) struct RunMemory {
 
 impl RunMemory {
     /// Counts the memory of runs of `plan`, whose tensors are `tensors`.
-    ///
-    /// # Errors
-    /// If a tensor's rows are not whole blocks of its type.
     pub(crate) fn count(
         plan: &GraphPlan,
         tensors: &[TensorMeta],

@@ -48,7 +48,6 @@ pub(crate) struct HeadState<'a> {
     n_columns: usize,
 }
 
-/// Returns the floats of a state.
 pub(crate) fn state_floats(n_rows: usize, n_columns: usize) -> usize {
     n_columns.next_multiple_of(WIDTH) * n_rows
 }

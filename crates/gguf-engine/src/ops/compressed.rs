@@ -446,7 +446,6 @@ impl CompressedAttention {
 }
 
 impl Compressor {
-    /// Resolves the compressor of a layer.
     pub(crate) fn resolve(
         b: &mut Resolver<'_>,
         layer: usize,

@@ -33,9 +33,7 @@ pub struct Mamba {
     pub c: Matrix,
     /// Norm of the low-rank step sizes.
     pub(crate) step_norm: Option<Norm>,
-    /// Norm of `b`.
     pub(crate) b_norm: Option<Norm>,
-    /// Norm of `c`.
     pub(crate) c_norm: Option<Norm>,
     /// Projection from the low rank to the step sizes, one per channel.
     pub step: Matrix,
@@ -198,7 +196,6 @@ impl StateSizes {
 }
 
 impl Mamba {
-    /// Resolves the Mamba of a layer.
     pub(crate) fn resolve(resolver: &mut Resolver<'_>, layer: usize) -> Result<Mamba, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = resolver.n_embd;

@@ -138,7 +138,6 @@ impl MixerOp for Mamba2 {
 }
 
 impl Mamba2 {
-    /// Resolves the Mamba 2 of a layer.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Mamba2, EngineError> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;

@@ -9,7 +9,6 @@ use crate::ops::kept::Kept;
 /// Last matrix of a branch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct BranchEnd<'a> {
-    /// Matrix.
     pub(crate) matrix: &'a Matrix,
     /// Factor of its product.
     pub(crate) factor: f32,
@@ -25,9 +24,6 @@ impl<'a> BranchEnd<'a> {
 /// Operation of a mixer. Its file also describes it, resolves it from a file's keys and tensors, and tests it.
 pub(crate) trait MixerOp {
     /// Computes the mixer of the normed input `x`, `[n_tokens, n_embd]`, into `out`, which has the wanted rows only.
-    ///
-    /// # Errors
-    /// If weights cannot be read or the run is cancelled.
     fn run(
         &self,
         cx: &Context<'_>,

@@ -130,7 +130,6 @@ impl Mla {
 const SLICE_ROWS: usize = 512;
 
 impl Mla {
-    /// Returns the parameters of the scores.
     pub(crate) fn scores(&self) -> ScoreParams<'_> {
         ScoreParams {
             n_heads: self.n_heads,

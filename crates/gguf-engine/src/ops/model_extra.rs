@@ -11,10 +11,6 @@ use crate::resolve::resolver::Resolver;
 /// Operation of an extra. Each method belongs to one point of a run; an extra implements those at which it has work. Its
 /// file also describes and tests it.
 pub(crate) trait ModelExtraOp {
-    /// Resolves the extra, if the model has it.
-    ///
-    /// # Errors
-    /// If keys or tensors are missing or do not fit.
     fn resolve(b: &mut Resolver<'_>) -> Result<Option<Self>, EngineError>
     where
         Self: Sized;
@@ -59,17 +55,11 @@ pub(crate) trait ModelExtraOp {
 
     /// Prepares what layers read. Returns the streams before the first layer, `[n_tokens, n_streams, n_embd]`, of the
     /// embeddings `x`, `[n_tokens, n_embd]`.
-    ///
-    /// # Errors
-    /// If weights cannot be read.
     fn begin(&self, _cx: &mut Context<'_>, _chunks: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
         Ok(x)
     }
 
     /// Returns one row per token, `[n_tokens, n_embd]`, of the streams `x` after the last layer.
-    ///
-    /// # Errors
-    /// If weights cannot be read.
     fn end(&self, _cx: &Context<'_>, x: Buffer) -> Result<Buffer, EngineError> {
         Ok(x)
     }

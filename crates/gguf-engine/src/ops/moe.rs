@@ -168,7 +168,6 @@ pub(crate) fn choose(
     Ok(chosen)
 }
 
-/// Computes the router's logits from its input.
 fn router_logits(
     cx: &Context<'_>,
     moe: &Moe,

@@ -38,7 +38,6 @@ pub(crate) struct Ngrams {
     pub key: Matrix,
     /// Projection of the rows found to the value, which all streams share.
     pub value: Matrix,
-    /// Norm of each key.
     pub(crate) key_norm: Norm,
     /// Norm of each stream.
     pub query_norm: Norm,

@@ -37,9 +37,7 @@ pub struct Plamo2 {
     pub c: Matrix,
     /// Low-rank projection of the step sizes, from the convolved values.
     pub(crate) step_in: Matrix,
-    /// Norm of `b`.
     pub(crate) b_norm: Norm,
-    /// Norm of `c`.
     pub(crate) c_norm: Norm,
     /// Norm of the low-rank step sizes.
     pub(crate) step_norm: Norm,

@@ -53,7 +53,6 @@ pub(crate) fn shifted(cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], n_cols: u
     out
 }
 
-/// Computes `x + lerp * shifted`.
 pub(crate) fn lerp(
     cx: &Context<'_>,
     lerp: &Vector,
@@ -111,7 +110,6 @@ impl WkvHeads {
         4 * (state_floats(self.dim, self.dim) + TOKENS * n * self.dim)
     }
 
-    /// Reads the heads from `wkv.head_size`.
     pub(crate) fn resolve(b: &Resolver<'_>) -> Result<WkvHeads, EngineError> {
         let dim = b.divisor("wkv.head_size", b.n_embd)?;
         Ok(WkvHeads { n: b.n_embd / dim, dim })

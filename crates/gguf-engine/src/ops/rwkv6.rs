@@ -40,7 +40,6 @@ pub struct Rwkv6 {
     pub g: Matrix,
     /// Projection of the decays.
     pub decay: LowRank,
-    /// Bias of the decays.
     pub(crate) decay_bias: Vector,
     /// Weight of the current token; without it, states are read after they are written.
     pub first: Option<Vector>,
@@ -196,7 +195,6 @@ fn rwkv6_heads(
 }
 
 impl Rwkv6 {
-    /// Resolves the RWKV 6 of a layer.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Rwkv6, EngineError> {
         let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
         let n_embd = b.n_embd;

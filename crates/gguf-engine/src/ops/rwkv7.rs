@@ -227,7 +227,6 @@ fn rwkv7_heads(
 }
 
 impl Rwkv7 {
-    /// Resolves the RWKV 7 of a layer.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Rwkv7, EngineError> {
         let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
         let n_embd = b.n_embd;

@@ -196,7 +196,6 @@ const ACTIVATE: &str = "adapters.token_ids_activate";
 
 const SUBSTITUTE: &str = "adapters.token_ids_substitute";
 
-/// Slots of adapters.
 #[derive(Clone, Copy)]
 pub(crate) struct AdapterSlots {
     /// Number of slots; slot 0 is no adapter.

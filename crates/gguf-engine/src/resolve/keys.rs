@@ -176,7 +176,6 @@ impl<'a> ArchKeys<'a> {
         }
     }
 
-    /// Returns the error of a missing key.
     pub(crate) fn missing(&self, name: &str) -> EngineError {
         EngineError::MissingKey { key: self.key(name) }
     }

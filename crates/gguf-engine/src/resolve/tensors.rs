@@ -63,7 +63,6 @@ impl<'a> TensorClaims<'a> {
         self.metas.iter().any(|meta| meta.name.starts_with(prefix))
     }
 
-    /// Returns the shape of a tensor.
     pub(crate) fn shape(&self, name: &str) -> Option<&'a Shape> {
         self.index.get(name).map(|&at| &self.metas[at].shape)
     }

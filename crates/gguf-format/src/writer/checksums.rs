@@ -27,7 +27,6 @@ pub(super) struct HashedRows {
     pub(super) offset: u64,
 }
 
-/// Written chunk.
 pub(super) struct WrittenChunk {
     /// Bytes that files have in common.
     pub(super) buffers: Vec<Vec<u8>>,

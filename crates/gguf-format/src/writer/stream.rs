@@ -37,7 +37,6 @@ struct Placement {
 
 /// Files of one run, and the place of every tensor in them.
 pub(super) struct StreamFiles<'a> {
-    /// Planned files.
     files: Vec<&'a PlannedFile>,
     /// Files as they are written, in the same order.
     outputs: &'a [OutputFile],

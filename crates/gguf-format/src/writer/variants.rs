@@ -11,9 +11,6 @@ pub trait VariantSource: Sync {
     fn variants(&self, tensor: usize) -> &[TensorMeta];
 
     /// Reads whole rows from `first_row` on in all variants. Each buffer has the bytes of the same number of rows.
-    ///
-    /// # Errors
-    /// Rows that cannot be read or encoded.
     fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [Vec<u8>]) -> Result<(), SourceError>;
 
     /// Returns the bytes of rows of a tensor with a single variant, as [`TensorSource::borrow_rows`].
@@ -33,7 +30,6 @@ pub trait VariantSource: Sync {
     }
 }
 
-/// Source with a single variant of each tensor.
 pub(super) struct SingleVariant<'a>(pub(super) &'a dyn TensorSource);
 
 impl VariantSource for SingleVariant<'_> {

@@ -31,7 +31,6 @@ pub(super) struct ResumableFile<'a> {
 }
 
 impl<'a> ResumableFile<'a> {
-    /// Creates a file from its tensors.
     pub(super) fn new<'t>(
         shared: &'a SharedOutput,
         output: &'a OutputFile,

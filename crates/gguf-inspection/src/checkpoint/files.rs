@@ -9,7 +9,6 @@ use gguf_checkpoint::{Checkpoint, Container as _, ModelDir};
 use gguf_conversion::{ConvertError, ConvertOptions, FlmOptions, ModelSource, Vocabulary};
 use gguf_core::{WeightMeta, WeightSource};
 
-/// An opened checkpoint.
 pub(super) struct OpenedCheckpoint {
     /// The model, without weights if they cannot be read.
     pub(super) source: ModelSource,
@@ -25,9 +24,6 @@ pub(super) struct OpenedCheckpoint {
 
 impl OpenedCheckpoint {
     /// Opens a FastLLM file or a directory, as far as possible.
-    ///
-    /// # Errors
-    /// There is no configuration, or it cannot be read.
     pub(super) fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let is_flm = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("flm"));
         if is_flm && path.is_file() { Self::fastllm(path, options) } else { Self::directory(path, options) }

@@ -70,12 +70,10 @@ fn roles() -> impl Iterator<Item = (&'static str, &'static str)> {
     })
 }
 
-/// Returns the names of all roles.
 pub(super) fn role_names() -> String {
     roles().map(|(role, _)| role).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns the key of a role.
 pub(super) fn role_key(role: &str) -> Option<&'static str> {
     let role = ROLE_ALIASES.iter().find(|alias| alias.0 == role).map_or(role, |alias| alias.1);
     roles().find(|(name, _)| *name == role).map(|(_, key)| key)

@@ -95,9 +95,6 @@ impl EditedTensors {
     }
 
     /// Plans the file with these tensors.
-    ///
-    /// # Errors
-    /// Content that the format cannot represent.
     pub(super) fn plan(
         &self,
         target: &Path,

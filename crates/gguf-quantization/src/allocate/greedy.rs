@@ -29,9 +29,6 @@ const LEAST_GAIN: f64 = 1e-9;
 /// The choice is deterministic: ties go to the earlier row.
 ///
 /// Costs of a row may be in any order. Candidates whose cost is NaN are never upgraded to.
-///
-/// # Errors
-/// The bytes of the smallest candidates, if they exceed the budget.
 pub(super) fn choose(rows: &[Vec<TypeCandidate>], budget: u64) -> Result<Vec<usize>, u64> {
     let mut choice: Vec<usize> = rows.iter().map(|row| smallest(row)).collect();
     let used = total(rows, &choice);

@@ -37,9 +37,6 @@ impl Sampled<'_> {
     ///
     /// The value is 0 for a tensor whose output has no power, and for the type that it already has. Rows with
     /// non-finite values are skipped: the run reports them.
-    ///
-    /// # Errors
-    /// Rows that cannot be read or quantized.
     pub(super) fn errors(&self, types: &[GgmlType]) -> Result<Vec<(GgmlType, f64)>, SourceError> {
         let meta = &self.source.tensors()[self.tensor];
         let failed = |error: QuantError| SourceError { tensor: meta.name.clone(), source: error.into() };

@@ -26,9 +26,6 @@ pub(super) fn pattern(name: &str) -> String {
 }
 
 /// Rule that gives a tensor of this name this type.
-///
-/// # Errors
-/// A name that cannot be made an expression.
 pub(super) fn rule(name: &str, ty: GgmlType) -> Result<TensorTypeRule, OptionError> {
     TensorTypeRule::parse(&line(name, ty))
 }

@@ -71,9 +71,6 @@ pub(super) fn sensitivities<'a>(
 /// It is `½ Σ g² Var(W)`. `g` are the weights of the last norm (1 if there is none), after which a hidden state has
 /// columns of size 1. `Var(W)` is the variance of each column of the output over its rows. A model without an output
 /// has 1.
-///
-/// # Errors
-/// Rows that cannot be read.
 pub(super) fn logit_power(source: &dyn TensorSource, level: SimdLevel) -> Result<f64, SourceError> {
     let tensors = source.tensors();
     let find = |name: &str| tensors.iter().position(|tensor| tensor.name == name);

@@ -26,7 +26,6 @@ impl<const D: usize> Book<D> {
         Self { tiles }
     }
 
-    /// Returns a vector of the book.
     #[inline(always)]
     pub(crate) fn vector(&self, index: usize) -> [f32; D] {
         let tile = &self.tiles[index / TILE];

@@ -72,7 +72,6 @@ impl Grid {
         }
     }
 
-    /// Prepares a metric.
     #[inline(always)]
     pub(crate) fn prepare(&self, h: &UnitMetric, out: &mut PreparedMetric) {
         out.h = *h;
@@ -83,7 +82,6 @@ impl Grid {
         }
     }
 
-    /// Returns the values of a code.
     #[inline(always)]
     pub(crate) fn values(&self, code: Code) -> Unit {
         if self.shifted().is_some() {
@@ -239,7 +237,6 @@ fn substituted(h: &UnitMetric, c: &Unit, by: &Unit) -> (UnitMetric, Unit) {
     (substituted, linear)
 }
 
-/// Computes `h x`.
 #[inline(always)]
 pub(crate) fn product(h: &UnitMetric, x: &Unit) -> Unit {
     let mut out = [0.0; UNIT];

@@ -25,7 +25,6 @@ pub(crate) struct GridDescent {
     products: Vec<Lane>,
     /// Right operand of a product: changes of errors, or values.
     factors: Vec<Lane>,
-    /// Prepared metrics of the units of a part.
     ready: [PreparedMetric; PART / UNIT],
 }
 

@@ -34,9 +34,6 @@ impl GridFeedback {
     }
 
     /// Chooses the codes of a panel for its present scales.
-    ///
-    /// # Errors
-    /// [`SolveError::NotPositive`] if the metric cannot be factored by units.
     pub(crate) fn round(
         &mut self,
         grid: &Grid,

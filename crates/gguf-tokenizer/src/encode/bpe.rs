@@ -49,9 +49,6 @@ struct BpeSymbol {
 
 impl Bpe {
     /// Reads the merges and compiles the pre-tokenizer of the vocabulary.
-    ///
-    /// # Errors
-    /// Merges that are missing or not two texts, a pre-tokenizer without steps.
     pub(crate) fn new(vocab: &Vocab, metadata: &Metadata) -> Result<Self, EncodeError> {
         let table = PreTable::get();
         let pre =

@@ -13,9 +13,6 @@ pub(super) struct Fallback {
 
 impl Fallback {
     /// Collects the tokens.
-    ///
-    /// # Errors
-    /// A vocabulary that has neither all byte tokens nor an unknown token.
     pub(super) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
         let mut bytes = Box::new([None; 256]);
         for (slot, byte) in bytes.iter_mut().zip(0..=u8::MAX) {

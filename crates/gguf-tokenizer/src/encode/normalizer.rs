@@ -30,9 +30,6 @@ pub(super) struct Normalizer {
 
 impl Normalizer {
     /// Takes the settings of a vocabulary.
-    ///
-    /// # Errors
-    /// A broken character map, a token that is too long.
     pub(super) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
         let charsmap = Some(vocab.precompiled_charsmap.as_slice()).filter(|map| !map.is_empty());
         let charsmap = charsmap.map(Charsmap::new).transpose()?;
@@ -47,9 +44,6 @@ impl Normalizer {
     }
 
     /// Checks that a text stays within bounds: an untrusted map may replace every character by hundreds.
-    ///
-    /// # Errors
-    /// The maximum number of bytes.
     pub(super) fn check(&self, text: &str) -> Result<(), usize> {
         // Without a map, the only growth is from a space of one byte to three bytes.
         if self.charsmap.is_none() {

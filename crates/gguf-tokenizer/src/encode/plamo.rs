@@ -36,9 +36,6 @@ struct PathToEnd {
 
 impl Plamo {
     /// Takes the tokens of a vocabulary.
-    ///
-    /// # Errors
-    /// A token that is too long, a byte without a token.
     pub(crate) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
         let ids = || (0u32..).take(vocab.len());
         let mut bytes = vec![None; 256];

@@ -18,9 +18,6 @@ pub(crate) struct Rwkv {
 
 impl Rwkv {
     /// Takes the tokens of a vocabulary.
-    ///
-    /// # Errors
-    /// A token that is too long.
     pub(crate) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
         let tokens: Vec<(Vec<u8>, u32)> =
             tokens_of_kinds(vocab, &[TokenType::Normal, TokenType::UserDefined])

@@ -61,9 +61,6 @@ impl Eq for SymbolPair {}
 
 impl Spm {
     /// Takes the settings of a vocabulary.
-    ///
-    /// # Errors
-    /// A broken character map, no representation of unknown characters.
     pub(crate) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
         let kinds = [TokenType::Normal, TokenType::UserDefined, TokenType::Unused];
         let max_token_bytes = tokens_of_kinds(vocab, &kinds).map(|token| token.0.len()).max().unwrap_or(0);
@@ -71,9 +68,6 @@ impl Spm {
     }
 
     /// Checks that a text stays within bounds when it is normalized.
-    ///
-    /// # Errors
-    /// The maximum number of bytes.
     pub(crate) fn check(&self, text: &str) -> Result<(), usize> {
         self.normalizer.check(text)
     }

@@ -23,9 +23,6 @@ struct TrieNode {
 
 impl Trie {
     /// Builds the trie. Of tokens with equal bytes, the last one applies; empty ones are omitted.
-    ///
-    /// # Errors
-    /// A token longer than [`MAX_TOKEN_BYTES`].
     pub(super) fn new<'t>(tokens: impl Iterator<Item = (&'t [u8], u32)>) -> Result<Self, EncodeError> {
         let mut sorted: Vec<(&[u8], u32)> = tokens.filter(|token| !token.0.is_empty()).collect();
         if let Some(&(text, id)) = sorted.iter().find(|token| token.0.len() > MAX_TOKEN_BYTES) {
@@ -57,9 +54,6 @@ impl Trie {
     }
 
     /// Builds the trie of a vocabulary's tokens of some types.
-    ///
-    /// # Errors
-    /// A token longer than [`MAX_TOKEN_BYTES`].
     pub(super) fn of_kinds(vocab: &Vocab, kinds: &[TokenType]) -> Result<Self, EncodeError> {
         Self::new(tokens_of_kinds(vocab, kinds))
     }

@@ -58,9 +58,6 @@ impl Unigram {
     }
 
     /// Checks that a text stays within bounds when it is normalized.
-    ///
-    /// # Errors
-    /// The maximum number of bytes.
     pub(crate) fn check(&self, text: &str) -> Result<(), usize> {
         self.normalizer.check(text)
     }

@@ -142,7 +142,6 @@ pub(crate) enum Strip {
     Right,
 }
 
-/// A vocabulary.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Vocab {
     /// Algorithm that converts text to tokens.
@@ -410,7 +409,6 @@ impl Vocab {
         self.scores.get(id as usize).copied().unwrap_or(0.0)
     }
 
-    /// Returns the type of a token.
     pub(crate) fn kind(&self, id: u32) -> TokenType {
         self.kinds.get(id as usize).copied().unwrap_or(TokenType::Unused)
     }

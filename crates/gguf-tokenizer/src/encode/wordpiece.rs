@@ -32,9 +32,6 @@ pub(crate) struct WordPiece {
 
 impl WordPiece {
     /// Takes the settings of a vocabulary.
-    ///
-    /// # Errors
-    /// A vocabulary without an unknown token.
     pub(crate) fn new(vocab: &Vocab) -> Result<Self, EncodeError> {
         let tokens = |first: bool| {
             tokens_of_kinds(vocab, &[TokenType::Normal, TokenType::UserDefined])

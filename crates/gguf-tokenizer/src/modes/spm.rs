@@ -122,7 +122,6 @@ pub(super) fn pieces(
     Ok(tokens)
 }
 
-/// Returns the type of a piece.
 pub(super) fn token_type(piece: &Piece) -> TokenType {
     match piece.piece_kind() {
         PieceKind::Unknown => TokenType::Unknown,

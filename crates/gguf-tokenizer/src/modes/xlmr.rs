@@ -97,7 +97,6 @@ fn of_model(
     Ok((list, Preparation::of(model)))
 }
 
-/// Returns the tokens of `tokenizer.json`.
 fn of_json(context: &Context<'_>, hf: &HfJson) -> Result<(TokenList, Preparation), TokenizerError> {
     let path = context.directory.join(FILE);
     let pieces = hf.scored_pieces(&path)?;

@@ -18,9 +18,6 @@ struct NormalizerField {
 }
 
 /// Checks a file's normalizers. A text that is not such a file is left for the library to refuse.
-///
-/// # Errors
-/// The normalizer that exceeds the limit.
 pub(super) fn check(text: &[u8]) -> Result<(), String> {
     let Ok(NormalizerField { normalizer: Some(normalizer) }) = serde_json::from_slice(text) else {
         return Ok(());

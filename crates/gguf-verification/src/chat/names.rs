@@ -25,7 +25,6 @@ impl NameUse {
     }
 }
 
-/// Name that is unknown.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct UnknownTemplateName {
     pub(crate) used_as: NameUse,

@@ -63,6 +63,5 @@ impl<'a> CheckedFile<'a> {
 pub(super) struct CheckedTexts<'a> {
     pub(super) model: &'a Model<'a>,
     pub(super) texts: &'a [&'a str],
-    /// Findings of earlier checks.
     pub(super) earlier: &'a [Finding],
 }

@@ -91,9 +91,6 @@ impl LogitFile {
     }
 
     /// Returns the `n_rows` rows from `first` on, to compare a group of predictions with them.
-    ///
-    /// # Errors
-    /// A row with an invalid scale.
     pub(crate) fn rows(&self, first: usize, n_rows: usize) -> Result<LogitRows<'_>, LogitFileError> {
         for row in (first..first + n_rows).filter_map(|row| self.row(row)) {
             let (scale, least) = (row.scale, row.least);

@@ -73,7 +73,6 @@ impl Plan {
     }
 }
 
-/// Finding as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct StoredFinding {
     check: String,
@@ -150,7 +149,6 @@ pub(super) struct FileFacts {
     pub(super) chunks: usize,
 }
 
-/// Run of one part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct RunFacts {
     pub(super) plan: RunPlan,

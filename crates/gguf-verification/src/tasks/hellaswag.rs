@@ -7,7 +7,6 @@ use crate::tasks::choice::ChoiceQuestion;
 
 const LINES: usize = 6;
 
-/// Parses all tasks of a text.
 pub(super) fn parse(text: &str, path: &Path) -> Result<Vec<ChoiceQuestion>, TaskError> {
     let lines: Vec<&str> = text.lines().collect();
     if !lines.len().is_multiple_of(LINES) {

@@ -37,7 +37,6 @@ pub(crate) struct RowsResult {
 }
 
 impl Comparison<'_> {
-    /// Compares rows `first .. first + n`.
     pub(crate) fn rows(
         &self,
         first: u64,

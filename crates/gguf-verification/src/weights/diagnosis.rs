@@ -30,9 +30,6 @@ impl DamagedTensor<'_> {
     }
 
     /// Searches for the cause.
-    ///
-    /// # Errors
-    /// Tensors that cannot be read.
     pub(crate) fn find(&self) -> Result<Option<Cause>, EngineError> {
         if let Some(cause) = self.rounded().or_else(|| self.scaled()) {
             return Ok(Some(cause));

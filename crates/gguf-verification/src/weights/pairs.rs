@@ -85,9 +85,6 @@ impl<'a> TensorIndex<'a> {
 impl<'a> TensorPairs<'a> {
     /// Pairs the tensors of both models. If one model uses its embedding as its head, the embedding is paired with the
     /// other's head.
-    ///
-    /// # Errors
-    /// Factors that cannot be read.
     pub(crate) fn of(
         file: &'a Model<'a>,
         baseline: &'a Model<'a>,

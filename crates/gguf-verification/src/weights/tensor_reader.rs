@@ -5,7 +5,6 @@ use gguf_core::simd::SimdLevel;
 use gguf_core::{TensorMeta, TensorSource};
 use gguf_engine::EngineError;
 
-/// Tensor that is read.
 #[derive(Clone)]
 pub(crate) struct TensorReader<'a> {
     pub(crate) source: &'a dyn TensorSource,
@@ -83,7 +82,6 @@ impl<'a> TensorReader<'a> {
         self.decode(bytes, out)
     }
 
-    /// Returns the factor of a row.
     pub(crate) fn factor(&self, row: u64) -> f32 {
         let per_matrix = (self.n_rows() / (self.factors.len() as u64).max(1)).max(1);
         let matrix = usize::try_from(row / per_matrix).unwrap_or(usize::MAX);

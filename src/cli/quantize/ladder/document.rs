@@ -102,7 +102,6 @@ pub(super) struct LadderModel {
 /// Importance matrix of a ladder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct LadderImportance {
-    /// File of the matrix.
     pub(super) matrix: DigestedFile,
     /// Text that it was measured on; null for a matrix that was given.
     pub(super) text: Option<DigestedFile>,
@@ -225,18 +224,12 @@ fn of_url(url: &str) -> Option<String> {
 
 impl LadderEntry {
     /// Describes the quantizations of a report.
-    ///
-    /// # Errors
-    /// A file that cannot be read again.
     pub(super) fn all(report: &LadderReport) -> anyhow::Result<Vec<Self>> {
         let entry = |file| Ok(Self { memory: memory(file)?, ..Self::of(file)? });
         report.quantizations().into_iter().map(entry).collect()
     }
 
     /// Describes a file without its memory.
-    ///
-    /// # Errors
-    /// A file that is not there.
     pub(super) fn of(file: &LadderFile) -> anyhow::Result<Self> {
         let figures = file.figures.clone().map(serde_json::from_value).transpose()?;
         let figures_id = file.figures_id.clone();

@@ -11,7 +11,6 @@ use crate::cli::verify::page::{FileInFolder, JudgedFile, compare as compare_file
 use crate::core::text::escape;
 use crate::job::ladder::{Ladder, LadderFile, LadderReport};
 
-/// File with its digest.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct DigestedFile {
     /// Name of the file, without its folder.
@@ -36,7 +35,6 @@ fn file_name(path: &Path) -> String {
     escape(&name.display().to_string()).into_owned()
 }
 
-/// Computes the digest of a file.
 pub(super) fn digested(session: &Session, path: &Path) -> anyhow::Result<DigestedFile> {
     Ok(DigestedFile { name: file_name(path), sha256: digest(path, &session.progress)? })
 }

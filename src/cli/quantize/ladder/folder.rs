@@ -133,9 +133,6 @@ impl FolderFiles {
 }
 
 /// Looks again whether the names of the files are free, or taken by files of an earlier run.
-///
-/// # Errors
-/// The name of a file that somebody else has written.
 fn check_names(directory: &Path) -> Result<(), GuardError> {
     KINDS.into_iter().try_for_each(|(name, kind)| check_kind(&directory.join(name), kind))
 }

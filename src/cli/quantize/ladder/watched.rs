@@ -14,9 +14,6 @@ pub(super) struct WatchedInputs(Vec<(PathBuf, Option<String>)>);
 impl WatchedInputs {
     /// Notes the state of a model (a file with all its parts, or the files of a folder) and of other files. A folder that
     /// the files go into is left out.
-    ///
-    /// # Errors
-    /// A folder that cannot be read.
     pub(super) fn of<'p>(
         model: &Path,
         output: &Path,
@@ -40,9 +37,6 @@ impl WatchedInputs {
     }
 
     /// Checks that the state is what it was.
-    ///
-    /// # Errors
-    /// The first file that has changed.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         match self.0.iter().find(|(path, before)| state(path) != *before) {
             Some((path, _)) => anyhow::bail!(

@@ -33,7 +33,6 @@ pub(super) struct ShowArgs {
     file: PathBuf,
 }
 
-/// Report of `imatrix show`.
 #[derive(Serialize)]
 struct MatrixReport<'a> {
     /// Path of the file.

@@ -13,10 +13,6 @@ use super::render;
 /// Maximum number of cells of a map. No model has more, and no browser would show them.
 const MAX_CELLS: usize = 20_000;
 
-/// Renders the page.
-///
-/// # Errors
-/// Only for defects: a template that cannot be rendered.
 pub(super) fn render(page: &PageData) -> anyhow::Result<String> {
     let mut environment = render::environment();
     environment.add_template("style.css", include_str!("style.css"))?;

@@ -38,7 +38,6 @@ pub(in crate::cli) struct JudgedFile {
 pub(in crate::cli) struct FileInFolder<'a> {
     /// Name in the chart.
     pub(in crate::cli) label: &'a str,
-    /// Size in bytes.
     pub(in crate::cli) size_bytes: u64,
     /// Its figures, which get their recommendation.
     pub(in crate::cli) figures: &'a mut JudgedFile,

@@ -9,9 +9,6 @@ use super::render;
 use crate::cli::render::markdown::escape;
 
 /// Renders the card.
-///
-/// # Errors
-/// Only for defects: a template that cannot be rendered.
 pub(super) fn render(page: &PageData) -> anyhow::Result<String> {
     let mut environment = render::environment();
     environment.set_formatter(|out, _, value| {

@@ -49,9 +49,6 @@ pub(super) struct InputFile {
 
 impl RunInfo {
     /// Describes this run. Reads all files again to hash them.
-    ///
-    /// # Errors
-    /// Files that cannot be read, an interrupt by the user.
     pub(super) fn of(session: &Session, inputs: &[(&'static str, PathBuf)]) -> anyhow::Result<Self> {
         Ok(Self {
             program: "gguf-verify".to_owned(),
@@ -99,9 +96,6 @@ fn hash_all(inputs: &[(&'static str, PathBuf)], progress: &dyn Progress) -> anyh
 }
 
 /// Returns the SHA-256 digest of a file, in lower-case hexadecimal.
-///
-/// # Errors
-/// A file that cannot be read, an interrupt by the user.
 pub(in crate::cli) fn digest(path: &Path, progress: &dyn Progress) -> anyhow::Result<String> {
     Ok(sha256_of_file(path, progress)?)
 }

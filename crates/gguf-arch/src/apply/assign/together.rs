@@ -27,9 +27,6 @@ impl Assigner<'_> {
 
     /// Checks that blocks have all or none of the tensors that go together. Towers are judged by their cards alone: keys of
     /// Whisper have no bias.
-    ///
-    /// # Errors
-    /// [`ArchError::Alone`], for the first block that has one without another.
     pub(super) fn check_together(&self, present: &HashSet<&str>) -> Result<(), ArchError> {
         if self.card.kind != CardKind::Text {
             return Ok(());

@@ -82,7 +82,6 @@ fn bytes(conversion: &Conversion) -> Vec<u8> {
     fs_err::read(target).unwrap()
 }
 
-/// The only warning of a conversion.
 #[track_caller]
 fn only_warning(conversion: &Conversion) -> String {
     let [warning] = conversion.warnings() else {

@@ -43,7 +43,6 @@ pub(crate) struct ScoreParams<'a> {
 }
 
 impl Attention {
-    /// Returns the parameters of the scores.
     pub(crate) fn scores(&self) -> ScoreParams<'_> {
         ScoreParams {
             n_heads: self.n_heads,

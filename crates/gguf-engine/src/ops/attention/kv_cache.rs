@@ -106,9 +106,6 @@ pub(crate) fn cache_step<'p>(
 }
 
 /// Returns the number of floats that a sequence of at most `n_ctx` tokens keeps for these heads.
-///
-/// # Errors
-/// If tokens see later ones by the mask.
 pub(crate) fn remembered(a: &ScoreParams<'_>, n_ctx: usize) -> Result<usize, &'static str> {
     match a.mask {
         Mask::Full | Mask::Symmetric(_) => Err("its tokens see those behind them"),

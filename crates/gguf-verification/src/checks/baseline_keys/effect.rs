@@ -9,7 +9,6 @@ use gguf_format::{Array, Metadata, Value};
 /// of the architecture's keys that were read.
 pub(super) type BuildGraph<'a> = dyn Fn(&Metadata) -> (Option<GraphPlan>, BTreeSet<String>) + 'a;
 
-/// Effect of a key on the graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GraphEffect {
     /// The graph differs.

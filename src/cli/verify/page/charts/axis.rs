@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-/// Axis of a chart.
 pub(super) struct Axis<'a> {
     pub(super) title: &'a str,
     pub(super) range: Range<f64>,
