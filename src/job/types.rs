@@ -29,6 +29,7 @@ pub enum JobTypes {
     },
     /// Type that is quantized to, from F32, in one pass.
     Mixture {
+        /// Type of the file.
         file_type: FileType,
         /// Block type in which the checkpoint's integers are kept, if the mixture uses it.
         keep: Option<GgmlType>,

@@ -88,7 +88,12 @@ pub enum TensorContent {
     /// Weights of the checkpoint.
     Sources(Assembly),
     /// Contents of several output tensors, concatenated along an axis.
-    Joined { parts: Vec<TensorContent>, axis: usize },
+    Joined {
+        /// The contents.
+        parts: Vec<TensorContent>,
+        /// The axis.
+        axis: usize,
+    },
     /// Rope factors of Llama 3.
     RopeFreqsLlama3(RopeFreqsLlama3),
     /// Rope factors of Llama 3 with wavelengths in F64, padded with ones to a number of elements.
@@ -104,6 +109,7 @@ pub enum TensorContent {
     Values(Arc<[f32]>),
     /// One value in all elements.
     Fill {
+        /// The value.
         value: f32,
         /// Dimensions, outermost first.
         dims: Vec<u64>,
@@ -145,9 +151,15 @@ pub enum JoinKind {
     /// Stacked along a new first axis.
     Stack,
     /// Concatenated along an axis.
-    Concat { axis: usize },
+    Concat {
+        /// The axis.
+        axis: usize,
+    },
     /// Interleaved along an axis, one index of each source in turn.
-    Zip { axis: usize },
+    Zip {
+        /// The axis.
+        axis: usize,
+    },
     /// Multiplied element by element; the result has one dimension.
     Mul,
 }

@@ -18,7 +18,10 @@ pub enum Reason {
     /// A rule of the mixture, or the base type.
     Mixture,
     /// The number of columns is not a multiple of the wanted type's block size.
-    Fallback { wanted: GgmlType },
+    Fallback {
+        /// Type that was wanted.
+        wanted: GgmlType,
+    },
 }
 
 /// Type chosen for one tensor.

@@ -9,13 +9,18 @@ use gguf_core::text::escape;
 pub enum Tie {
     /// Declared as tied, but with different values.
     Differ {
+        /// The embedding.
         embedding: String,
+        /// The head.
         head: String,
         /// True if the head is written.
         is_written: bool,
     },
     /// Declared as untied, but no head is stored.
-    NoHead { embedding: String },
+    NoHead {
+        /// The embedding.
+        embedding: String,
+    },
 }
 
 impl fmt::Display for Tie {

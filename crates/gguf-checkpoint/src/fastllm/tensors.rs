@@ -70,6 +70,7 @@ pub struct Ranges {
 pub enum Payload {
     /// Floating-point elements.
     Plain {
+        /// Element type.
         ty: ElementType,
         /// Byte range in the file.
         bytes: Range<usize>,

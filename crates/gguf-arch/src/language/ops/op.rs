@@ -7,6 +7,7 @@ use crate::language::eval::error::EvalError;
 pub enum Op {
     /// See `OpKind::PermuteAxis`; `permute_rope` is a special case of it.
     PermuteAxis {
+        /// Axis.
         axis: usize,
         /// Factors of the axis length.
         factors: Vec<u64>,
@@ -29,12 +30,14 @@ pub enum Op {
     },
     /// See `OpKind::Split`.
     Split {
+        /// Axis.
         axis: usize,
         /// Length of each part.
         sizes: Vec<u64>,
     },
     /// See `OpKind::Unzip`.
     Unzip {
+        /// Axis.
         axis: usize,
         /// Number of results.
         n: u64,
@@ -53,6 +56,7 @@ pub enum Op {
     },
     /// See `OpKind::Slice`.
     Slice {
+        /// Axis.
         axis: usize,
         /// First index.
         start: u64,
@@ -97,6 +101,7 @@ pub enum Op {
     },
     /// See `OpKind::Repeat`.
     Repeat {
+        /// Axis.
         axis: usize,
         /// Number of copies of the first index.
         n: u64,
@@ -109,7 +114,10 @@ pub enum Op {
         from: u64,
     },
     /// See `OpKind::Sum`.
-    Sum { axis: usize },
+    Sum {
+        /// Axis.
+        axis: usize,
+    },
     /// See `OpKind::FoldNorm`.
     FoldNorm {
         /// Number that is added to the variance.
