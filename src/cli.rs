@@ -258,28 +258,44 @@ pub struct Session {
 }
 
 impl Session {
-    /// Prints to standard output through a buffer, with the progress bar out of the way.
+    /// Prints to standard output through a buffer, with the progress bar out of the way. A reader that has closed the pipe
+    /// changes neither what else is written nor the exit code.
     ///
     /// # Errors
-    /// I/O errors. The caller must return a closed pipe: it ends the program without an error.
+    /// I/O errors.
     pub fn print(&self, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> anyhow::Result<()> {
+        self.print_part(write).or_else(|error| if error.is::<ClosedPipe>() { Ok(()) } else { Err(error) })
+    }
+
+    /// Prints a part of a long output.
+    ///
+    /// # Errors
+    /// I/O errors, and [`ClosedPipe`]: nobody reads the other parts.
+    pub(crate) fn print_part(
+        &self,
+        write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
+    ) -> anyhow::Result<()> {
         let mut write = Some(write);
         self.print_once(&mut |out| write.take().map_or(Ok(()), |write| write(out)))
     }
 
     fn print_once(&self, write: &mut dyn FnMut(&mut dyn Write) -> std::io::Result<()>) -> anyhow::Result<()> {
-        self.progress.suspend(|| {
-            let out = std::io::stdout().lock();
-            let is_terminal = out.is_terminal();
-            let mut out = std::io::BufWriter::new(out);
-            if is_terminal {
-                write(&mut render::to_terminal(&mut out))?;
-            } else {
-                write(&mut out)?;
-            }
-            out.flush()
-        })?;
-        Ok(())
+        self.progress
+            .suspend(|| {
+                let out = std::io::stdout().lock();
+                let is_terminal = out.is_terminal();
+                let mut out = std::io::BufWriter::new(out);
+                if is_terminal {
+                    write(&mut render::to_terminal(&mut out))?;
+                } else {
+                    write(&mut out)?;
+                }
+                out.flush()
+            })
+            .map_err(|error| match error.kind() {
+                std::io::ErrorKind::BrokenPipe => ClosedPipe.into(),
+                _ => anyhow::Error::new(error).context("standard output"),
+            })
     }
 
     /// Prints a note, which is no warning. Prints nothing with `--quiet`.
@@ -309,6 +325,11 @@ impl Session {
         })
     }
 }
+
+/// The reader of standard output has closed it: an end of the run, not a failure.
+#[derive(Debug, thiserror::Error)]
+#[error("standard output was closed")]
+pub(crate) struct ClosedPipe;
 
 /// Returns true once the user or the system has asked the program to stop.
 pub fn is_interrupted() -> bool {

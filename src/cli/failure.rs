@@ -5,7 +5,7 @@ use std::io::Write;
 
 use serde::Serialize;
 
-use crate::cli::{Exit, UsageError, is_interrupted, render, signals};
+use crate::cli::{ClosedPipe, Exit, UsageError, is_interrupted, render, signals};
 use crate::core::ranged;
 
 /// Reason why a run failed, with its exit code.
@@ -30,7 +30,7 @@ struct FailureReport<'a> {
 impl Failure {
     /// Classifies an error. `None` if nothing failed: the reader of the output closed the pipe.
     pub(crate) fn of(error: &anyhow::Error) -> Option<Self> {
-        if error.chain().any(is_closed_pipe) {
+        if error.is::<ClosedPipe>() {
             return None;
         }
         if is_interrupted() {
@@ -196,12 +196,6 @@ fn is_one_file_twice(cause: &(dyn std::error::Error + 'static)) -> bool {
             .is_some_and(|error| matches!(error, EditError::Write(error) if of_write(error)))
 }
 
-fn is_closed_pipe(cause: &(dyn std::error::Error + 'static)) -> bool {
-    let io = cause.downcast_ref::<std::io::Error>().map(std::io::Error::kind);
-    let json = cause.downcast_ref::<serde_json::Error>().and_then(serde_json::Error::io_error_kind);
-    io.or(json) == Some(std::io::ErrorKind::BrokenPipe)
-}
-
 /// Returns true if a command has this long option.
 fn has(command: &clap::Command, option: &str) -> bool {
     let names = |arg: &clap::Arg| {
@@ -226,8 +220,10 @@ mod tests {
     #[test]
     fn a_closed_pipe_and_bad_usage_are_told_apart() {
         let exit = |error: &anyhow::Error| Failure::of(error).map(|failure| failure.exit);
+        assert_eq!(exit(&anyhow::Error::new(ClosedPipe).context("printing")), None);
+        // That of a server or of a child is a failure.
         let pipe = std::io::Error::from(std::io::ErrorKind::BrokenPipe);
-        assert_eq!(exit(&anyhow::Error::new(pipe).context("printing")), None);
+        assert_eq!(exit(&anyhow::Error::new(pipe)), Some(Exit::Failed));
         assert_eq!(exit(&UsageError("no".to_owned()).into()), Some(Exit::Usage));
         assert_eq!(exit(&anyhow::anyhow!("no")), Some(Exit::Failed));
         let missing = crate::gguf::GgufError::PartMissing { path: "a".into(), part: 1, n_parts: 2 };

@@ -73,7 +73,7 @@ pub(crate) fn measure_costs(
     if model.plan()?.kind == ModelKind::Encoder {
         return Err(CalibrateError::Encoder);
     }
-    let own = Recall::default();
+    let own = Recall::of_many();
     let model = &Model { recall: Some(model.recall.unwrap_or(&own)), ..*model };
     let types: Vec<GgmlType> = survey
         .tensors()

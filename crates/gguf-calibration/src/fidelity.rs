@@ -84,7 +84,7 @@ pub fn solve(
     if !options.quantize.prune_layers.is_empty() {
         return Err(CalibrateError::Pruned);
     }
-    let recall = Recall::default();
+    let recall = Recall::of_many();
     let model = &Model { recall: Some(model.recall.unwrap_or(&recall)), ..*model };
     let held_out = text.held_out_windows();
     let (targets, without_solver) = match options.solver {

@@ -7,7 +7,11 @@
 //! each chunk by BOS. Then a row for each predicted token in the second half of each chunk (`n_ctx - 1 - n_ctx / 2` of
 //! them): `scale` and `least` as F32, one 16-bit code for each token of the vocabulary, and one of padding if their
 //! number is odd. A log-probability is `scale * code + least`; values 16 or more below the largest have code 0.
+//!
+//! Files of these programs go on with `_model__`, four bytes of length, and a JSON text by which the model is known;
+//! llama-perplexity does not read that far.
 
+pub(super) mod model_mark;
 pub(super) mod read;
 pub(super) mod write;
 
@@ -19,6 +23,8 @@ use gguf_core::text;
 
 /// Magic bytes of the file.
 const MAGIC: &[u8; 8] = b"_logits_";
+/// Magic bytes after the rows, before the facts of the model.
+const MARK_MAGIC: &[u8; 8] = b"_model__";
 /// Number of bytes before the token ids.
 const HEADER_BYTES: u64 = 20;
 /// Number of bytes of a row before its codes.

@@ -40,9 +40,10 @@ pub struct Position {
 }
 
 /// Results of a baseline by chunk, kept so that it runs once for several models and for parts of the same text. Results
-/// that do not fit into a quarter of the memory budget are computed again.
+/// that do not fit into a quarter of the memory budget are computed again: logits before hidden states.
 #[derive(Debug, Default)]
 pub struct Recall {
+    keeps_logits: bool,
     groups: Mutex<Vec<Recalled>>,
     twins: Mutex<Vec<RecalledTwin>>,
 }
@@ -63,11 +64,20 @@ struct Recalled {
     output: Arc<BaselineOutput>,
 }
 
-/// Output of a baseline for a group: hidden states, and the chosen experts if they were asked for.
+/// Output of a baseline for a group: hidden states, the chosen experts if they were asked for, and the logits if there is
+/// memory for them.
 #[derive(Debug)]
 struct BaselineOutput {
     hidden: Hidden,
     choices: Option<Choices>,
+    logits: Option<Vec<LogitRows>>,
+}
+
+/// Some rows of a group's logits.
+#[derive(Clone, Debug)]
+struct LogitRows {
+    logits: Arc<Vec<f32>>,
+    rows: Range<usize>,
 }
 
 impl BaselineOutput {
@@ -75,18 +85,40 @@ impl BaselineOutput {
     fn gathered(places: &[RecalledChunk<'_>]) -> Self {
         let mut hidden = Hidden::default();
         let mut choices = Some(Choices::default());
+        let mut logits = Some(Vec::new());
         for RecalledChunk { output, rows, tokens } in places {
             hidden.append(&output.hidden.rows(rows.clone()));
+            match (&mut logits, output.logits.as_deref()) {
+                // A group that was run has all its rows in one piece.
+                (Some(all), Some([own])) => {
+                    all.push(LogitRows { logits: Arc::clone(&own.logits), rows: rows.clone() });
+                }
+                _ => logits = None,
+            }
             match (&mut choices, &output.choices) {
                 (Some(all), Some(own)) => all.append(own, tokens.clone()),
                 _ => choices = None,
             }
         }
-        Self { hidden, choices }
+        Self { hidden, choices, logits }
     }
 
     fn n_bytes(&self) -> u64 {
-        size_of_val(self.hidden.states()) as u64 + self.choices.as_ref().map_or(0, Choices::n_bytes)
+        let choices = self.choices.as_ref().map_or(0, Choices::n_bytes);
+        size_of_val(self.hidden.states()) as u64 + choices + self.logit_bytes()
+    }
+
+    fn logit_bytes(&self) -> u64 {
+        self.logits.iter().flatten().map(|own| size_of_val(own.logits.as_slice()) as u64).sum()
+    }
+
+    /// Returns the logits row by row, if they are known.
+    fn logit_rows(&self, n_vocab: usize) -> Option<Vec<&[f32]>> {
+        let pieces = self.logits.as_ref()?.iter();
+        let rows = pieces.flat_map(|own| {
+            own.logits.chunks_exact(n_vocab.max(1)).skip(own.rows.start).take(own.rows.len())
+        });
+        Some(rows.collect())
     }
 }
 
@@ -94,13 +126,27 @@ impl Recall {
     /// Divisor of the memory budget: a quarter may be taken.
     const SHARE: u64 = 4;
 
-    /// Bytes of the baseline's budget that the results of all windows will take.
-    fn bytes(baseline: &Engine<'_>, windows: &[Window]) -> u64 {
+    /// Keeps logits, too: for more than one model.
+    pub fn of_many() -> Self {
+        Self { keeps_logits: true, ..Self::default() }
+    }
+
+    /// Bytes of the baseline's budget that the results of all windows will take, and those of them that are left for
+    /// logits.
+    fn bytes(&self, baseline: &Engine<'_>, windows: &[Window]) -> (u64, u64) {
         let n_rows: u64 = windows.iter().map(|window| window.targets.len() as u64).sum();
         let n_tokens: u64 = windows.iter().map(|window| window.chunk.tokens.len() as u64).sum();
         let choices = watch::choice_bytes(baseline.plan()).saturating_mul(n_tokens);
         let hidden = (4 * baseline.plan().n_embd as u64).saturating_mul(n_rows);
-        hidden.saturating_add(choices).min(Self::most(baseline))
+        let others = hidden.saturating_add(choices).min(Self::most(baseline));
+        let logits = (4 * baseline.plan().n_vocab as u64).saturating_mul(n_rows);
+        let logits = if self.keeps_logits { logits.min(Self::most(baseline) - others) } else { 0 };
+        (others + logits, logits)
+    }
+
+    /// Bytes of the logits that are kept.
+    fn logit_bytes(&self) -> u64 {
+        self.groups.lock().unpoisoned().iter().map(|group| group.output.logit_bytes()).sum()
     }
 
     fn most(baseline: &Engine<'_>) -> u64 {
@@ -182,11 +228,13 @@ pub(super) struct Baseline<'a> {
 }
 
 impl Baseline<'_> {
-    /// Returns the output for a group, from memory or by a run; with `is_routed` also the chosen experts.
+    /// Returns the output for a group, from memory or by a run; with `is_routed` also the chosen experts. Logits are computed
+    /// if `logit_bytes` are enough for them and those that are kept.
     fn output(
         &self,
         chunks: &[TokenChunk],
         is_routed: bool,
+        logit_bytes: u64,
         progress: &dyn Progress,
     ) -> Result<Arc<BaselineOutput>, VerifyError> {
         if let Some(output) = self.recall.and_then(|recall| recall.find(chunks, is_routed)) {
@@ -195,7 +243,14 @@ impl Baseline<'_> {
         let recorder = if is_routed { ChoiceRecorder::of(self.engine.plan()) } else { None };
         let observer = recorder.as_ref().map(|recorder| recorder as &dyn Observer);
         let hidden = self.engine.forward(chunks, progress, observer).map_err(VerifyError::Baseline)?;
-        Ok(Arc::new(BaselineOutput { hidden, choices: recorder.map(ChoiceRecorder::into_choices) }))
+        let (n_rows, n_vocab) = (hidden.n_rows(), self.engine.plan().n_vocab);
+        let all = (4 * n_vocab as u64).saturating_mul(n_rows as u64);
+        let kept = self.recall.map_or(0, Recall::logit_bytes);
+        let logits = (all > 0 && kept.saturating_add(all) <= logit_bytes)
+            .then(|| self.engine.logits(&hidden, progress).map_err(VerifyError::Baseline))
+            .transpose()?;
+        let logits = logits.map(|logits| vec![LogitRows { logits: Arc::new(logits), rows: 0..n_rows }]);
+        Ok(Arc::new(BaselineOutput { hidden, choices: recorder.map(ChoiceRecorder::into_choices), logits }))
     }
 }
 
@@ -251,8 +306,14 @@ pub(super) fn measure_with(
 ) -> Result<(Vec<Position>, usize), VerifyError> {
     let longest = windows.iter().map(|window| window.chunk.tokens.len()).max().unwrap_or(0);
     let mut limit = engine.group_tokens(longest)?;
+    let mut logit_bytes = 0;
     if let Some(baseline) = baseline {
-        let kept = baseline.recall.map_or(0, |_| Recall::bytes(baseline.engine, windows));
+        let kept;
+        (kept, logit_bytes) = baseline.recall.map_or((0, 0), |recall| recall.bytes(baseline.engine, windows));
+        // Heads of another width sum in another order.
+        if baseline.engine.plan().head.n_cols != engine.plan().head.n_cols {
+            logit_bytes = 0;
+        }
         // Bytes per token of the baseline's chosen experts, which are recorded only with routing.
         let choices = observers.routing.map_or(0, |_| watch::choice_bytes(baseline.engine.plan()));
         let group_limit = |kept: u64| -> Result<usize, VerifyError> {
@@ -277,8 +338,8 @@ pub(super) fn measure_with(
     };
     let again = |chunks: &[TokenChunk]| baseline.filter(|_| !knows(chunks));
     let work = |chunks: &[TokenChunk]| {
-        // If the hidden states of the baseline are known, only its head is computed again.
-        let known = || baseline.map_or(0, |b| b.engine.head_bytes());
+        // If the hidden states of the baseline are known, only its head is computed again, unless its logits are.
+        let known = || baseline.filter(|_| logit_bytes == 0).map_or(0, |b| b.engine.head_bytes());
         engine.work_bytes(chunks) + again(chunks).map_or_else(known, |b| b.engine.work_bytes(chunks))
     };
     let title = if baseline.is_some() { "running the model and the baseline" } else { "running the model" };
@@ -306,13 +367,18 @@ pub(super) fn measure_with(
                 }
             }
             Some(baseline) => {
-                let output = baseline.output(&chunks, is_routed, progress)?;
+                let output = baseline.output(&chunks, is_routed, logit_bytes, progress)?;
                 if let Some(save) = &mut logits.save {
                     save.write(baseline.engine, &output.hidden, group, progress)?;
                 }
                 let hidden = observers.forward(engine, &chunks, output.choices.as_ref(), progress)?;
-                let both =
-                    baseline.engine.divergences(&output.hidden, engine, &hidden, &targets, progress)?;
+                let known = output.logit_rows(engine.plan().n_vocab).filter(|_| logit_bytes > 0);
+                let both = match known {
+                    Some(known) => engine.divergences_from_logits(&known, &hidden, &targets, progress)?,
+                    None => {
+                        baseline.engine.divergences(&output.hidden, engine, &hidden, &targets, progress)?
+                    }
+                };
                 if let Some(recall) = baseline.recall {
                     recall.keep(baseline.engine, chunks, &output);
                 }

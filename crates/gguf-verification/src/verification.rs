@@ -12,6 +12,7 @@ use crate::drafts;
 use crate::embeddings::{self, EncoderRun};
 use crate::judgement::{JudgedModel, healthy_cost, judge_figures};
 use crate::known;
+use crate::logit_file::model_mark::ModelMark;
 use crate::masked;
 use crate::measure::{self, LogitFiles, RunObservers, measure_with};
 use crate::model::LoadedModel;
@@ -132,6 +133,9 @@ fn run_checks(
     let mut scoring = options.scoring;
     let known = extras.logits.filter(|file| is_comparable(file.n_vocab(), plan.n_vocab, &mut report));
     if let Some(file) = known {
+        if let Some(mark) = file.mark() {
+            report.extend(mark.compare(&ModelMark::of(model, &plan)?));
+        }
         (encoded, scoring) = known::text(file, model, &encoded, options.files, &scoring, &mut report)?;
     }
     let engine = Engine::new(plan, model.source, options.engine)?;
@@ -154,7 +158,11 @@ fn run_checks(
         Some(save) => {
             let n_ctx = scoring.n_ctx;
             let n_vocab = engine.plan().n_vocab;
-            let writer = LogitWriter::create(save.path, &windows, &encoded, n_ctx, n_vocab)?;
+            let mark = match baseline.zip(reference.as_ref()) {
+                Some((baseline, engine)) => ModelMark::of(baseline, engine.plan())?,
+                None => ModelMark::of(model, engine.plan())?,
+            };
+            let writer = LogitWriter::create(save.path, &windows, &encoded, n_ctx, n_vocab, &mark)?;
             Some(announced(writer, save)?)
         }
         None => None,

@@ -34,7 +34,7 @@ use gguf_format::{Array, Imatrix, Share, Value};
 use limits::{ErrorLimits, MOSTLY_REPRODUCED, exceeds};
 use pairs::{TensorPair, TensorPairs};
 use tensor::{TensorTally, split_name};
-use tensor_reader::TensorReader;
+pub(crate) use tensor_reader::TensorReader;
 
 /// Largest and smallest number of values of a tensor that a thread compares at a time.
 const CHUNK_ELEMS: u64 = 128 << 10;

@@ -65,12 +65,12 @@ pub(super) fn combine(
     let mut guard = Guard::new(&session.progress, false);
     guard.read_all("a part", files)?;
     guard.write("-o", output, OutputKind::Imatrix)?;
-    let CombinedImatrix { sums, nll } = combine_imatrix_parts(files)?;
+    let CombinedImatrix { sums, nll, identity } = combine_imatrix_parts(files)?;
     let target = MatrixOutput { path: output, legacy, sync: !session.common.no_sync, inputs: files.to_vec() };
     target.warn_of_name(session);
     let report = ImatrixReport {
         file: output,
-        file_bytes: target.write(&sums, None)?,
+        file_bytes: target.write(&sums, Some(&identity))?,
         contents: MatrixContents::of(&sums),
         perplexity: Perplexity::of_nll(nll.iter().copied()),
         experts: expert_coverage(&sums),

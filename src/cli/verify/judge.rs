@@ -222,7 +222,7 @@ impl VerifyArgs {
             }
             _ => None,
         };
-        let baseline = baseline.map(OpenedModel::with_recall);
+        let baseline = baseline.map(|baseline| baseline.with_recall(self.models.len()));
         let mut read = self.inputs(baseline.as_ref());
         read.iter().try_for_each(|(role, path)| guard.read(role, path))?;
         let origin = self.origin()?;
@@ -423,7 +423,7 @@ impl VerifyArgs {
             },
         };
         guard.read_all("a model", opened.inputs())?;
-        let alike = alike.of(self.reference(), &opened, baseline, session);
+        let alike = alike.of(self.reference(), &opened, baseline, self.models.len(), session);
         let baseline = alike.or(baseline);
         let options = VerifyOptions { importance: imatrix, ..self.options(prompts, session) };
         let trace = self.trace.map(|layer| Trace::new(layer, session));

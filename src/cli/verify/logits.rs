@@ -99,7 +99,7 @@ impl<'a> LogitLines<'a> {
                 file.write_at(*at, &self.buffer).map_err(OutputError::from)?;
                 *at += self.buffer.len() as u64;
             }
-            None => self.session.print(|out| out.write_all(&self.buffer))?,
+            None => self.session.print_part(|out| out.write_all(&self.buffer))?,
         }
         self.buffer.clear();
         Ok(())

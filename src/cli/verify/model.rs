@@ -183,9 +183,11 @@ impl OpenedModel {
         Self { origin, parts, lost, recall: None }
     }
 
-    /// Keeps the results of this baseline for the next model that is compared with it.
-    pub(super) fn with_recall(self) -> Self {
-        Self { recall: Some(Recall::default()), ..self }
+    /// Keeps the results of this baseline, for some of the text or for the next of several models that are compared with
+    /// it.
+    pub(super) fn with_recall(self, n_models: usize) -> Self {
+        let recall = if n_models > 1 { Recall::of_many() } else { Recall::default() };
+        Self { recall: Some(recall), ..self }
     }
 
     pub(crate) fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {
@@ -250,13 +252,14 @@ impl ConvertedBaseline {
         reference: Option<(&Path, Option<&Path>)>,
         file: &OpenedModel,
         baseline: Option<&OpenedModel>,
+        n_models: usize,
         session: &Session,
     ) -> Option<&OpenedModel> {
         let shown = baseline?.shown_by(file)?;
         if self.0.as_ref().is_none_or(|(known, _)| *known != shown) {
             // If the checkpoint does not accept an option, the file was not made with it.
             let again = OpenedModel::converted_with(reference?, shown, &session.common)?;
-            self.0 = Some((shown, again.with_recall()));
+            self.0 = Some((shown, again.with_recall(n_models)));
         }
         session.note(&format!("baseline converted with `{}`, as the file was", shown.names().join(" ")));
         self.0.as_ref().map(|(_, alike)| alike)

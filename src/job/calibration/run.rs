@@ -55,7 +55,7 @@ impl Calibration {
         }
         let progress = quantization.run.progress();
         progress.steps(self.n_steps(quantization));
-        let recall = Recall::default();
+        let recall = Recall::of_many();
         let model = &Model { recall: Some(&recall), ..*model };
         let mut text = self.text(progress, &texts.given, model, work)?;
         text.add_held_out(model, &texts.held_out, self.n_tokens)?;

@@ -257,6 +257,16 @@ fn only_the_same_run_goes_on() {
     // A run with more chunks counts as the same run.
     resume("base.gguf", &["--ctx", "256", "--chunks", "6"]).ok();
     assert_eq!(sums(dir.path(), "part.gguf").n_chunks, 6);
+    // A finished one is left as it is; that of another run is not replaced.
+    let finished = fs_err::read(&part).unwrap();
+    resume("base.gguf", &["--ctx", "256", "--chunks", "6"])
+        .says(0, "part.gguf: finished earlier, and left as it is");
+    for more in [&["--ctx", "256", "--chunks", "7"][..], &["--ctx", "256", "--chunks", "6", "--no-ppl"]] {
+        resume("base.gguf", more).says(1, "the command without `--resume` measures it again");
+    }
+    assert_eq!(fs_err::read(&part).unwrap(), finished);
+    gguf_verify(&["imatrix", "merge", "part.gguf", "part.gguf", "-o", "sum.gguf"], dir.path()).ok();
+    fs_err::rename(dir.path().join("sum.gguf"), &part).unwrap();
     resume("base.gguf", &["--ctx", "256", "--chunks", "6"]).says(1, "there is nothing to resume");
     resume("base.gguf", &["--ctx", "256", "--legacy"]).says(2, "--legacy");
 }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gguf_foundry::core::GgmlType;
+use gguf_foundry::core::{GgmlType, TensorSource};
 use serde_json::Value;
 
 use super::gguf_verify;
@@ -78,7 +78,9 @@ fn what_is_written_is_llama_perplexitys_file() {
     assert!(err.contains("note: own will have 90.7 KiB: 45 predictions over 1024 tokens"), "{err}");
     let own = fs_err::read(dir.path().join("own")).unwrap();
     let peer = fs_err::read(fixture("logits/tiny-llama.logits")).unwrap();
-    assert_eq!(own.len(), peer.len());
+    // Behind the peer's rows stands what the model is known by.
+    let (own, mark) = own.split_at(peer.len());
+    assert_eq!(mark[..8], *b"_model__");
     let head = 20 + 4 * 3 * 32;
     assert_eq!(own[..head], peer[..head], "header and tokens");
     let mut n_equal = 0;
@@ -120,6 +122,49 @@ fn a_baseline_that_was_kept_says_what_it_said() {
     // Only the first chunks.
     let (_, few) = json(&["q4_0.gguf", "--baseline", "kept", "--chunks", "2"], dir.path());
     assert_eq!(few["perplexity"]["tokens"].as_u64(), Some(2 * 31));
+}
+
+#[test]
+fn a_logit_file_of_another_model_is_no_baseline() {
+    let dir = directory();
+    let names: Vec<String> = Tiny::new().tensors.tensors().iter().map(|meta| meta.name.clone()).collect();
+    let edited = |name: &str, is_edited: &dyn Fn(&str) -> bool| {
+        let mut model = Tiny::new();
+        names
+            .iter()
+            .filter(|name| is_edited(name))
+            .for_each(|name| model.edit(name, |values| values.reverse()));
+        model.write(dir.path(), name);
+    };
+    edited("fine.gguf", &|name| name.ends_with("attn_norm.weight"));
+    edited("other.gguf", &|name| !name.contains("norm"));
+    Tiny::new().with_layers(2).write(dir.path(), "short.gguf");
+    Tiny::new().quantized(GgmlType::Q2K).write(dir.path(), "q2_k.gguf");
+    let corpus = corpus();
+    let cut = ["--prompts", &corpus, "--ctx", "32", "--chunks", "1"];
+    gguf_verify(&[&["base.gguf", "--save-baseline", "kept"], &cut[..]].concat(), dir.path());
+    for (file, reason) in [
+        ("q4_0.gguf", None),
+        ("q2_k.gguf", None),
+        ("fine.gguf", Some("the norms of this file are other ones")),
+        ("other.gguf", Some("have nothing to do with it")),
+        ("short.gguf", Some("llama, 4 layers, width 256, this file llama, 2 layers, width 256")),
+    ] {
+        let (code, report) = json(&[file, "--baseline", "kept"], dir.path());
+        let errors = report["findings"].as_array().unwrap().iter().filter(|f| f["check"] == "baseline");
+        let errors: Vec<&str> = errors.filter_map(|f| f["message"].as_str()).collect();
+        match reason {
+            None => assert_eq!(errors, [""; 0], "{file}"),
+            Some(reason) => {
+                assert!(code == 3 && errors[0].contains(reason), "{file}: {code} {errors:?}");
+            }
+        }
+    }
+    // Something else behind the rows is no logit file.
+    let mut bytes = fs_err::read(dir.path().join("kept")).unwrap();
+    bytes.pop();
+    fs_err::write(dir.path().join("cut"), bytes).unwrap();
+    gguf_verify(&["base.gguf", "--baseline", "cut"], dir.path()).says(1, "its header declares");
 }
 
 #[test]

@@ -21,6 +21,7 @@ mod parts;
 mod per_token;
 mod prompts;
 mod quantized;
+mod recall;
 mod report_page;
 mod resources;
 mod routing;

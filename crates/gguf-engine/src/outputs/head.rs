@@ -81,7 +81,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Returns all logits of the rows, `[n_rows, n_vocab]`; for few rows only.
+    /// Returns all logits of the rows, `[n_rows, n_vocab]`; for few rows, or as many as memory is there for.
     ///
     /// # Errors
     /// If weights cannot be read or the run is cancelled.
@@ -181,6 +181,27 @@ impl Engine<'_> {
         } else {
             self.fold_blocks(hidden, model, model_hidden, targets, progress)?
         };
+        Ok(folds.iter().map(|(reference, model)| reference.divergence(model)).collect())
+    }
+
+    /// Returns the scores and divergences of this model's rows as [`Engine::divergences`] does, from the reference's logits,
+    /// row by row. They are the same if both heads have the same width.
+    ///
+    /// # Errors
+    /// As [`Engine::divergences`].
+    pub fn divergences_from_logits(
+        &self,
+        reference: &[&[f32]],
+        hidden: &Hidden,
+        targets: &[u32],
+        progress: &dyn Progress,
+    ) -> Result<Vec<TokenDivergence>, EngineError> {
+        let model = self.plan.n_vocab;
+        let other = reference.iter().map(|row| row.len()).find(|&n| n != model);
+        if other.is_some() || reference.len() != hidden.n_rows {
+            return Err(EngineError::Vocabulary { model, baseline: other.unwrap_or(model) });
+        }
+        let folds = pair::folds_from(reference, self, hidden, targets, progress)?;
         Ok(folds.iter().map(|(reference, model)| reference.divergence(model)).collect())
     }
 

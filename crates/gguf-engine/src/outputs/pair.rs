@@ -58,6 +58,65 @@ impl<'a> PairedModel<'a> {
     }
 }
 
+/// Folds of both models' rows, filled block by block.
+struct PairFolds<'a> {
+    folds: Vec<(LogitFold, LogitFold)>,
+    slices: Vec<usize>,
+    targets: &'a [u32],
+    model: &'a Engine<'a>,
+    progress: &'a dyn Progress,
+}
+
+impl<'a> PairFolds<'a> {
+    fn new(n_rows: usize, model: &'a Engine<'a>, targets: &'a [u32], progress: &'a dyn Progress) -> Self {
+        let folds = vec![(LogitFold::START, LogitFold::START); n_rows];
+        Self { folds, slices: cuts(n_rows, SLICE_TOKENS), targets, model, progress }
+    }
+
+    /// Folds the logits of some rows for a panel: those of the reference, then those of the model.
+    fn part<'l>(
+        &self,
+        rows: &Range<usize>,
+        panel: &Panel<'_>,
+        logits: impl Iterator<Item = (&'l [f32], &'l [f32])>,
+    ) -> Vec<(LogitFold, LogitFold)> {
+        let level = self.model.options.level;
+        let of_row =
+            |((a, b), &target): ((&[f32], &[f32]), &u32)| LogitFold::pair(level, a, b, panel.first, target);
+        let targets = &self.targets[rows.start.min(self.targets.len())..];
+        self.model.clock.time(WorkKind::Fold, || logits.zip(targets).map(of_row).collect())
+    }
+
+    /// Adds a block of panels. `part` gives the folds of some rows for the panel of this number.
+    fn add(
+        &mut self,
+        n_panels: usize,
+        part: impl Fn(&Self, &mut WorkerBuffers, &Range<usize>, usize) -> Vec<(LogitFold, LogitFold)> + Sync,
+    ) -> Result<(), EngineError> {
+        let parts: Vec<Mutex<Vec<(LogitFold, LogitFold)>>> =
+            (0..n_panels * (self.slices.len() - 1)).map(|_| Mutex::default()).collect();
+        self.model.workers.each(parts.len(), |buffers, task| {
+            if self.progress.is_cancelled() {
+                return Err(EngineError::Cancelled);
+            }
+            let (slice, at) = (task / n_panels, task % n_panels);
+            let rows = self.slices[slice]..self.slices[slice + 1];
+            *parts[task].lock().unpoisoned() = part(self, buffers, &rows, at);
+            Ok(())
+        })?;
+        for (slice, folds) in self.folds.chunks_mut(SLICE_TOKENS).enumerate() {
+            for part in &parts[slice * n_panels..(slice + 1) * n_panels] {
+                let part = part.lock().unpoisoned();
+                for ((a, b), (a_part, b_part)) in folds.iter_mut().zip(&*part) {
+                    a.merge(a_part);
+                    b.merge(b_part);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Returns the folds of both models' rows, for heads of the same shape. The order of the sums depends on the shape
 /// only.
 pub(crate) fn folds(
@@ -68,50 +127,42 @@ pub(crate) fn folds(
     targets: &[u32],
     progress: &dyn Progress,
 ) -> Result<Vec<(LogitFold, LogitFold)>, EngineError> {
-    let mut folds = vec![(LogitFold::START, LogitFold::START); hidden.n_rows];
-    if hidden.n_rows == 0 {
-        return Ok(folds);
-    }
+    let mut folds = PairFolds::new(hidden.n_rows, model, targets, progress);
     let a = PairedModel::new(reference, hidden, progress)?;
     let b = PairedModel::new(model, model_hidden, progress)?;
     let (a_panels, b_panels) = (a.panels(), b.panels());
-    let slices = cuts(hidden.n_rows, SLICE_TOKENS);
-    let level = reference.options.level;
     a.run.each_block(&a_panels, |block, first, a_weights| {
         // The same panels of the other model have the same size, so they are also one block.
         b.run.each_block(&b_panels[first..first + block.len()], |block, skipped, b_weights| {
             let a_weights = &a_weights[skipped..];
-            let parts: Vec<Mutex<Vec<(LogitFold, LogitFold)>>> =
-                (0..block.len() * (slices.len() - 1)).map(|_| Mutex::default()).collect();
-            reference.workers.each(parts.len(), |WorkerBuffers { tile, rows: other, .. }, task| {
-                if progress.is_cancelled() {
-                    return Err(EngineError::Cancelled);
-                }
-                let (slice, at) = (task / block.len(), task % block.len());
-                let (rows, panel) = (slices[slice]..slices[slice + 1], &block[at]);
-                let a_logits = a.logits(&rows, panel, a_weights[at].weight, tile);
-                let b_logits = b.logits(&rows, panel, b_weights[at].weight, other);
-                let part = a.run.clock.time(WorkKind::Fold, || {
-                    let pairs = a_logits.chunks(panel.n).zip(b_logits.chunks(panel.n));
-                    let of_row = |((a, b), &target): ((&[f32], &[f32]), &u32)| {
-                        LogitFold::pair(level, a, b, panel.first, target)
-                    };
-                    pairs.zip(&targets[rows.start.min(targets.len())..]).map(of_row).collect()
-                });
-                *parts[task].lock().unpoisoned() = part;
-                Ok(())
-            })?;
-            for (slice, folds) in folds.chunks_mut(SLICE_TOKENS).enumerate() {
-                for part in &parts[slice * block.len()..(slice + 1) * block.len()] {
-                    let part = part.lock().unpoisoned();
-                    for ((a, b), (a_part, b_part)) in folds.iter_mut().zip(&*part) {
-                        a.merge(a_part);
-                        b.merge(b_part);
-                    }
-                }
-            }
-            Ok(())
+            folds.add(block.len(), |folds, WorkerBuffers { tile, rows: other, .. }, rows, at| {
+                let panel = &block[at];
+                let a_logits = a.logits(rows, panel, a_weights[at].weight, tile);
+                let b_logits = b.logits(rows, panel, b_weights[at].weight, other);
+                folds.part(rows, panel, a_logits.chunks(panel.n).zip(b_logits.chunks(panel.n)))
+            })
         })
     })?;
-    Ok(folds)
+    Ok(folds.folds)
+}
+
+/// Returns the folds as [`folds`], with the reference's logits already known, row by row.
+pub(crate) fn folds_from(
+    known: &[&[f32]],
+    model: &Engine<'_>,
+    model_hidden: &Hidden,
+    targets: &[u32],
+    progress: &dyn Progress,
+) -> Result<Vec<(LogitFold, LogitFold)>, EngineError> {
+    let mut folds = PairFolds::new(known.len(), model, targets, progress);
+    let b = PairedModel::new(model, model_hidden, progress)?;
+    b.run.each_block(&b.panels(), |block, _, weights| {
+        folds.add(block.len(), |folds, WorkerBuffers { tile, .. }, rows, at| {
+            let panel = &block[at];
+            let a_logits = known[rows.clone()].iter().map(|row| &row[panel.first..panel.first + panel.n]);
+            let b_logits = b.logits(rows, panel, weights[at].weight, tile);
+            folds.part(rows, panel, a_logits.zip(b_logits.chunks(panel.n)))
+        })
+    })?;
+    Ok(folds.folds)
 }

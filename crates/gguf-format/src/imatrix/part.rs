@@ -106,6 +106,8 @@ pub struct CombinedImatrix {
     pub sums: ImatrixSums,
     /// Negative log likelihoods of the scored tokens, in order.
     pub nll: Vec<f64>,
+    /// Identity of the single run.
+    pub identity: String,
 }
 
 /// Combines the parts of one run, in any order.
@@ -138,10 +140,11 @@ pub fn combine_imatrix_parts(paths: &[PathBuf]) -> Result<CombinedImatrix, Imatr
     belong_together(&places)?;
     let mut combined: Option<CombinedImatrix> = None;
     let mut rests: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    for (path, _, run, sums) in parts {
+    for (path, part, run, sums) in parts {
         let total = combined.get_or_insert_with(|| CombinedImatrix {
             sums: ImatrixSums { tensors: BTreeMap::new(), n_chunks: 0, ..sums.clone() },
             nll: Vec::new(),
+            identity: part.plan,
         });
         if sums.chunk_size != total.sums.chunk_size {
             return Err(ImatrixError::DamagedPart { path: path.clone() });

@@ -4,7 +4,8 @@ use std::io::Read;
 use std::path::Path;
 
 use crate::VerifyError;
-use crate::logit_file::{Geometry, HEADER_BYTES, LogitFileError, MAGIC, ROW_HEAD_BYTES};
+use crate::logit_file::model_mark::ModelMark;
+use crate::logit_file::{Geometry, HEADER_BYTES, LogitFileError, MAGIC, MARK_MAGIC, ROW_HEAD_BYTES};
 use gguf_core::mmap::MappedFile;
 use gguf_engine::LogProbs;
 
@@ -14,6 +15,15 @@ pub struct LogitFile {
     map: MappedFile,
     geometry: Geometry,
     rows_offset: usize,
+    /// Facts of its model, if a program of this project wrote the file.
+    mark: Option<ModelMark>,
+}
+
+/// Returns the facts of a model from what follows the rows.
+fn mark(rest: &[u8]) -> Option<ModelMark> {
+    let text = rest.strip_prefix(MARK_MAGIC)?;
+    let length = usize::try_from(u32::from_le_bytes(word(text, 0)?)).ok()?;
+    serde_json::from_slice(text.get(4..).filter(|text| text.len() == length)?).ok()
 }
 
 /// Returns the four bytes at an offset.
@@ -45,12 +55,14 @@ impl LogitFile {
         let owned = || path.to_owned();
         let expected = geometry.file_bytes();
         let found = map.len() as u64;
-        if u128::from(found) != expected {
+        let rest = usize::try_from(expected).ok().and_then(|end| map.get(end..)).unwrap_or_default();
+        let mark = mark(rest);
+        if u128::from(found) != expected && mark.is_none() {
             return Err(LogitFileError::Length { path: owned(), expected, found }.into());
         }
         // Inside the file, by the comparison above.
         let rows_offset = usize::try_from(geometry.rows_offset()).unwrap_or(usize::MAX);
-        let file = Self { map, geometry, rows_offset };
+        let file = Self { map, geometry, rows_offset, mark };
         let n_vocab = geometry.n_vocab;
         if let Some((at, token)) = file.tokens().enumerate().find(|&(_, token)| token as usize >= n_vocab) {
             let offset = HEADER_BYTES + 4 * at as u64;
@@ -58,6 +70,11 @@ impl LogitFile {
             return Err(LogitFileError::Token { path: owned(), offset, token, n_vocab }.into());
         }
         Ok(file)
+    }
+
+    /// Returns the facts of its model.
+    pub(crate) fn mark(&self) -> Option<&ModelMark> {
+        self.mark.as_ref()
     }
 
     /// Returns the number of tokens of a chunk.

@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use crate::logit_file::{Geometry, HEADER_BYTES, LogitFileError, LogitFileSize, MAGIC};
+use crate::logit_file::model_mark::ModelMark;
+use crate::logit_file::{Geometry, HEADER_BYTES, LogitFileError, LogitFileSize, MAGIC, MARK_MAGIC};
 use crate::{Prompt, VerifyError, Window};
 use gguf_core::numeric::nearest_int;
 use gguf_core::output::{Destination, OutputError, OutputFile, OutputKind, check_kind};
@@ -32,6 +33,7 @@ impl LogitWriter {
         prompts: &[Prompt],
         n_ctx: usize,
         n_vocab: usize,
+        mark: &ModelMark,
     ) -> Result<Self, VerifyError> {
         let mut tokens = Vec::new();
         for window in windows {
@@ -51,7 +53,10 @@ impl LogitWriter {
         for n in [n_ctx, n_vocab, windows.len()] {
             head.extend(number(n)?);
         }
-        let file_bytes = u64::try_from(geometry.file_bytes()).map_err(|_| too_many())?;
+        let mark = serde_json::to_vec(mark).map_err(std::io::Error::from)?;
+        let mark = [&MARK_MAGIC[..], &number(mark.len())?, &mark].concat();
+        let rows_end = u64::try_from(geometry.file_bytes()).map_err(|_| too_many())?;
+        let file_bytes = rows_end.saturating_add(mark.len() as u64);
         let refused = |error| LogitFileError::Output(OutputError::Guard(error));
         check_kind(path, OutputKind::LogitFile).map_err(refused)?;
         let mut destination = Destination::of(path).map_err(LogitFileError::Output)?;
@@ -61,6 +66,7 @@ impl LogitWriter {
         let file = destination.create().map_err(LogitFileError::Output)?;
         file.write_at(0, &head)?;
         file.write_at(HEADER_BYTES, &tokens)?;
+        file.write_at(rows_end, &mark)?;
         Ok(Self { file, size, geometry, next_row: 0 })
     }
 

@@ -71,22 +71,19 @@ pub(super) struct CollectArgs {
     /// single run writes. All runs make the same plan and are independent
     #[arg(long, value_name = "I/N")]
     part: Option<Share>,
-    /// True for the matrix of a folder of quantizations: it has a key that identifies this run, and `--resume` also accepts
-    /// it when it is complete. Texts are named without their directories.
+    /// True for the matrix of a folder of quantizations. Texts are named without their directories.
     #[arg(skip)]
     pub(super) is_of_folder: bool,
 }
 
 impl CollectArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
-        if let Some(report) = self.write(session)? {
-            report.print(session)?;
-        }
+        self.write(session)?.print(session)?;
         Ok(Exit::Done)
     }
 
-    /// Collects the matrix and writes it; returns `None` if the matrix of an earlier run is kept.
-    pub(super) fn write(&self, session: &Session) -> anyhow::Result<Option<ImatrixReport<'_>>> {
+    /// Collects the matrix and writes it, unless it is there already.
+    pub(super) fn write(&self, session: &Session) -> anyhow::Result<ImatrixReport<'_>> {
         // Without a subcommand clap requires both.
         let (Some(model), Some(output)) = (&self.model, &self.output) else {
             return Err(UsageError("give a model and `-o FILE`".to_owned()).into());
@@ -107,8 +104,8 @@ impl CollectArgs {
             MatrixOutput { path: output, legacy: self.legacy, sync: !session.common.no_sync, inputs };
         target.warn_of_name(session);
         let work = |model: &Model<'_>| self.collect(model, &prompts, target, guard, session);
-        let Some((collected, file_bytes)) = opened.with(None, work)? else { return Ok(None) };
-        Ok(Some(ImatrixReport {
+        let (collected, file_bytes) = opened.with(None, work)?;
+        Ok(ImatrixReport {
             file: output,
             file_bytes,
             contents: MatrixContents::of(&collected.sums),
@@ -116,7 +113,7 @@ impl CollectArgs {
             experts: expert_coverage(&collected.sums),
             part: self.part.map(Share::number),
             n_parts: self.part.map(Share::count),
-        }))
+        })
     }
 
     /// Refuses options that a share of the chunks cannot serve.
@@ -147,7 +144,7 @@ impl CollectArgs {
         target: MatrixOutput<'_>,
         mut guard: Guard<'_>,
         session: &Session,
-    ) -> anyhow::Result<Option<(Collected, u64)>> {
+    ) -> anyhow::Result<(Collected, u64)> {
         let options = ImportanceOptions {
             engine: engine_options(&session.common),
             files: prompts.files().to_vec(),
@@ -171,10 +168,10 @@ impl CollectArgs {
         for n_chunks in frequency.copies_of(before.n_chunks, run.n_chunks()) {
             guard.write("a copy of `--save-frequency`", &target.copy_path(n_chunks), OutputKind::Imatrix)?;
         }
-        let identity = self.is_of_folder.then(|| run.identity(&before));
+        let identity = run.identity(&before);
         let work = CollectRun { session, target, run, before, frequency, identity };
-        if self.resume && self.is_of_folder && work.is_complete()? {
-            return Ok(None);
+        if self.resume && work.is_complete(self.is_of_folder)? {
+            return work.finished();
         }
         let mut collected = if self.resume { work.resume()? } else { work.begin() };
         // The file of an unfinished run may list fewer of them.
@@ -193,7 +190,7 @@ impl CollectArgs {
             return Err(error);
         }
         let size = work.write(&collected)?;
-        Ok(Some((collected, size)))
+        Ok((collected, size))
     }
 
     /// Returns the sums of earlier files that the run starts with.
@@ -223,7 +220,7 @@ pub(super) struct ImatrixReport<'a> {
     pub(super) file_bytes: u64,
     #[serde(flatten)]
     pub(super) contents: MatrixContents,
-    /// Perplexity of the text; null with `--no-ppl`.
+    /// Perplexity of the text; null with `--no-ppl`, and for a matrix that was there.
     pub(super) perplexity: Option<Perplexity>,
     /// Coverage of experts by layer; empty for models without experts.
     pub(super) experts: Vec<ExpertCoverage>,

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use crate::cli::Session;
 use crate::core::progress::{Progress, Silent};
 use crate::core::text::{escape, plural};
-use crate::gguf::{ImatrixSums, UnfinishedRun, WriteOptions, imatrix_identity};
+use crate::gguf::{
+    ImatrixSums, StoredImatrix, UnfinishedRun, WriteOptions, imatrix_identity, merge_imatrices,
+};
 use crate::verify::{Collected, ImportanceRun};
 
 /// Output path and format of a matrix.
@@ -95,8 +97,8 @@ pub(super) struct CollectRun<'a, 'm> {
     /// Sums that the run starts with.
     pub(super) before: ImatrixSums,
     pub(super) frequency: SaveFrequency,
-    /// Identity of the run, if the finished matrix gets it.
-    pub(super) identity: Option<String>,
+    /// Identity of the run, which the finished matrix has.
+    pub(super) identity: String,
 }
 
 impl CollectRun<'_, '_> {
@@ -123,19 +125,41 @@ impl CollectRun<'_, '_> {
     ///
     /// # Errors
     /// A finished matrix of another text, model or version: it is not replaced by a run that continues.
-    pub(super) fn is_complete(&self) -> anyhow::Result<bool> {
+    pub(super) fn is_complete(&self, is_of_folder: bool) -> anyhow::Result<bool> {
         let output = self.output();
         if !self.target.path.exists() || UnfinishedRun::find(self.target.path).is_some() {
             return Ok(false);
         }
-        if imatrix_identity(self.target.path) != self.identity {
-            anyhow::bail!(
-                "{output}: measured on another text, of another model, or by another version of this program: `--replace` \
-                 measures it again"
-            );
+        match imatrix_identity(self.target.path) {
+            Some(found) if found == self.identity => {
+                let what = if is_of_folder {
+                    "the matrix of an earlier run is used"
+                } else {
+                    "finished earlier, and left as it is"
+                };
+                self.session.note(&format!("{output}: {what}"));
+                Ok(true)
+            }
+            None if !is_of_folder => Ok(false),
+            _ => {
+                let remedy = if is_of_folder {
+                    "`--replace` measures"
+                } else {
+                    "the command without `--resume` measures"
+                };
+                anyhow::bail!(
+                    "{output}: measured on another text, of another model, with other options, or by another version of this \
+                     program: {remedy} it again"
+                )
+            }
         }
-        self.session.note(&format!("{output}: the matrix of an earlier run is used"));
-        Ok(true)
+    }
+
+    /// Returns the matrix that is there.
+    pub(super) fn finished(&self) -> anyhow::Result<(Collected, u64)> {
+        let path = self.target.path;
+        let sums = merge_imatrices(&[StoredImatrix::open(path)?], self.before.chunk_size)?;
+        Ok((Collected::from_sums(sums), fs_err::metadata(path)?.len()))
     }
 
     /// Continues a run where it stopped; starts it if it was never saved.
@@ -171,7 +195,7 @@ impl CollectRun<'_, '_> {
     /// Writes the sums of the whole run, or of this machine's share. Returns the size of the file.
     pub(super) fn write(&self, collected: &Collected) -> anyhow::Result<u64> {
         if self.run.part().is_none() {
-            return self.target.write(&collected.sums, self.identity.as_deref());
+            return self.target.write(&collected.sums, Some(&self.identity));
         }
         self.write_unfinished(collected)?;
         Ok(fs_err::metadata(self.target.path)?.len())

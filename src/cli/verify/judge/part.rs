@@ -91,7 +91,7 @@ impl VerifyArgs {
         let opened = OpenedModel::open_with(path, common, self.mlock)?;
         guard.read_all("a model", opened.inputs())?;
         let mut alike = ConvertedBaseline::default();
-        let alike = alike.of(self.reference(), &opened, baseline.as_ref(), session);
+        let alike = alike.of(self.reference(), &opened, baseline.as_ref(), 1, session);
         let baseline = alike.or(baseline.as_ref());
         let options = self.options(&prompts, session);
         let run = |model: &Model<'_>, baseline: Option<&Model<'_>>| {

@@ -70,6 +70,14 @@ fn done(made: &Made, words: &str) -> Done {
     Done { code: outcome.code(), text: outcome.text(), files: found }
 }
 
+/// What `gguf-inspect` prints about a file, with one blank between words.
+fn description(bytes: &[u8]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    fs_err::write(dir.path().join("file.gguf"), bytes).unwrap();
+    let text = run("gguf-inspect", dir.path(), &["file.gguf", "--full"]).text();
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Returns what is wrong, if the option does not have its effect.
 fn fault(case: &Case, without: &Done, with: &Done) -> Option<String> {
     let holds = |done: &Done, file: &str, words: &str| {
@@ -80,6 +88,9 @@ fn fault(case: &Case, without: &Done, with: &Done) -> Option<String> {
     let [is_there, was_there] = [with, without].map(|done| match &case.effect {
         Effect::Changes(file) | Effect::Makes(file) => done.files.contains_key(file),
         Effect::Holds(file, words) => holds(done, file, words),
+        Effect::Describes(file, words) => {
+            done.files.get(file).is_some_and(|bytes| description(bytes).contains(words))
+        }
         Effect::Prints(words) => done.text.contains(words),
         Effect::Exits(code, words) => done.code == *code && done.text.contains(words),
     });

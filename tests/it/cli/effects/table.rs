@@ -24,6 +24,8 @@ pub enum Effect {
     Makes(String),
     /// This file holds these words.
     Holds(String, String),
+    /// `gguf-inspect` prints these words about this file; one blank stands for any number of them.
+    Describes(String, String),
     /// The program prints these words.
     Prints(String),
     /// The exit code is this one, and the program prints these words.
@@ -55,6 +57,7 @@ fn effect(text: &str) -> (Effect, bool) {
         "changes" => Effect::Changes(rest.to_owned()),
         "makes" => Effect::Makes(rest.to_owned()),
         "holds" => Effect::Holds(two().0.to_owned(), two().1.to_owned()),
+        "describes" => Effect::Describes(two().0.to_owned(), two().1.to_owned()),
         "prints" => Effect::Prints(rest.to_owned()),
         "exits" => Effect::Exits(two().0.parse().unwrap(), two().1.to_owned()),
         other => panic!("no effect: {other}"),
