@@ -105,8 +105,8 @@ pub fn find_recipe(
     let examined = examine(&file, source, progress)?;
     let mut report = examined.report(path, sha256);
     if let Some(target) = recipe {
-        let packed = write::Packed::new(&file, source, &examined, &report, target, progress)?;
         let output = Destination::of(target)?.create()?;
+        let packed = write::Packed::new(&file, source, &examined, &report, target, progress)?;
         report.recipe = Some(packed.write(&output, target)?);
         output.commit(options.sync)?;
     }

@@ -93,6 +93,14 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
     }
 }
 
+/// Checks that files can be made in a directory.
+///
+/// # Errors
+/// A directory that this user may not write to, or that is on a read-only file system.
+pub fn check_writable(dir: &Path) -> io::Result<()> {
+    system::check_writable(dir)
+}
+
 /// Returns the bytes of memory that this process holds, without mapped files. If the system does not report them,
 /// returns the usual size of such a program at its start.
 pub fn held_bytes() -> u64 {
@@ -165,6 +173,11 @@ mod system {
     pub(super) fn free_bytes_at(path: &Path) -> io::Result<u64> {
         let found = rustix::fs::statvfs(path)?;
         Ok(found.f_bavail.saturating_mul(found.f_frsize))
+    }
+
+    pub(super) fn check_writable(dir: &Path) -> io::Result<()> {
+        use rustix::fs::Access;
+        Ok(rustix::fs::access(dir, Access::WRITE_OK | Access::EXEC_OK)?)
     }
 
     pub(super) fn show_file_at(file: &Path, path: &Path) -> io::Result<()> {
@@ -264,6 +277,11 @@ mod system {
 
     pub(super) fn free_bytes_at(path: &Path) -> io::Result<u64> {
         fs4::available_space(path)
+    }
+
+    // Only an attempt shows it there.
+    pub(super) fn check_writable(_: &Path) -> io::Result<()> {
+        Ok(())
     }
 
     pub(super) fn show_file_at(file: &Path, path: &Path) -> io::Result<()> {

@@ -53,7 +53,8 @@ impl Ladder {
         let Some(stem) = file.strip_suffix(&format!("-{ty}.gguf")) else { return usual };
         let stem = match (self.own_name(), opened) {
             (Some(own), _) => own,
-            (None, OpenedInput::File(_)) => stem.to_owned(),
+            // A folder that is published has names that everybody can type.
+            (None, OpenedInput::File(_)) => stem.replace(char::is_control, "-"),
             (None, _) => with_one_size(stem),
         };
         let name = self.name_pattern.replace("{type}", ty).replace("{name}", &stem);

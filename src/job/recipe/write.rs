@@ -78,7 +78,10 @@ impl Packed {
         let source_sha256 = source.digest(progress)?.to_owned();
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
-        let spool = tempfile::tempfile_in(folder).map_err(WriteError::Io)?;
+        let named = |error: std::io::Error| {
+            std::io::Error::new(error.kind(), format!("{}: {error}", folder.display()))
+        };
+        let spool = tempfile::tempfile_in(folder).map_err(|error| WriteError::Io(named(error)))?;
         let mut spool = Spool { file: spool, n_bytes: 0, parts: Vec::new() };
         let title = format!("compressing what differs in {}", escape(&name_of(&report.file)));
         progress.begin(&title, file.tensor_bytes());

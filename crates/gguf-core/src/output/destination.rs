@@ -36,7 +36,8 @@ impl Destination {
     /// Checks what exists at the target. Links are followed, also those that lead to no file yet.
     ///
     /// # Errors
-    /// [`OutputError`]: something that is neither a file nor a device with positions, a directory that does not exist.
+    /// [`OutputError`]: something that is neither a file nor a device with positions, a directory that does not exist or
+    /// cannot be written to.
     pub fn of(target: &Path) -> Result<Self, OutputError> {
         check_name(target)?;
         let refused = |obstacle| OutputError::Refused { target: target.to_owned(), obstacle };
@@ -61,6 +62,12 @@ impl Destination {
             }
             Err(error) => return Err(named(target, &error).into()),
         };
+        if let ResolvedTarget::File(path) = &resolved {
+            let cannot = |error| {
+                io::Error::new(io::Error::kind(&error), format!("cannot write to its folder: {error}"))
+            };
+            platform::check_writable(parent(path)).map_err(|error| named(target, &cannot(error)))?;
+        }
         Ok(Self { target: target.to_owned(), resolved, is_cleared: false, is_edit: false })
     }
 
@@ -248,6 +255,22 @@ mod tests {
         assert_eq!(Destination::of(&null).unwrap().free_bytes(), None);
         let error = Destination::of_part(&null).unwrap_err();
         assert!(matches!(error, OutputError::Refused { obstacle: Obstacle::DeviceForParts, .. }), "{error}");
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_written_to_is_found_before_the_work() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |mode| fs_err::set_permissions(dir.path(), PermissionsExt::from_mode(mode)).unwrap();
+        mode(0o555);
+        if rustix::process::geteuid().is_root() {
+            eprintln!("root may write to any folder, so not tested");
+        } else {
+            let found = message(&dir.path().join("out"));
+            assert!(found.starts_with("cannot write to its folder: Permission denied"), "{found}");
+        }
+        mode(0o755);
+        Destination::of(&dir.path().join("out")).unwrap();
     }
 
     #[test]
