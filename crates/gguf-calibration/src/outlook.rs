@@ -45,6 +45,13 @@ impl Outlook {
         self.block_bytes.saturating_mul(n_states).saturating_add(spilled)
     }
 
+    /// Returns the error of a budget that is too small for tuning.
+    pub fn tuning_error(&self) -> Option<CalibrateError> {
+        let (budget_bytes, weights) = (self.budget_bytes, self.n_tuned);
+        let needed_bytes = self.tuning_bytes.filter(|&needed| needed > budget_bytes)?;
+        Some(CalibrateError::TuneMemory { budget_bytes, needed_bytes, weights })
+    }
+
     /// Returns true if hidden states go to files.
     pub fn is_spilling(&self) -> bool {
         self.needs.all_bytes > self.free_bytes

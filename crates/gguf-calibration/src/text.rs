@@ -4,6 +4,7 @@ mod held_out;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 pub use held_out::HeldOutText;
 
@@ -140,6 +141,8 @@ pub struct CalibrationText {
     pub held_out: Vec<HeldOutText>,
     /// Notes for the user: kinds that have less than their share.
     pub notes: Vec<String>,
+    /// Text that the model has written for the tuning, so that several candidates learn from one.
+    pub(crate) tuning: OnceLock<Vec<Window>>,
 }
 
 impl CalibrationText {
@@ -207,7 +210,7 @@ impl CalibrationText {
 
     /// Creates a text without kinds.
     pub fn empty(n_ctx: usize) -> Self {
-        Self { n_ctx, kinds: Vec::new(), held_out: Vec::new(), notes: Vec::new() }
+        Self { n_ctx, kinds: Vec::new(), held_out: Vec::new(), notes: Vec::new(), tuning: OnceLock::new() }
     }
 
     /// Adds a placeholder for the text of `add_self`, with the same number of tokens. Its sequence
@@ -479,7 +482,7 @@ mod tests {
             seed: None,
         };
         let kinds = vec![kind(&[100; 40]), kind(&[512; 3])];
-        let text = CalibrationText { n_ctx: 512, kinds, held_out: Vec::new(), notes: Vec::new() };
+        let text = CalibrationText { kinds, ..CalibrationText::empty(512) };
         let lengths = |n_tokens| -> Vec<usize> {
             text.some_windows(n_tokens).iter().map(|window| window.chunk.tokens.len()).collect()
         };

@@ -3,16 +3,16 @@
 use crate::calibrate::{
     CalibrateError, CalibrationText, FidelityOptions, Outlook, SelfText, TextOptions, TextSource,
 };
-use crate::core::progress::Progress;
+use crate::core::progress::{Progress, Silent};
 use crate::engine::EngineError;
 use crate::job::calibration::facts::TextFacts;
 use crate::job::calibration::run::with_model_of;
-use crate::job::calibration::{Calibration, CalibrationPlan, OwnText, SELF_SEED};
+use crate::job::calibration::{Calibration, CalibrationPlan, CalibrationSources, OwnText, SELF_SEED};
 use crate::job::plan::QuantizationPlan;
 use crate::job::quantize::CheckedQuantization;
 use crate::job::size::{PromiseReport, TargetReport};
 use crate::job::{JobError, calibration::sized};
-use crate::quantize::{Allocation, QuantizePlan};
+use crate::quantize::{Allocation, FileType, QuantizePlan};
 use crate::verify::Model;
 
 /// Resources of a run, with the types that it is expected to choose for a divergence.
@@ -65,17 +65,42 @@ impl Calibration {
                 let tokens = text.n_tokens();
                 quantization.run.stops_here(&CalibrateError::Memory { budget_bytes, needed_bytes, tokens });
             }
-            if let Some(needed_bytes) = outlook.tuning_bytes.filter(|&needed| needed > budget_bytes) {
-                let weights = outlook.n_tuned;
-                quantization.run.stops_here(&CalibrateError::TuneMemory {
-                    budget_bytes,
-                    needed_bytes,
-                    weights,
-                });
+            if let Some(error) = outlook.tuning_error() {
+                quantization.run.stops_here(&error);
             }
             let plan = CalibrationPlan::of(outlook, TextFacts::of(&text), self.solver, self_bytes);
             Ok((plan, expected))
         })
+    }
+
+    /// Refuses a budget that is too small for tuning, before the model writes text for it. Where the types are chosen later,
+    /// the smallest are assumed.
+    pub(super) fn check_tuning(
+        &self,
+        quantization: &CheckedQuantization<'_>,
+        texts: &CalibrationSources,
+        model: &Model<'_>,
+    ) -> Result<(), JobError> {
+        if self.solver.tuning_steps() == 0 {
+            return Ok(());
+        }
+        let (text, _) = self.text_to_come(&Silent, &texts.given, model)?;
+        let mut quantize = quantization.options.clone();
+        if quantization.size.is_some() {
+            quantize.file_type = FileType::Q2KS;
+        }
+        let options = FidelityOptions {
+            solver: self.solver,
+            engine: self.engine(),
+            quantize: &quantize,
+            dir: &quantization.target,
+            work: None,
+        };
+        let outlook = Outlook::of(model, &quantization.input, &text, &options)?;
+        match outlook.tuning_error() {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
     }
 
     /// Returns the text, with placeholder sequences for those that the model would write, and the memory needed to

@@ -57,6 +57,7 @@ impl Calibration {
         progress.steps(self.n_steps(quantization));
         let recall = Recall::of_many();
         let model = &Model { recall: Some(&recall), ..*model };
+        self.check_tuning(quantization, texts, model)?;
         let mut text = self.text(progress, &texts.given, model, work)?;
         text.add_held_out(model, &texts.held_out, self.n_tokens)?;
         let mut sized = sized::choose(quantization, self, model, &text, work)?;

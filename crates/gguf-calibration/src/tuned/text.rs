@@ -51,8 +51,14 @@ impl TuningText {
             found.choosing.extend(found.learned.pop());
         }
         if let Some(own) = own_text(text) {
-            progress.steps(1);
-            found.learned.extend(own.write(model, engine, progress)?.windows.iter().map(whole));
+            let written = if let Some(written) = text.tuning.get() {
+                written
+            } else {
+                progress.steps(1);
+                let written = own.write(model, engine, progress)?.windows;
+                text.tuning.get_or_init(|| written)
+            };
+            found.learned.extend(written.iter().map(whole));
         }
         let n_tokens: usize = found.learned.iter().map(|chunk| chunk.tokens.len()).sum();
         let n_own = n_tokens - n_given;

@@ -73,6 +73,39 @@ fn blocks_move_and_less_is_lost() {
     }
 }
 
+/// The model writes the text of the tuning once for all that are tuned with one calibration text.
+#[test]
+fn candidates_learn_from_one_text() {
+    #[derive(Default)]
+    struct Stages(Mutex<Vec<String>>);
+    impl Progress for Stages {
+        fn begin(&self, title: &str, _: u64) {
+            self.0.lock().unwrap().push(title.to_owned());
+        }
+    }
+    let tiny = Tiny::new().with_layers(1);
+    let features = GraphFeatures::of("llama").unwrap();
+    let model = model(&tiny, &features);
+    let options = TextOptions { n_tokens: 512, n_ctx: 64, ..TextOptions::default() };
+    let text = CalibrationText::with_self(&model, &[], &options, 1, engine(2), None, &Silent).unwrap();
+    let quantize = QuantizeOptions { pure: true, ..QuantizeOptions::new(FileType::Q4_0) };
+    let (input, dir) = (Input::new(&tiny.tensors, &tiny.metadata), std::env::temp_dir());
+    let options = FidelityOptions {
+        solver: Solver::Tuned { n_steps: 1 },
+        engine: engine(2),
+        quantize: &quantize,
+        dir: &dir,
+        work: None,
+    };
+    let stages = Stages::default();
+    for _ in 0..2 {
+        solve(&model, &input, &text, &options, &stages).unwrap();
+    }
+    let stages = stages.0.into_inner().unwrap();
+    let count = |words: &str| stages.iter().filter(|title| title.contains(words)).count();
+    assert_eq!((count("tuning codes"), count("writing text")), (2, 1), "{stages:?}");
+}
+
 /// Codes of a trained model move, and the file diverges clearly less.
 #[test]
 #[ignore = "of the deep tier"]
