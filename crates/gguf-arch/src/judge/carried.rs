@@ -248,7 +248,8 @@ impl CarriedCheck<'_, '_> {
             }
             let Some(value) = self.given(name).cloned() else { continue };
             let Some(default) = self.default_for(name, &value) else { continue };
-            if same(&default, &value) || self.mentioned.contains(name) || !self.acts(name, &value) {
+            let is_off = default.is_null() && value == false;
+            if is_off || same(&default, &value) || self.mentioned.contains(name) || !self.acts(name, &value) {
                 continue;
             }
             let Some(changed) = self.with(name, default.clone()) else { continue };

@@ -143,7 +143,11 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
 pub fn embeds_all_tokens(arch: &str) -> bool {
     let rules = Rules::of(arch);
     let rows = rules.find(EMBEDDING).and_then(|(dims, _)| dims.first());
-    rows.is_some_and(|rows| matches!(rows, Expr::Path(path) if path.root == TOKENS))
+    rows.is_some_and(is_tokens)
+}
+
+fn is_tokens(rows: &Expr) -> bool {
+    matches!(rows, Expr::Path(path) if path.root == TOKENS)
 }
 
 /// Pads both shapes to the same number of dimensions with leading ones, as the format itself does.
@@ -187,7 +191,13 @@ impl<'a> FileKeys<'a> {
             let n = metadata.get(&key).and_then(Value::as_u64)?;
             Some((key, n))
         };
-        let tokens = listed.or_else(by_key);
+        let rows = rules.find(EMBEDDING).and_then(|(dims, _)| dims.first());
+        let by_embedding = || {
+            rows.filter(|rows| is_tokens(rows))?;
+            let own = tensors.iter().find(|tensor| tensor.name == EMBEDDING)?;
+            Some((EMBEDDING.to_owned(), *own.shape.dims().first()?))
+        };
+        let tokens = listed.or_else(by_key).or_else(by_embedding);
         let root = tokens.as_ref().map(|(_, n)| (TOKENS, Root::Value(Json::from(*n))));
         let scope = Scope {
             lets: Some(&rules.lets),

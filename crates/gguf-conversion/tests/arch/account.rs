@@ -114,7 +114,11 @@ fn keys_that_only_code_beside_the_model_reads_are_told() {
         (json!({"auto_map": {"AutoConfig": "x.Y"}, "rms_norm": false}), Some("`rms_norm`")),
         (json!({"auto_map": {"AutoConfig": "x.Y"}, "use_flash_attn": true}), None),
         (json!({"model_type": "of_somebody", "odd_key": "a"}), Some("`odd_key`")),
-        (json!({"position_embedding_type": "relative_key"}), Some("`position_embedding_type`")),
+        (
+            json!({"model_type": "of_somebody", "position_embedding_type": "relative_key"}),
+            Some("`position_embedding_type`"),
+        ),
+        (json!({"position_embedding_type": "relative_key"}), None),
     ] {
         let (_, warnings) = account("llama/plain", |config| {
             config.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
@@ -122,6 +126,87 @@ fn keys_that_only_code_beside_the_model_reads_are_told() {
         let said = warnings.iter().find(|text| text.contains("no rule knows"));
         assert_eq!(said.is_some(), told.is_some(), "{change}: {warnings:?}");
         assert!(told.is_none_or(|name| said.unwrap().contains(name)), "{change}: {said:?}");
+    }
+}
+
+#[test]
+fn keys_of_released_configurations_pass_in_silence() {
+    // Keys as releases have them, beside code of their own; then another value, which the file does not compute.
+    for (case, keys, other) in [
+        (
+            "llama/plain",
+            json!({"ep_size": 1, "seq_aux": true, "aux_loss_alpha": 0.001, "max_tokenizer_truncation": 6144}),
+            None,
+        ),
+        (
+            "phi3/phi3",
+            json!({"full_attn_mod": 1, "interpolate_factor": 1}),
+            Some(("full_attn_mod", json!(2))),
+        ),
+        (
+            "gemma2/gemma2",
+            json!({"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh", "use_bidirectional_attention": false}),
+            None,
+        ),
+        (
+            "chatglm/own_names",
+            json!({"add_bias_linear": false, "apply_residual_connection_post_layernorm": false, "original_rope": true, "quantization_bit": 0}),
+            Some(("post_layer_norm", json!(false))),
+        ),
+        (
+            "nomic-bert/nomic_bert",
+            json!({"scale_attn_weights": true, "fused_bias_fc": true, "parallel_block": false, "use_rms_norm": false}),
+            Some(("use_rms_norm", json!(true))),
+        ),
+        (
+            "openelm/openelm",
+            json!({"activation_fn_name": "swish", "ffn_with_glu": true, "normalization_layer_name": "rms_norm"}),
+            Some(("ffn_with_glu", json!(false))),
+        ),
+        (
+            "llada/llada",
+            json!({"block_type": "llama", "layer_norm_type": "rms", "rope": true, "scale_logits": false, "init_fn": "mitchell"}),
+            Some(("scale_logits", json!(true))),
+        ),
+        (
+            "bailingmoe/bailing_moe",
+            json!({"norm_softmax": false, "router_dtype": "fp32", "use_sliding_window": false, "sliding_window": 40, "max_window_layers": 28}),
+            Some(("norm_softmax", json!(true))),
+        ),
+        (
+            "rwkv7/rwkv7_small",
+            json!({"hidden_act": "sqrelu", "attn_mode": "chunk", "fuse_norm": true, "hidden_ratio": 4.0}),
+            Some(("hidden_act", json!("relu"))),
+        ),
+        ("granitehybrid/granitemoehybrid", json!({"position_embedding_type": "nope"}), None),
+        (
+            "qwen/plain",
+            json!({"use_logn_attn": true, "use_dynamic_ntk": true, "scale_attn_weights": true}),
+            None,
+        ),
+        (
+            "minimax-m2/minimax_m2_small",
+            json!({"qk_norm_type": "per_layer", "use_mtp": true, "num_mtp_modules": 3, "postnorm": false}),
+            Some(("qk_norm_type", json!("per_head"))),
+        ),
+    ] {
+        let warnings = |keys: &Json| {
+            let (_, warnings) = account(case, |config| {
+                // Gemma 2 has no code of its own.
+                if case != "gemma2/gemma2" {
+                    config["auto_map"] = json!({"AutoConfig": "x.Y"});
+                }
+                config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+            });
+            warnings
+        };
+        let before = warnings(&json!({}));
+        let said = warnings(&keys);
+        assert_eq!(said, before, "{case}");
+        if let Some((key, value)) = other {
+            let said = warnings(&json!({key: value}));
+            assert!(said.iter().any(|text| text.contains(key)), "{case}, {key}: {said:?}");
+        }
     }
 }
 

@@ -164,10 +164,13 @@ impl CarriedCheck<'_, '_> {
             return none(ANYWAY);
         }
         let own = STANDS_FOR.get(&format!("{}.{key}", self.card.gguf)).or_else(|| STANDS_FOR.get(key));
-        if let Some(values) = own.and_then(toml::Value::as_array) {
-            let is_listed = |own: &toml::Value| serde_json::to_value(own).is_ok_and(|own| same(&own, value));
-            let is_right = values.is_empty() || values.iter().any(is_listed);
-            return if is_right { none(ANYWAY) } else { unknown() };
+        let is_listed = |own: &toml::Value| serde_json::to_value(own).is_ok_and(|own| same(&own, value));
+        let values = own.and_then(toml::Value::as_array);
+        if values.is_some_and(|values| values.is_empty() || values.iter().any(is_listed)) {
+            return none(ANYWAY);
+        }
+        if !self.acts(key, value) {
+            return none("another key turns it off");
         }
         // A class of transformers reads the keys that it knows, unless code beside the model takes its place.
         if self.attributes.is_some() && !self.config.contains_key("auto_map") {

@@ -19,7 +19,7 @@ const ACTIVATIONS: [&[&str]; 3] = [
         "gelu_pytorch_tanh",
         "gelu_tanh",
     ],
-    &["relu2", "relu_squared", "squared_relu"],
+    &["relu2", "relu_squared", "sqrelu", "squared_relu"],
 ];
 
 /// Returns a number, also from a string; a pattern of layers like `LLLG` yields its period.
