@@ -103,8 +103,8 @@ fn meant(input: &Path) -> Option<&'static str> {
     match () {
         () if is_suffix("flm") => Some("flm2gguf"),
         () if is_suffix("gguf") && input.is_file() => Some("gguf2hf"),
-        () if is_suffix("safetensors") && input.is_file() => Some("hf2gguf"),
-        () => is_address().then_some("hf2gguf"),
+        // Whatever else is there, `hf2gguf` reads or names.
+        () => (input.is_file() || is_address()).then_some("hf2gguf"),
     }
 }
 

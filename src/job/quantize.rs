@@ -122,6 +122,7 @@ impl<'a> CheckedQuantization<'a> {
             let paths: Vec<PathBuf> = files.into_iter().map(|file| file.path).collect();
             self.run.remark_files(&paths, self.opened, plan.tensors());
         }
+        self.run.remark_source(self.opened, plan.metadata(), plan.tensors());
     }
 
     /// Warns of everything at which a run would stop.

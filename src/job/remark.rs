@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use crate::core::text::{escape, plural};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{Metadata, Value};
 use crate::quant::SmallRows;
 use crate::quantize::{CoveragePolicy, FileType, QuantizePlan, Reason, StandIn};
+use crate::verify::Finding;
 
 /// Remark, in parts, so that a long list of names can be shortened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -135,6 +136,21 @@ pub(super) fn of_files(
     found
 }
 
+/// Returns the warning about the errors that keys and tensors of a source have by themselves.
+pub(super) fn of_source(path: &Path, errors: &[Finding]) -> Option<String> {
+    let (first, others) = errors.split_first()?;
+    let tensor = first.tensor.as_ref().map_or_else(String::new, |name| format!("`{}`: ", escape(name)));
+    let rest = match others.len() {
+        0 => String::new(),
+        n => format!("; and {}", plural(n as u64, "other error")),
+    };
+    Some(format!(
+        "{}: {tensor}{}{rest}. What is written has the same; `gguf-verify --structure-only` lists everything",
+        path.display(),
+        first.message
+    ))
+}
+
 /// Tensors whose type was replaced.
 #[derive(Default)]
 struct Fallbacks {
@@ -240,6 +256,19 @@ fn of_coverage(plan: &QuantizePlan<'_>) -> Vec<Remark> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn errors_of_a_source_are_told_once() {
+        let error = |text: &str| Finding::error(crate::verify::Check::Keys, text.to_owned());
+        let of = |errors: &[Finding]| of_source(Path::new("m.gguf"), errors);
+        assert_eq!(of(&[]), None);
+        let rest = ". What is written has the same; `gguf-verify --structure-only` lists everything";
+        assert_eq!(of(&[error("a").of("t")]), Some(format!("m.gguf: `t`: a{rest}")));
+        assert_eq!(
+            of(&[error("a"), error("b"), error("c")]),
+            Some(format!("m.gguf: a; and 2 other errors{rest}"))
+        );
+    }
 
     #[test]
     fn long_lists_are_shortened() {

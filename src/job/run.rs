@@ -7,10 +7,12 @@ use crate::core::TensorMeta;
 use crate::core::output::{Destination, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
+use crate::gguf::Metadata;
 use crate::job::input::OpenedInput;
 use crate::job::remark;
 use crate::job::templates::TemplateFindings;
 use crate::job::{Contradiction, Events, Guard, Job, JobError, JobInput, JobTypes};
+use crate::verify::header_errors;
 
 /// Job that is planned or run.
 pub(super) struct JobRun<'a> {
@@ -101,6 +103,15 @@ impl<'a> JobRun<'a> {
     pub(super) fn remark_files(&self, paths: &[PathBuf], opened: &OpenedInput, tensors: &[TensorMeta]) {
         let is_image = opened.image_rules().is_some();
         for text in remark::of_files(paths, opened.metadata(), tensors, is_image) {
+            self.progress().warn(&text);
+        }
+    }
+
+    /// Warns of a source that its runtime does not load: what is made of it would not be loaded, either.
+    pub(super) fn remark_source(&self, opened: &OpenedInput, metadata: &Metadata, tensors: &[TensorMeta]) {
+        if let Some(file) = opened.file()
+            && let Some(text) = remark::of_source(file.path(), &header_errors(metadata, tensors))
+        {
             self.progress().warn(&text);
         }
     }

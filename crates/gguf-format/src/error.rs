@@ -229,8 +229,18 @@ impl Hint for GgufError {
         let text = match self {
             Self::OtherFile { what, .. } => return vec![what.hint()],
             Self::Header { error: HeaderError::Magic { found }, .. } => match found.as_slice() {
-                b"ggml" | b"lmgg" | b"ggjt" | b"tjgg" | b"ggmf" | b"fmgg" => {
+                b"ggml" | b"lmgg" => {
+                    "this is a GGML file: a model of the time before GGUF, whose original checkpoint must be converted \
+                     again, or one of whisper.cpp, which has its own `quantize`"
+                }
+                b"ggjt" | b"tjgg" | b"ggmf" | b"fmgg" => {
                     "this is a model of the time before GGUF: convert the original checkpoint again"
+                }
+                b"ggla" | b"algg" => {
+                    "this is a LoRA adapter of the time before GGUF: convert the original with `gguf-convert lora2gguf`"
+                }
+                [0x80, 2..=5, ..] => {
+                    "this is a pickle (a PyTorch checkpoint?): convert it with `gguf-convert`"
                 }
                 b"PK\x03\x04" => {
                     "this is a zip archive (a PyTorch checkpoint?): convert it with `gguf-convert`"

@@ -22,6 +22,8 @@ pub enum QuantizeError {
     Write(#[from] WriteError),
     #[error("the file is an adapter (`general.type`), not a model")]
     Adapter,
+    #[error("the file is a control vector (`general.architecture`), not a model")]
+    ControlVector,
     #[error("layer {layer} cannot be pruned: the model has {}", layers(*n_layers))]
     NoLayer { layer: u32, n_layers: u32 },
     #[error("no layer would be left: the model has {}", layers(*n_layers))]
@@ -85,6 +87,9 @@ impl Hint for QuantizeError {
                 "`gguf-convert lora2gguf DIR --type q8_0` writes an adapter in another type".to_owned(),
                 "`gguf-convert merge-lora BASE DIR --type TYPE` merges one into its base model".to_owned(),
             ],
+            Self::ControlVector => {
+                vec!["llama.cpp takes it as it is, in F32: `--control-vector FILE`".to_owned()]
+            }
             Self::Columns { .. } => {
                 vec!["`--tensor-type REGEX=TYPE` falls back to a type that fits".to_owned()]
             }

@@ -151,6 +151,9 @@ impl<'a> QuantizePlan<'a> {
         if input.metadata.get("general.type").and_then(Value::as_str) == Some("adapter") {
             return Err(QuantizeError::Adapter);
         }
+        if input.metadata.get("general.architecture").and_then(Value::as_str) == Some("controlvector") {
+            return Err(QuantizeError::ControlVector);
+        }
         let found = input.source.tensors();
         let facts = input.facts(&options.overrides);
         // Image models have empty tensors as marks.

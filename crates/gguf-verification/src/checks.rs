@@ -6,6 +6,7 @@ pub(super) mod adapter;
 pub(super) mod baseline_keys;
 mod blocks;
 pub(super) mod chat_template;
+pub(super) mod control_vector;
 mod foreign;
 pub(super) mod graph;
 mod header;
@@ -13,6 +14,7 @@ pub(super) mod images;
 pub(super) mod input;
 mod keys;
 pub(super) mod label;
+mod operands;
 mod required_keys;
 mod round_trip;
 mod shapes;
@@ -154,7 +156,10 @@ checks! {
         name: "tensors",
         part: FilePart::Structure,
         is_measured: false,
-        run: Run::File(|file| Ok(foreign::check(file).into_iter().chain(images::check_tensors(file)).collect())),
+        run: Run::File(|file| {
+            let found = foreign::check(file).into_iter().chain(operands::check(file));
+            Ok(found.chain(images::check_tensors(file)).chain(control_vector::check(file)).collect())
+        }),
     }
     /// Shapes of tensors that follow from the keys.
     Shapes {

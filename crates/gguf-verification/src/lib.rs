@@ -102,7 +102,7 @@ pub use routing::{LayerRouting, RoutingReport};
 pub use samples::BUILTIN_TEXT;
 pub use side_by_side::divergence_on;
 pub use statistics::{Distribution, Spread};
-pub use structure::{StructureOptions, check_structure};
+pub use structure::{StructureOptions, check_structure, header_errors};
 pub use tasks::{LeftOut, TaskError, TaskKind, TaskOutcome, TaskReport, TaskSet};
 pub use verification::{Verification, verify, verify_with};
 pub use weights::{

@@ -2,7 +2,6 @@
 
 use crate::{Model, renderer};
 use gguf_arch::graph::GraphFeatures;
-use gguf_core::text::escape;
 use gguf_core::{Hint, TensorSource};
 use gguf_format::{GgufFile, Metadata, Value};
 use gguf_tokenizer::Encoder;
@@ -19,7 +18,7 @@ impl ModelParts {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let features = GraphFeatures::of(arch).ok_or_else(|| match arch {
             "clip" => "vision and audio towers are not run".to_owned(),
-            _ => format!("architecture `{}` has no card", escape(arch)),
+            _ => "it is none of those that this program runs".to_owned(),
         });
         let encoder = Encoder::from_metadata(metadata)
             .map_err(|error| [vec![error.to_string()], error.hints()].concat().join("; "));

@@ -5,7 +5,8 @@ use std::time::Instant;
 use crate::answers::cut_sources;
 use crate::checks::input::CheckedFile;
 use crate::checks::{
-    adapter, check_baseline, check_file, check_texts, graph, images, label, towers, vocabulary,
+    adapter, check_baseline, check_file, check_texts, control_vector, graph, images, label, towers,
+    vocabulary,
 };
 use crate::cost::Cost;
 use crate::drafts;
@@ -256,6 +257,10 @@ pub(super) fn examine(
     }
     if adapter::is_one(model.metadata) {
         adapter::leave_out(&mut report);
+        return Ok(ExaminedModel { report, ready: None });
+    }
+    if control_vector::is_one(model.metadata) {
+        control_vector::leave_out(&mut report);
         return Ok(ExaminedModel { report, ready: None });
     }
     if towers::is_towers(model.metadata) {

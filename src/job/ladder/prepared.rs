@@ -301,7 +301,9 @@ impl<'a> PreparedLadder<'a> {
     /// Reports unexpected decisions, each once with the types that it is about.
     fn remark(&self) {
         let paths = self.files.iter().map(PreparedFile::paths).max_by_key(Vec::len).unwrap_or_default();
-        self.run.remark_files(&paths, self.opened, self.opened.source().tensors());
+        let (metadata, tensors) = (self.opened.metadata(), self.opened.source().tensors());
+        self.run.remark_files(&paths, self.opened, tensors);
+        self.run.remark_source(self.opened, metadata, tensors);
         let plans = self.files.iter().zip(self.plans.plans());
         let plans: Vec<_> = plans.map(|(file, plan)| (file.rung.name.as_str(), plan)).collect();
         if let Some(remark) = remark::of_fallbacks(&plans) {

@@ -16,6 +16,15 @@ pub(crate) struct TensorClaims<'a> {
     stack: &'static str,
 }
 
+/// Dimensions without outermost ones, which other programs write and llama.cpp reads as if they were absent.
+fn significant(shape: &Shape) -> &[u64] {
+    without_ones(shape.dims())
+}
+
+fn without_ones(dims: &[u64]) -> &[u64] {
+    &dims[dims.iter().take_while(|&&dim| dim == 1).count()..]
+}
+
 fn width(n: u64) -> usize {
     usize::try_from(n).unwrap_or(usize::MAX)
 }
@@ -125,7 +134,8 @@ impl<'a> TensorClaims<'a> {
     ) -> Result<Option<Matrix>, EngineError> {
         let Some(at) = self.claim(&format!("{name}.weight")) else { return Ok(None) };
         let shape = &self.metas[at].shape;
-        if shape.rank() > 2 || width(shape.n_cols()) != n_cols || width(shape.n_rows()) != n_rows {
+        if significant(shape).len() > 2 || width(shape.n_cols()) != n_cols || width(shape.n_rows()) != n_rows
+        {
             return Err(self.wrong_shape(at, format!("[{n_rows}, {n_cols}]")));
         }
         let bias = self.vector(&format!("{name}.bias"), n_rows)?;
@@ -177,7 +187,8 @@ impl<'a> TensorClaims<'a> {
         n_cols: usize,
     ) -> Result<Vec<Matrix>, EngineError> {
         let at = self.need(name)?;
-        if self.metas[at].shape.dims() != [n as u64, n_rows as u64, n_cols as u64] {
+        let expected = [n as u64, n_rows as u64, n_cols as u64];
+        if significant(&self.metas[at].shape) != without_ones(&expected) {
             return Err(self.wrong_shape(at, format!("[{n}, {n_rows}, {n_cols}]")));
         }
         let matrix = |expert: usize| Matrix {
@@ -269,6 +280,24 @@ mod tests {
         assert_eq!(missing(&mut claims), "tensor `blk.0.attn_output.weight` is missing");
         claims.enter("dec.");
         assert_eq!(missing(&mut claims), "tensor `dec.blk.0.attn_o.weight` is missing");
+    }
+
+    #[test]
+    fn outermost_ones_are_as_if_absent() {
+        let meta = |dims: &[u64]| TensorMeta {
+            name: "a.weight".to_owned(),
+            shape: Shape::new(dims.to_vec()).unwrap(),
+            ty: gguf_core::GgmlType::F32,
+        };
+        let claims =
+            |dims: &[u64]| TensorClaims::new(std::slice::from_ref(&meta(dims))).matrix("a", 4, 8).is_ok();
+        assert!(claims(&[4, 8]) && claims(&[1, 4, 8]) && claims(&[1, 1, 4, 8]));
+        assert!(!claims(&[2, 2, 8]) && !claims(&[8, 4]) && !claims(&[1, 2, 2, 8]));
+        let stack = |dims: &[u64]| {
+            TensorClaims::new(std::slice::from_ref(&meta(dims))).stack("a.weight", 2, 4, 8).is_ok()
+        };
+        assert!(stack(&[2, 4, 8]) && stack(&[1, 2, 4, 8]));
+        assert!(!stack(&[8, 8]));
     }
 
     #[test]

@@ -18,7 +18,7 @@ pub(crate) fn is_one(metadata: &Metadata) -> bool {
 pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
     match file.content {
         FileContent::Adapter => check_pairs(file.metadata, file.tensors()),
-        FileContent::Model | FileContent::Towers | FileContent::Vocabulary | FileContent::Image => Vec::new(),
+        _ => Vec::new(),
     }
 }
 

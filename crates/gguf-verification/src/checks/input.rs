@@ -1,8 +1,8 @@
 //! Inputs of checks: a file by itself, or texts for the tokenizer of a model.
 
-use crate::checks::{adapter, images, towers, vocabulary};
+use crate::checks::{adapter, control_vector, images, towers, vocabulary};
 use crate::{Finding, Model};
-use gguf_core::progress::Progress;
+use gguf_core::progress::{Progress, Silent};
 use gguf_core::simd::SimdLevel;
 use gguf_core::{TensorMeta, TensorSource};
 use gguf_format::{GgufFile, Metadata};
@@ -13,6 +13,8 @@ pub(super) enum FileContent {
     Model,
     /// Matrices that change another file's weights.
     Adapter,
+    /// Directions that a runtime adds to the hidden state.
+    ControlVector,
     /// Vision and audio towers of a model.
     Towers,
     /// An image or video model.
@@ -21,10 +23,25 @@ pub(super) enum FileContent {
     Vocabulary,
 }
 
+impl FileContent {
+    fn of(metadata: &Metadata, tensors: &[TensorMeta]) -> Self {
+        match () {
+            () if towers::is_towers(metadata) => Self::Towers,
+            () if adapter::is_one(metadata) => Self::Adapter,
+            () if control_vector::is_one(metadata) => Self::ControlVector,
+            () if vocabulary::is_alone(metadata, tensors) => Self::Vocabulary,
+            () if images::is_one(metadata, tensors) => Self::Image,
+            () => Self::Model,
+        }
+    }
+}
+
 /// File that is checked by itself.
 #[derive(Clone, Copy)]
 pub(crate) struct CheckedFile<'a> {
-    pub(super) source: &'a dyn TensorSource,
+    /// Blocks of the tensors; `None` if only the header is judged.
+    pub(super) source: Option<&'a dyn TensorSource>,
+    tensors: &'a [TensorMeta],
     pub(super) metadata: &'a Metadata,
     pub(super) gguf: Option<&'a GgufFile>,
     pub(super) content: FileContent,
@@ -40,22 +57,20 @@ impl<'a> CheckedFile<'a> {
         level: SimdLevel,
         progress: &'a dyn Progress,
     ) -> Self {
-        let content = if towers::is_towers(metadata) {
-            FileContent::Towers
-        } else if adapter::is_one(metadata) {
-            FileContent::Adapter
-        } else if vocabulary::is_alone(metadata, source.tensors()) {
-            FileContent::Vocabulary
-        } else if images::is_one(metadata, source.tensors()) {
-            FileContent::Image
-        } else {
-            FileContent::Model
-        };
-        Self { source, metadata, gguf, content, level, progress }
+        let tensors = source.tensors();
+        let content = FileContent::of(metadata, tensors);
+        Self { source: Some(source), tensors, metadata, gguf, content, level, progress }
+    }
+
+    /// A file of which only keys and the list of tensors are known.
+    pub(crate) fn header(metadata: &'a Metadata, tensors: &'a [TensorMeta]) -> Self {
+        let content = FileContent::of(metadata, tensors);
+        let level = SimdLevel::Scalar;
+        Self { source: None, tensors, metadata, gguf: None, content, level, progress: &Silent }
     }
 
     pub(super) fn tensors(&self) -> &'a [TensorMeta] {
-        self.source.tensors()
+        self.tensors
     }
 }
 

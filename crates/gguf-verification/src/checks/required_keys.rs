@@ -3,6 +3,7 @@
 use crate::checks::images;
 use crate::checks::input::{CheckedFile, FileContent};
 use crate::{Check, Finding};
+use gguf_arch::Registry;
 use gguf_arch::graph::GraphFeatures;
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
@@ -24,7 +25,7 @@ pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
         // The other keys of such a file are those of the model that its vocabulary belongs to.
         FileContent::Vocabulary => missing(file.metadata, &OF_MODELS),
         FileContent::Image => images::check_keys(file),
-        FileContent::Towers => Vec::new(),
+        FileContent::Towers | FileContent::ControlVector => Vec::new(),
     }
 }
 
@@ -38,11 +39,14 @@ fn missing(metadata: &Metadata, keys: &[&str]) -> Vec<Finding> {
 
 /// Returns an error for each missing key that a model of a known architecture needs.
 fn required_of_models(metadata: &Metadata) -> Vec<Finding> {
+    let arch = metadata.get("general.architecture").and_then(Value::as_str);
+    // The keys of an unknown architecture are unknown: the file is for another program.
+    if let Some(arch) = arch.filter(|arch| !arch.is_empty() && !Registry::knows(arch)) {
+        let text = format!("architecture `{}` is none of llama.cpp's: its keys are not judged", escape(arch));
+        return vec![Finding::unchecked(Check::RequiredKeys, text)];
+    }
     let mut findings = missing(metadata, &OF_MODELS);
-    // The keys of an unknown architecture are unknown.
-    if let Some(arch) = metadata.get("general.architecture").and_then(Value::as_str)
-        && GraphFeatures::of(arch).is_some()
-    {
+    if let Some(arch) = arch.filter(|arch| GraphFeatures::of(arch).is_some()) {
         let keys = OF_ARCHITECTURES.map(|key| format!("{arch}.{key}"));
         findings.extend(missing(metadata, &keys.each_ref().map(String::as_str)));
     }

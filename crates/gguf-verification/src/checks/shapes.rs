@@ -13,10 +13,7 @@ const MAX_EXAMPLES: usize = 3;
 
 /// Returns one finding for all tensors of a model whose shapes contradict the keys.
 pub(super) fn check(file: &CheckedFile<'_>) -> Option<Finding> {
-    match file.content {
-        FileContent::Model => check_tensors(file.metadata, file.tensors()),
-        FileContent::Vocabulary | FileContent::Adapter | FileContent::Towers | FileContent::Image => None,
-    }
+    if file.content == FileContent::Model { check_tensors(file.metadata, file.tensors()) } else { None }
 }
 
 fn check_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Finding> {
