@@ -19,9 +19,9 @@ use gguf_engine::{Continuation, Engine, EngineOptions, TokenChunk};
 use gguf_verification::{Model, Window};
 
 /// Maximum sequences that are written together: enough that reading weights costs little compared with using them.
-const SEQUENCES: usize = 96;
+pub(super) const SEQUENCES: usize = 96;
 /// Minimum length of a sequence, unless the model allows less: fewer sequences are preferred to shorter ones.
-const LEAST_LENGTH: usize = 64;
+pub(super) const LEAST_LENGTH: usize = 64;
 /// Minimum bytes for the states of all sequences; larger models get more. It does not depend on the memory budget, so
 /// that the text does not either.
 const LEAST_STATE_BYTES: u64 = 512 << 20;

@@ -17,7 +17,7 @@ use crate::memory::Needs;
 use crate::sequential::follower::Follower;
 use crate::sequential::lockstep::{Leader, link};
 use crate::sequential::stream::QuantizedStream;
-use crate::sequential::sums::{SolverSums, StreamInputs};
+pub(super) use crate::sequential::sums::{SolverSums, StreamInputs};
 use crate::solved::SolvedBlocks;
 use crate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, TextKind};
 use gguf_core::progress::Progress;

@@ -32,9 +32,9 @@ use gguf_solve::{MOVING_BYTES, MovingStep};
 use gguf_verification::Model;
 
 /// Smallest number of tokens of a step.
-const STEP_TOKENS: usize = 1024;
+pub(super) const STEP_TOKENS: usize = 1024;
 /// Number of steps after which the state is judged.
-const STEPS_PER_TRIAL: usize = 20;
+pub(super) const STEPS_PER_TRIAL: usize = 20;
 /// Seed of the order of sequences.
 const SEED: u64 = 1;
 

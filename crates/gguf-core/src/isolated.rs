@@ -112,6 +112,11 @@ pub struct Isolation {
     pub is_cancelled: fn() -> bool,
 }
 
+/// Returns true once the user wants to stop, if the program has said how that is known.
+pub fn is_cancelled() -> bool {
+    installed().is_some_and(|isolation| (isolation.is_cancelled)())
+}
+
 impl Isolation {
     /// Builds the command that starts the child for a job, with its three streams piped.
     fn command(&self, job: &str, bounds: &Bounds) -> Command {

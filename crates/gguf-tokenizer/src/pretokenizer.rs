@@ -6,6 +6,7 @@
 
 mod excerpt;
 
+use gguf_core::isolated;
 use gguf_core::similar::nearest;
 use gguf_core::text::hex;
 use std::path::Path;
@@ -154,6 +155,7 @@ pub(crate) fn identify(
         Some(hashes) => Ok(hashes),
         None => check_hashes(text, setting),
     };
+    stop_if_interrupted(&hashes)?;
     let hashed_by = |pre: &PreTokenizer| match &hashes {
         Ok(hashes) => hashes.iter().position(|hash| pre.hashes.contains(hash)),
         Err(_) => None,
@@ -208,12 +210,24 @@ pub(crate) fn identify(
     Ok(Identified { name, warnings })
 }
 
+/// Ends a run whose check text was not encoded because the user wants to stop: that says nothing about the file.
+fn stop_if_interrupted<T>(hashes: &Result<T, String>) -> Result<(), TokenizerError> {
+    match hashes {
+        Err(_) if isolated::is_cancelled() => {
+            Err(std::io::Error::new(std::io::ErrorKind::Interrupted, "interrupted").into())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Identifies the pre-tokenizer of a WordPiece vocabulary by the check text's hash, since all of them split alike. An
 /// unknown one gets the name of BERT's English one; the runtime ignores it.
-pub(crate) fn word_piece(text: &[u8]) -> Identified {
+pub(crate) fn word_piece(text: &[u8]) -> Result<Identified, TokenizerError> {
     const NAMES: [&str; 2] = ["jina-v2-en", "bert-bge-large"];
     let chosen = NAMES[0].to_owned();
-    match check_hashes(text, &HashSettings::default()) {
+    let hashes = check_hashes(text, &HashSettings::default());
+    stop_if_interrupted(&hashes)?;
+    Ok(match hashes {
         Ok(hashes) => {
             let table = PreTable::get();
             let known = NAMES.iter().filter_map(|name| table.pre(name));
@@ -224,7 +238,7 @@ pub(crate) fn word_piece(text: &[u8]) -> Identified {
             let warnings = vec![TokenizerWarning::HashUnavailable { chosen: chosen.clone(), reason }];
             Identified { name: chosen, warnings }
         }
-    }
+    })
 }
 
 /// Accepts a name given by the user if some runtime knows it.

@@ -8,7 +8,7 @@ use clap::Args;
 use crate::cli::inspect::describe::type_table;
 use crate::cli::remote::RemoteArgs;
 use crate::cli::render::{Align, Style, Table, count, plural, styled};
-use crate::cli::{Session, stored};
+use crate::cli::{Session, is_interrupted, stored};
 use crate::convert::{ConvertOptions, Fate, PieceKind};
 use crate::core::text::{bytes, escape};
 use crate::inspect::{self, CheckpointReport, ListedTensor, PlannedOutput, Problem, ProblemKind};
@@ -43,6 +43,9 @@ impl CheckpointArgs {
         let model = self.remote.directory(session, &self.path)?;
         self.remote.check_use([&model])?;
         let mut report = inspect::inspect_checkpoint(model.path(), &options)?;
+        if is_interrupted() {
+            anyhow::bail!("interrupted");
+        }
         report.path.clone_from(&self.path);
         if session.common.json {
             return session.print_json(&report);

@@ -2,7 +2,9 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::calibrate::{CalibrationText, Fidelity, HeldOutFigures, Needs, NotSolved, Outlook, Solver, Trial};
+use crate::calibrate::{
+    CalibrationText, Fidelity, Forecast, HeldOutFigures, Needs, NotSolved, Outlook, Solver, Trial,
+};
 use crate::core::GgmlType;
 
 /// Calibration text in numbers.
@@ -97,11 +99,21 @@ pub struct CalibrationPlan {
     /// Bytes of unnamed temporary files: blocks until the output is written, and hidden states that exceed the memory
     /// budget.
     pub disk_bytes: u64,
+    /// Expected seconds of each phase on this machine; null if they cannot be found without a run.
+    #[serde(rename = "seconds")]
+    pub forecast: Option<Forecast>,
 }
 
 impl CalibrationPlan {
-    pub(super) fn of(outlook: Outlook, text: TextFacts, solver: Solver, self_bytes: Option<u64>) -> Self {
+    pub(super) fn of(
+        outlook: Outlook,
+        text: TextFacts,
+        solver: Solver,
+        self_bytes: Option<u64>,
+        forecast: Option<Forecast>,
+    ) -> Self {
         Self {
+            forecast,
             solver,
             text,
             n_tensors: outlook.n_tensors,

@@ -1,7 +1,8 @@
 //! Plan of a calibration: the resources that a run would take. The text is read, nothing is run.
 
 use crate::calibrate::{
-    CalibrateError, CalibrationText, FidelityOptions, Outlook, SelfText, TextOptions, TextSource,
+    CalibrateError, CalibrationText, FidelityOptions, Forecast as Times, Outlook, SelfText, TextOptions,
+    TextSource,
 };
 use crate::core::progress::{Progress, Silent};
 use crate::engine::EngineError;
@@ -68,7 +69,9 @@ impl Calibration {
             if let Some(error) = outlook.tuning_error() {
                 quantization.run.stops_here(&error);
             }
-            let plan = CalibrationPlan::of(outlook, TextFacts::of(&text), self.solver, self_bytes);
+            let is_tuned = outlook.tuning_bytes.is_some();
+            let times = Times::of(model, &quantization.input, &text, &options, is_tuned).ok();
+            let plan = CalibrationPlan::of(outlook, TextFacts::of(&text), self.solver, self_bytes, times);
             Ok((plan, expected))
         })
     }

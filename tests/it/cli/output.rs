@@ -6,8 +6,9 @@ use std::path::Path;
 
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 
+use crate::cli::guards::workbench::Workbench;
 use crate::quantize::program::model;
-use crate::support::programs::run;
+use crate::support::programs::{command, run};
 use crate::support::{fixture, names};
 
 /// Creates a device like `/dev/null`; returns false if the system forbids it.
@@ -116,4 +117,24 @@ fn what_a_run_took_is_told_by_every_command() {
             words.iter().copied().filter(|word| !["-v", "--verbose"].contains(word)).collect();
         assert!(!run(program, dir.path(), &quiet).err.contains("vector instructions"), "{args}");
     }
+}
+
+/// A reader that has closed the pipe takes nothing from what else is written, nor from the exit code.
+#[test]
+fn a_closed_pipe_ends_nothing_else() {
+    let bench = Workbench::new();
+    let run = |program: &str, words: &str| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = command(program, bench.dir());
+        command.args(words.split(' ')).stdout(writer).stderr(std::process::Stdio::null());
+        command.status().unwrap().code()
+    };
+    assert_eq!(run("gguf-convert", "merge-lora model adapter --type f16 -o m.gguf --modelfile"), Some(0));
+    assert_eq!(run("gguf-quantize", "tiny.gguf o.gguf --target-size 900K --write-types types.txt"), Some(0));
+    for name in ["m.gguf", "Modelfile", "o.gguf", "types.txt"] {
+        assert!(bench.path(name).exists(), "{name}");
+    }
+    assert_eq!(run("gguf-inspect", "diff tiny.gguf base.gguf"), Some(1));
+    assert_eq!(run("gguf-verify", "base.gguf --structure-only"), Some(4));
 }

@@ -120,6 +120,18 @@ fn a_promise_is_kept_by_the_file_that_is_written(tier: Tier) {
         (&0.01.into(), &Json::Null)
     );
     assert!(planned["calibration"]["tensors"].as_u64().unwrap() >= 14 && !dir.join("none.gguf").exists());
+    // Nothing is written by the model, and nothing is tuned.
+    for (phase, takes_time) in [
+        ("text", false),
+        ("activations", true),
+        ("moments", true),
+        ("solving", true),
+        ("check", true),
+        ("tuning", false),
+    ] {
+        let seconds = planned["calibration"]["seconds"][phase].as_f64().unwrap();
+        assert!((seconds > 0.0) == takes_time && seconds < 600.0, "{phase}: {seconds}");
+    }
 }
 
 const BY_TEXT: [&str; 4] = ["--json", "--calibrate", "text.txt", "--no-self-text"];

@@ -9,31 +9,31 @@ use gguf_solve::{SecondMoments, SolveError};
 pub(super) const ROWS: usize = 4096;
 
 /// Rows of both streams that matrices share as their input.
-pub(super) struct StreamInputs<'x> {
+pub(crate) struct StreamInputs<'x> {
     /// Rows of the unquantized stream, `[n_rows, n_cols]`.
-    pub(super) x: &'x [f32],
+    pub(crate) x: &'x [f32],
     /// Rows of the quantized stream, `[n_rows, n_cols]`.
-    pub(super) quantized: &'x [f32],
-    pub(super) n_cols: usize,
+    pub(crate) quantized: &'x [f32],
+    pub(crate) n_cols: usize,
     /// Weight of each row; their sum is 1.
-    pub(super) weights: &'x [f32],
+    pub(crate) weights: &'x [f32],
 }
 
 /// Residual streams of both runs where a matrix's product is added; the quantized one lacks their difference.
-pub(super) struct ResidualGap<'x> {
+pub(crate) struct ResidualGap<'x> {
     /// Rows of the unquantized stream, `[n_rows, width]`.
-    pub(super) x: &'x [f32],
+    pub(crate) x: &'x [f32],
     /// Rows of the quantized stream, `[n_rows, width]`.
-    pub(super) quantized: &'x [f32],
-    pub(super) width: usize,
+    pub(crate) quantized: &'x [f32],
+    pub(crate) width: usize,
     /// Factor of the product before it is added.
-    pub(super) factor: f32,
+    pub(crate) factor: f32,
     /// Matrix, `[width, n_cols]`.
-    pub(super) matrix: &'x [f32],
+    pub(crate) matrix: &'x [f32],
 }
 
 /// Error of the earlier quantization that the weights must compensate.
-pub(super) enum Compensation {
+pub(crate) enum Compensation {
     /// No error: both streams are equal.
     Nothing,
     /// `C = (X - X̂)ᵀX̂ / N`, `[n_cols, n_cols]`.
@@ -46,15 +46,15 @@ pub(super) enum Compensation {
 }
 
 /// Means over rows.
-pub(super) struct SolverSums {
+pub(crate) struct SolverSums {
     /// `Ĥ = X̂ᵀX̂ / N`.
-    pub(super) moments: SecondMoments,
-    pub(super) compensation: Compensation,
+    pub(crate) moments: SecondMoments,
+    pub(crate) compensation: Compensation,
 }
 
 impl SolverSums {
     /// Sums up rows in order, in blocks of a fixed size, which gives the same bits for every number of threads.
-    pub(super) fn of(inputs: &StreamInputs<'_>, gap: Option<&ResidualGap<'_>>) -> Result<Self, SolveError> {
+    pub(crate) fn of(inputs: &StreamInputs<'_>, gap: Option<&ResidualGap<'_>>) -> Result<Self, SolveError> {
         let StreamInputs { x, quantized, n_cols, weights } = *inputs;
         let is_same = x == quantized && gap.is_none_or(|gap| gap.x == gap.quantized);
         let height = gap.map_or(n_cols, |gap| gap.width);

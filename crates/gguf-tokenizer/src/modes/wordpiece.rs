@@ -45,7 +45,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
                 Some(text) => text,
                 None => library_text(hf, &vocabulary).into_bytes(),
             };
-            let found = pretokenizer::word_piece(&text);
+            let found = pretokenizer::word_piece(&text)?;
             context.warnings.extend(found.warnings);
             found.name
         }

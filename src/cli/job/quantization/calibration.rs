@@ -2,7 +2,8 @@
 
 use std::io::Write;
 
-use crate::cli::render::{count, plural};
+use crate::calibrate::Forecast;
+use crate::cli::render::{count, duration, plural};
 use crate::core::text::{bytes, escape};
 use crate::job::{CalibrationPlan, CalibrationReport, KindFacts};
 
@@ -48,6 +49,29 @@ pub(super) fn print_forecast(out: &mut dyn Write, plan: &CalibrationPlan) -> std
             String::new()
         },
         bytes(plan.disk_bytes),
+    )?;
+    let Some(Forecast { text, activations, moments, solving, check, tuning }) = plan.forecast else {
+        return Ok(());
+    };
+    let phases = [
+        ("writing text", text),
+        ("running the model", activations),
+        ("moments", moments),
+        ("solving", solving),
+        ("judging", check),
+        ("tuning", tuning),
+    ];
+    let phases: Vec<String> = phases
+        .into_iter()
+        .filter(|(_, seconds)| *seconds > 0.0)
+        .map(|(what, seconds)| format!("{what} {}", duration(seconds)))
+        .collect();
+    let total = plan.forecast.as_ref().map_or(0.0, Forecast::total);
+    writeln!(
+        out,
+        "forecast for this machine if it does nothing else: {} ({})",
+        duration(total),
+        phases.join(", ")
     )
 }
 
