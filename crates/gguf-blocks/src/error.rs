@@ -53,7 +53,7 @@ impl Hint for QuantError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::ImatrixRequired { .. } => vec![
-                "give one with --imatrix".to_owned(),
+                "give one with `--imatrix FILE`; `gguf-verify imatrix MODEL --prompts TEXT -o FILE` measures it".to_owned(),
                 "choose a type that does without, such as q2_k or iq3_s".to_owned(),
             ],
             Self::ImatrixLength { .. } => {

@@ -64,8 +64,26 @@ struct RunCosts {
     weights: f64,
     /// The head for one row.
     row: f64,
-    /// A step of all sequences that are written together.
+    writing: WritingCosts,
+}
+
+/// Seconds of a step in which sequences are written together.
+#[derive(Clone, Copy, Default)]
+struct WritingCosts {
+    /// The step.
     step: f64,
+    /// Each token of it.
+    token: f64,
+    /// Each token before it in its sequence.
+    past: f64,
+}
+
+impl WritingCosts {
+    /// Seconds for so many tokens. A sequence takes as many steps as it has tokens.
+    fn of(&self, n_tokens: usize) -> f64 {
+        let n_steps = n_tokens.div_ceil(sampler::SEQUENCES).max(n_tokens.min(sampler::LEAST_LENGTH)) as f64;
+        n_steps * self.step + n_tokens as f64 * (self.token + self.past * n_steps / 2.0)
+    }
 }
 
 /// Seconds of the solver for a type, by the columns of its matrices.
@@ -107,10 +125,8 @@ impl Forecast {
         let own: Vec<usize> = own.flat_map(|kind| [kind.n_tokens(), kind.n_held_out_tokens()]).collect();
         let (n_tokens, n_held_out) = (text.n_tokens() as f64, text.n_held_out_tokens() as f64);
         let run = RunCosts::of(model, options.engine, text.n_ctx)?;
-        // A sequence takes as many steps as it has tokens.
-        let n_steps = |n: usize| n.div_ceil(sampler::SEQUENCES).max(n.min(sampler::LEAST_LENGTH)) as f64;
         let mut found = Self {
-            text: own.iter().map(|&n| n_steps(n)).sum::<f64>() * run.step,
+            text: own.iter().map(|&n| run.writing.of(n)).sum(),
             activations: 2.0 * (n_tokens * run.token + run.weights),
             check: 3.0 * (n_held_out * (run.token + run.row) + run.weights),
             ..Self::default()
@@ -119,9 +135,9 @@ impl Forecast {
             let steps = options.solver.tuning_steps() as f64;
             let trials = steps / STEPS_PER_TRIAL as f64 + 1.0;
             let runs = RUNS_OF_A_STEP * steps * STEP_TOKENS as f64 + trials * n_tokens / 7.0 + 3.0 * n_tokens;
-            let written =
-                if own.iter().any(|&n| n > 0) { n_steps(2 * text.n_tokens()) * run.step } else { 0.0 };
-            found.tuning = written + runs * (run.token + run.row);
+            let has_own = own.iter().any(|&n| n > 0);
+            let further = if has_own { run.writing.of(2 * text.n_tokens()) } else { 0.0 };
+            found.tuning = further + runs * (run.token + run.row);
         }
         let n_used = plan.layers.iter().find_map(|layer| Some(layer.ffn.moe()?.n_used)).unwrap_or(1) as f64;
         let tensors = model.source.tensors();
@@ -193,8 +209,8 @@ impl RunCosts {
         let token = (three - one).max(0.0) / (2 * length) as f64;
         let weights = (one - length as f64 * token).max(0.0);
         let n = sampler::SEQUENCES;
-        let step = if n_weights < 2 * TIMED_WEIGHTS { written_step(&some, n_ctx).ok() } else { None };
-        let step = step.unwrap_or(0.0).max(n as f64 * token);
+        let writing = if n_weights < 2 * TIMED_WEIGHTS { WritingCosts::timed(&some).ok() } else { None };
+        let WritingCosts { step, token: each, past } = writing.unwrap_or_default();
         let n_rows = (TIMED_PRODUCTS as usize / (n_vocab * n_embd).max(1)).clamp(8, 256);
         let head = |n: usize| {
             let hidden = Hidden::new(vec![0.1; n * n_embd], n_embd);
@@ -207,30 +223,40 @@ impl RunCosts {
         } else {
             n as f64 * row
         };
-        Ok(Self { token: share * token, weights: share * weights, row, step: share * step + drawn })
+        // The head is decoded in every step.
+        let decoded = (drawn - n as f64 * row).max(0.0);
+        let each = share * each.max(token) + row;
+        let writing = WritingCosts { step: share * step + decoded, token: each, past: share * past };
+        Ok(Self { token: share * token, weights: share * weights, row, writing })
     }
 }
 
-/// Times a step of all sequences that are written together, of half the usual length. What is kept of earlier tokens is
-/// read again in every step.
-fn written_step(engine: &Engine<'_>, n_ctx: usize) -> Result<f64, EngineError> {
-    const PAST: usize = 24;
-    let n = sampler::SEQUENCES;
-    let mut continuation = engine.continuation(n, 2 * PAST + 8, engine.options().elastic_bytes() / 2)?;
-    let (begin, next) = (vec![1u32; PAST], [1u32]);
-    let mut at = [0.0; 2];
-    for seconds in &mut at {
-        continuation.step(&vec![&begin[..]; n], &Silent)?;
-        *seconds = f64::INFINITY;
-        for _ in 0..3 {
-            let start = Instant::now();
-            continuation.step(&vec![&next[..]; n], &Silent)?;
-            *seconds = seconds.min(start.elapsed().as_secs_f64());
-        }
+impl WritingCosts {
+    /// Times steps of few and of all sequences, after two numbers of tokens.
+    fn timed(engine: &Engine<'_>) -> Result<Self, EngineError> {
+        const PAST: usize = 24;
+        const FEW: usize = 8;
+        let (begin, next) = (vec![1u32; PAST], [1u32]);
+        let steps = |n: usize| {
+            let kept_bytes = engine.options().elastic_bytes() / 2;
+            let mut continuation = engine.continuation(n, 2 * PAST + 8, kept_bytes)?;
+            let mut at = [f64::INFINITY; 2];
+            for seconds in &mut at {
+                continuation.step(&vec![&begin[..]; n], &Silent)?;
+                for _ in 0..3 {
+                    let start = Instant::now();
+                    continuation.step(&vec![&next[..]; n], &Silent)?;
+                    *seconds = seconds.min(start.elapsed().as_secs_f64());
+                }
+            }
+            Ok::<_, EngineError>(at)
+        };
+        let n = sampler::SEQUENCES;
+        let ([few, _], [all, later]) = (steps(FEW)?, steps(n)?);
+        let token = (all - few).max(0.0) / (n - FEW) as f64;
+        let past = (later - all).max(0.0) / (n * PAST) as f64;
+        Ok(Self { step: (few - FEW as f64 * token).max(0.0), token, past })
     }
-    let [first, second] = at;
-    let by_token = (second - first).max(0.0) / PAST as f64;
-    Ok(first + by_token * (n_ctx as f64 / 4.0 - PAST as f64).max(0.0))
 }
 
 impl SolverCosts {

@@ -104,6 +104,9 @@ impl Hint for CheckpointError {
             Self::FileMissing { name: "params.json", .. } => {
                 "Mistral's own format is `params.json` next to `consolidated*.safetensors`"
             }
+            Self::FileMissing { name: "quant_model_description.json", .. } => {
+                "msModelSlim writes it; `gguf-convert hf2gguf DIR` reads other checkpoints"
+            }
             Self::FileMissing { name: "adapter_config.json" | "adapter_model.safetensors", .. } => {
                 "an adapter of PEFT is a directory with `adapter_config.json` and `adapter_model.safetensors` (of MLX: \
                  `adapters.safetensors`)"

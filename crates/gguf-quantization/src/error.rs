@@ -109,7 +109,7 @@ impl Hint for QuantizeError {
                 "accept the loss with --allow-requantize".to_owned(),
             ],
             Self::NoImatrix { .. } => vec![
-                "give one with --imatrix".to_owned(),
+                "give one with `--imatrix FILE`; `gguf-verify imatrix MODEL --prompts TEXT -o FILE` measures it".to_owned(),
                 "choose a type that does without, such as Q2_K, IQ3_S or IQ4_XS".to_owned(),
             ],
             Self::NotCovered { elsewhere: Some(pair), .. } => vec![format!(

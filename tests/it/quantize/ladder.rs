@@ -196,6 +196,11 @@ fn a_large_file_comes_in_parts() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     convert(dir, "f32");
+    // Names of the folder's files can be typed, whatever the input is called.
+    let odd = dir.join("a\nb\u{1b}.gguf");
+    fs_err::copy(dir.join("in.gguf"), &odd).unwrap();
+    let named = Ladder { input: JobInput::Gguf(odd), ..ladder(dir, "named", "q4_0") }.plan(&Silent).unwrap();
+    assert_eq!(named.files[0].paths, [dir.join("named/a-b--Q4_0.gguf")]);
     let parts = Ladder { max_part_bytes: 1_000_000, ..ladder(dir, "parts", "q8_0,q4_0,q2_k") };
     let report = parts.run(&Silent).unwrap();
     ladder(dir, "whole", "q8_0,q4_0,q2_k").run(&Silent).unwrap();

@@ -46,7 +46,7 @@ impl Hint for AllocateError {
         match self {
             Self::Quantize(error) => error.hints(),
             Self::Rule(error) => error.hints(),
-            Self::NeedsImatrix { .. } => vec!["give one with --imatrix".to_owned()],
+            Self::NeedsImatrix { .. } => vec!["give one with `--imatrix FILE`; `gguf-verify imatrix MODEL --prompts TEXT -o FILE` measures it".to_owned()],
             Self::NoType { .. } => {
                 vec![
                     "add a type of shorter blocks to `--types`: `q8_0` and `q4_0` have 32 elements"
