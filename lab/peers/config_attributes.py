@@ -10,6 +10,7 @@ itself reads. Of each type:
                attributes decide
   filled       attributes of which a null counts as absent
   aliases      other name: name
+  outranked    those of which the name itself is taken where both are given with different values
   text         the type of `text_config` where it names none
 Members of `rope_parameters` have points in their names.
 """
@@ -166,6 +167,17 @@ def is_plain(value):
     return value is None or isinstance(value, (bool, int, float, str))
 
 
+def outranks(config_class, config, alias, name):
+    """Whether the value of an alias is taken where the attribute's own name has another."""
+    own = getattr(config, name, None)
+    other = not own if isinstance(own, bool) else own[::-1] if isinstance(own, list) else (own or 2) * 2
+    given = {name: own if own is not None else 2, alias: other}
+    try:
+        return getattr(config_class.from_dict(given), name) != given[name]
+    except Exception:
+        return False
+
+
 def describe(config_class):
     config = made(config_class)
     if config is None:
@@ -196,6 +208,9 @@ def describe(config_class):
         row["filled"] = sorted(filled)
     if aliases:
         row["aliases"] = dict(sorted(aliases.items()))
+        outranked = [name for name in sorted(aliases) if not outranks(config_class, config, name, aliases[name])]
+        if outranked:
+            row["outranked"] = outranked
     text = getattr(config_class, "sub_configs", {}).get("text_config")
     if text is not None:
         text_type = getattr(getattr(config, "text_config", None), "model_type", None)

@@ -6,6 +6,9 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 use serde_json::{Map, Value as Json};
 
+use crate::error::warning::ArchWarning;
+use crate::judge::carried::same;
+
 /// Written by `lab/peers/config_attributes.py`, where the members are explained.
 const TABLE: &str = include_str!("attributes.json");
 
@@ -19,6 +22,8 @@ pub(super) struct Attributes {
     filled: Vec<String>,
     #[serde(default)]
     aliases: BTreeMap<String, String>,
+    #[serde(default)]
+    outranked: Vec<String>,
     #[serde(default)]
     text: Option<String>,
 }
@@ -53,6 +58,51 @@ impl Attributes {
         };
         let inner = type_of(text).or_else(|| TYPES.get(&outer?)?.text.clone());
         TYPES.get(&inner?)
+    }
+
+    /// Leaves the value that transformers takes, where a configuration and its text part give an attribute two by its names.
+    pub(super) fn settle(config: &mut Map<String, Json>) -> Vec<ArchWarning> {
+        let mut warnings = Vec::new();
+        let outer = config.get("model_type").and_then(Json::as_str).and_then(|outer| TYPES.get(outer));
+        let text = Self::of_text(config);
+        if let (Some(text), Some(part)) = (text, config.get_mut("text_config").and_then(Json::as_object_mut))
+        {
+            text.settle_part(part, &mut warnings);
+        }
+        if let Some(outer) = outer {
+            outer.settle_part(config, &mut warnings);
+        }
+        warnings
+    }
+
+    fn settle_part(&self, part: &mut Map<String, Json>, warnings: &mut Vec<ArchWarning>) {
+        for (alias, own) in &self.aliases {
+            let (Some(by_alias), Some(by_own)) = (part.get(alias).cloned(), part.get(own).cloned()) else {
+                continue;
+            };
+            // Lists by layer have words of their own under either name.
+            let is_one = |value: &Json| value.is_null() || value.is_array();
+            if is_one(&by_alias) || is_one(&by_own) || same(&by_alias, &by_own) {
+                continue;
+            }
+            let (names, values) = if self.outranked.contains(alias) {
+                ([own, alias], [by_own, by_alias])
+            } else {
+                ([alias, own], [by_alias, by_own])
+            };
+            let [taken, other] = values;
+            warnings.push(ArchWarning::TwoNames {
+                names: names.map(Clone::clone),
+                values: [taken.to_string(), other.to_string()],
+            });
+            // Cards count experts by either name.
+            if alias.contains("experts") {
+                part.insert(alias.clone(), taken.clone());
+            } else {
+                part.remove(alias);
+            }
+            part.insert(own.clone(), taken);
+        }
     }
 
     /// Spells a configuration and its text part as their classes do: attributes under their canonical names

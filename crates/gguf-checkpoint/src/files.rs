@@ -8,6 +8,7 @@ use std::path::{Component, Path};
 
 use crate::CheckpointError;
 use crate::config::{self, ModelDir};
+use crate::pieces;
 use gguf_core::WeightMeta;
 use gguf_core::text::escape;
 
@@ -83,7 +84,8 @@ impl FileSet {
             };
             others.extend(dir.file_names()?.into_iter().filter(is_shard));
         }
-        let warnings = second_set(&names, &others).into_iter().collect();
+        let mut warnings: Vec<String> = second_set(&names, &others).into_iter().collect();
+        warnings.extend(foreign(dir, &names, &others)?);
         if names.len() > dir.limits().n_parts {
             let (n_shards, limit) = (names.len(), dir.limits().n_parts);
             return Err(CheckpointError::TooManyShards { path: dir.path().to_owned(), n_shards, limit });
@@ -132,6 +134,24 @@ impl FileSet {
             None => Ok(()),
         }
     }
+}
+
+/// Returns the warning about a file with tensors that is neither of the set nor of a kind that models have beside it.
+fn foreign(dir: &ModelDir, taken: &[String], others: &[String]) -> Result<Option<String>, CheckpointError> {
+    let is_foreign = |name: &String| {
+        name.ends_with(".safetensors")
+            && pieces::of_file(name).why.is_some_and(|why| why == pieces::OF_OTHERS)
+            && !taken.contains(name)
+            && !others.contains(name)
+    };
+    let found = dir.file_names()?.into_iter().find(is_foreign).filter(|_| !taken.is_empty());
+    Ok(found.map(|name| {
+        format!(
+            "`{}` is not read, as by transformers: if the model needs its tensors, list them in an index \
+             (`model.safetensors.index.json`)",
+            escape(&name)
+        )
+    }))
 }
 
 /// Returns the warning about a second set of weights in the folder.

@@ -70,6 +70,9 @@ pub fn why(group: &str, name: &str) -> Option<&'static str> {
     find(group, name).filter(|row| row.fate == "none").map(|row| row.text)
 }
 
+/// Reason for a file with tensors that no other row knows.
+pub(crate) const OF_OTHERS: &str = "the weights are read from other files of the folder";
+
 /// Returns what becomes of a file of a folder.
 pub fn of_file(name: &str) -> Piece {
     piece(PieceKind::File, name, find(".", name), &Value::Bool(true))

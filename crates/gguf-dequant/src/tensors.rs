@@ -251,9 +251,15 @@ fn is_bare(meta: &WeightMeta) -> bool {
     is_bytes && meta.shape.rank() >= 2 && meta.name.ends_with(".weight")
 }
 
-/// Returns a warning about matrices of integers in a checkpoint that is not quantized: the scales may have been lost.
+/// Returns a warning about weights that are integers in a checkpoint that is not quantized: the scales may have been lost.
 pub(super) fn integers(weights: &[WeightMeta]) -> Option<String> {
-    let mut bare = weights.iter().filter(|meta| is_bare(meta));
+    use ElementType as E;
+    let is_whole = |meta: &&WeightMeta| {
+        let is_integer =
+            matches!(meta.ty, E::I64 | E::I32 | E::I16 | E::I8 | E::U64 | E::U32 | E::U16 | E::U8 | E::Bool);
+        is_integer && meta.name.ends_with(".weight")
+    };
+    let mut bare = weights.iter().filter(is_whole);
     let first = bare.next()?;
     let rest = match bare.count() {
         0 => " holds".to_owned(),

@@ -9,6 +9,7 @@ use crate::apply::absent;
 use crate::apply::assign::{self, Assigned};
 use crate::apply::fuse;
 use crate::apply::tied;
+use crate::attributes::Attributes;
 use crate::error::ArchError;
 use crate::error::missing_input::MissingInput;
 use crate::error::similarity::Similarity;
@@ -72,6 +73,7 @@ fn resolved(
         config_numbers::check(&config)?;
         cut = layer_lists::settle(&mut config)?;
         cut.extend(hparams::two_ropes(&config));
+        cut.extend(Attributes::settle(&mut config));
     }
     let named = match (registry.kind(), options.mistral_format) {
         (CardKind::Text, true) => Ok(detect::mistral_class(&config).to_owned()),

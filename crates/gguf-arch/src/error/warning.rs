@@ -30,6 +30,12 @@ pub enum ArchWarning {
     )]
     TwoRopes,
     #[error(
+        "config.json: `{0}` = {1} and `{2}` = {3} are two names of one value: `{0}` counts, as in transformers; remove the one \
+         that is wrong",
+        names[0], values[0], names[1], values[1]
+    )]
+    TwoNames { names: [String; 2], values: [String; 2] },
+    #[error(
         "config.json: rope type `{}`: llama.cpp reads no rope factors for `{arch}`, none are written; the model rotates \
          as if there were no scaling",
         escape(found)

@@ -38,8 +38,7 @@ mod switched_off;
 
 use assumed::Assumption;
 pub(crate) use fates::of_read;
-pub(crate) use same::number;
-use same::same;
+pub(crate) use same::{number, same};
 
 /// Returns a list by layer that repeats `beginning`.
 fn repeated(beginning: &[Json], n_layers: usize) -> Json {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use gguf_arch::{OutType, foreign_tensors, missing_tensors};
 use gguf_core::{GgmlType, Shape, TensorMeta, TensorSource};
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
 use super::fixture;
 use gguf_testkit::tiers::{Tier, two_tiers};
@@ -51,6 +51,56 @@ fn a_kind_that_is_left_out_is_missed(tier: Tier) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(n_refused > tier.of(150, 4000), "{n_refused} refused, {n_left} not");
     println!("{n_refused} kinds are missed, {n_left} are not needed or not known");
+}
+
+#[test]
+fn what_a_loader_takes_as_optional_is_missed_where_the_model_has_it() {
+    for (at, gone) in [
+        ("gemma4/gemma4_e2b.json", "model.language_model.layers.2.self_attn.v_proj.weight"),
+        ("gemma4/gemma4_moe.json", "model.layers.0.self_attn.v_proj.weight"),
+        ("granitehybrid/granitemoehybrid.json", "model.layers.0.mamba.conv1d.bias"),
+        ("glm-dsa/glm_moe_dsa.json", "model.layers.2.self_attn.indexer.weights_proj.weight"),
+        ("glm-dsa/glm_moe_dsa.json", "model.layers.1.self_attn.indexer.k_norm.bias"),
+        ("bert/bert.json", "embeddings.token_type_embeddings.weight"),
+        ("bert/bert_sequence_classification.json", "classifier.weight"),
+        ("bert/bert_sequence_classification.json", "classifier.bias"),
+        ("bailingmoe3/bailing_moe_v3_vl.json", "model.layers.1.attention.g_proj.weight"),
+        ("dflash/dspark.json", "markov_head.markov_w2.weight"),
+        ("dflash/dflash.json", "layers.1.self_attn.v_proj.weight"),
+    ] {
+        let case = fixture::case(at).edited(|content| {
+            let tensors = content["tensors"].as_array_mut().unwrap();
+            let n = tensors.len();
+            tensors.retain(|row| row[0].as_str().is_none_or(|name| !name.ends_with(gone)));
+            assert_eq!(tensors.len(), n - 1, "{at}: {gone}");
+        });
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let error = case.plan(dir.path(), OutType::F32).unwrap_err().to_string();
+        assert!(error.contains("lacks") && error.contains(gone), "{at}, {gone}: {error}");
+    }
+}
+
+#[test]
+fn layers_with_an_indexer_follow_from_the_rule_of_the_class() {
+    for (rule, types) in [
+        (json!({"index_topk_freq": 2, "index_skip_topk_offset": 1}), json!([true, false])),
+        (json!({"index_topk_pattern": "FS"}), json!([true, false])),
+        (json!({"max_position_embeddings": 1_048_576}), json!([true, true])),
+        (json!({}), Json::Null),
+    ] {
+        let case = fixture::case("glm-dsa/older.json").edited(|content| {
+            let config = content["config"].as_object_mut().unwrap();
+            config.remove("indexer_types");
+            config.extend(rule.as_object().unwrap().clone());
+        });
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let plan = case.plan(dir.path(), OutType::F32).unwrap();
+        let keys = super::keys(plan.metadata());
+        let row = keys.iter().find(|row| row[0] == "glm-dsa.attention.indexer.types");
+        assert_eq!(row.map_or(Json::Null, |row| row[2].clone()), types, "{rule}");
+    }
 }
 
 /// Names that loaders of some architectures take: each is foreign to nearly all others.

@@ -126,6 +126,37 @@ fn a_classifier_without_its_pooler_is_told() {
     assert!(!warns(&fixture::case("bert/bert.json")));
 }
 
+#[test]
+fn two_values_under_two_names_are_told_and_one_is_taken_as_in_transformers() {
+    for (at, [taken, other], value) in [
+        ("gpt2/gpt2.json", ["num_attention_heads", "n_head"], json!(8)),
+        ("bloom/bloom.json", ["num_attention_heads", "n_head"], json!(2)),
+        ("mpt/mpt.json", ["num_attention_heads", "n_heads"], json!(2)),
+        ("qwen3moe/plain.json", ["num_local_experts", "num_experts"], Json::Null),
+    ] {
+        let case = fixture::case(at);
+        // The number of experts under its own name; its other one outranks nothing.
+        let own = case.content()["config"].get(other).cloned().unwrap_or_default();
+        let (taken_value, other_value) = if value.is_null() { (own, json!(64)) } else { (value, own) };
+        let with = |names: &[(&str, &Json)]| {
+            let names: Vec<(String, Json)> =
+                names.iter().map(|(name, value)| ((*name).to_owned(), (*value).clone())).collect();
+            let edit = |content: &mut Json| {
+                let config = content["config"].as_object_mut().unwrap();
+                config.remove(other);
+                config.extend(names);
+            };
+            planned(&case.edited(edit), |_| {}).unwrap()
+        };
+        let (both, one) =
+            (with(&[(taken, &taken_value), (other, &other_value)]), with(&[(taken, &taken_value)]));
+        assert_eq!(keys(&both), keys(&one), "{at}");
+        let says = format!("`{taken}` = {taken_value} and `{other}` = {other_value} are two names");
+        assert!(both.warnings().iter().any(|text| text.contains(&says)), "{at}: {:?}", both.warnings());
+        assert_eq!(both.warnings().len(), one.warnings().len() + 1, "{at}: {:?}", both.warnings());
+    }
+}
+
 two_tiers!(either_name_of_an_attribute_gives_the_same_file);
 /// The names that transformers' classes have for one attribute, in the configuration and its text part.
 fn either_name_of_an_attribute_gives_the_same_file(tier: Tier) {

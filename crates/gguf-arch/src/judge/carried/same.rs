@@ -37,7 +37,7 @@ fn period(text: &str) -> Option<f64> {
 }
 
 /// Returns true if two values have the same meaning.
-pub(super) fn same(one: &Json, other: &Json) -> bool {
+pub(crate) fn same(one: &Json, other: &Json) -> bool {
     match (one, other) {
         (Json::Array(one), Json::Array(other)) => {
             one.len() == other.len() && one.iter().zip(other).all(|(one, other)| same(one, other))

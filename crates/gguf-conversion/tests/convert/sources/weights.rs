@@ -53,6 +53,28 @@ fn write_index(model: &Model, tensors: &[Tensor]) {
 }
 
 #[test]
+fn tensors_beside_the_model_that_nothing_reads_are_told() {
+    let model = Model::new();
+    let own = fs_err::read(model.path().join(FILE)).unwrap();
+    for (name, told) in [
+        ("mtp.safetensors", true),
+        ("model_ema.safetensors", true),
+        ("consolidated.safetensors", false),
+        ("model.fp16.safetensors", false),
+        ("pytorch_lora_weights.safetensors", false),
+    ] {
+        fs_err::write(model.path().join(name), &own).unwrap();
+        let conversion = model.planned();
+        fs_err::remove_file(model.path().join(name)).unwrap();
+        if told {
+            assert!(only_warning(&conversion).contains(&format!("`{name}` is not read")), "{name}");
+        } else {
+            assert!(conversion.warnings().is_empty(), "{name}: {:?}", conversion.warnings());
+        }
+    }
+}
+
+#[test]
 fn one_file_counts_before_shards_of_another_save() {
     let model = Model::new();
     let own = bytes(&model.planned());
