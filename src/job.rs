@@ -58,6 +58,7 @@ pub use events::Events;
 pub use guard::Guard;
 pub use importance::Importance;
 pub use input::JobInput;
+pub(crate) use input::must_be_model;
 pub use like::{LikeReport, NothingAlike};
 pub use output::{JobOutput, OutputFiles, OutputPath};
 pub use overrides::RefusedOverrides;

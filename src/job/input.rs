@@ -159,7 +159,7 @@ fn open_model(path: &Path) -> Result<GgufFile, JobError> {
 }
 
 /// Refuses GGUF files that hold no weights: importance matrices and recipes.
-pub(super) fn must_be_model(file: &GgufFile) -> Result<(), JobError> {
+pub(crate) fn must_be_model(file: &GgufFile) -> Result<(), JobError> {
     match output_kind(file.metadata()) {
         OutputKind::Model => Ok(()),
         kind => Err(JobError::NotAModel { path: file.path().to_owned(), kind }),

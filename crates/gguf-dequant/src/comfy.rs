@@ -45,8 +45,26 @@ const LOW_RANK: [&str; 2] = [".svd_up", ".svd_down"];
 /// Parameters of a layer that keep their own values beside a factor.
 const PARAMETERS: [&str; 2] = ["weight", "bias"];
 /// Parts of a layer that change its values, in ways that are not computed here, or whose weight is missing.
-const CHANGES: [&str; 6] =
-    [COLUMNS, ".smooth_scale", ".smooth_factor", ".svd_up", ".svd_down", ".weight_zero_point"];
+const CHANGES: [&str; 17] = [
+    COLUMNS,
+    ".smooth_scale",
+    ".smooth_factor",
+    ".svd_up",
+    ".svd_down",
+    ".weight_zero_point",
+    // What training leaves: magnitudes and differences of adapters, PyTorch's weight norm, spectral norm and pruning.
+    ".dora_scale",
+    ".diff",
+    ".diff_b",
+    ".weight_g",
+    ".weight_v",
+    ".weight_u",
+    ".weight_orig",
+    ".weight_mask",
+    ".bias_orig",
+    ".original0",
+    ".original1",
+];
 /// Description of a weight's storage.
 const DESCRIPTION: &str = ".comfy_quant";
 /// Marker of a file with factors.
@@ -66,6 +84,8 @@ pub struct ImageWeights {
     unknown_keys: BTreeSet<String>,
     /// Names of FP8 matrices without a factor, in a checkpoint that has factors.
     without_factors: Vec<String>,
+    /// Names of tensors beside a weight whose meaning is not known.
+    beside: Vec<String>,
     stored: Vec<ElementType>,
 }
 
@@ -125,6 +145,12 @@ impl ImageWeights {
         for (_, meta) in metas.iter().enumerate().filter(|(index, _)| !used.contains(index)) {
             check_unknown(&meta.name, is_coded)?;
         }
+        let is_beside = |name: &str| {
+            let (module, part) = name.rsplit_once('.').unwrap_or_default();
+            !PARAMETERS.contains(&part) && at.contains_key(format!("{module}{WEIGHT}").as_str())
+        };
+        let unused = metas.iter().enumerate().filter(|(index, _)| !used.contains(index));
+        let beside = unused.map(|(_, meta)| meta.name.clone()).filter(|name| is_beside(name)).collect();
         let mut this = Self {
             source,
             level,
@@ -134,6 +160,7 @@ impl ImageWeights {
             formats: coded.values().filter_map(Coded::format).collect(),
             unknown_keys,
             without_factors: Vec::new(),
+            beside,
             stored: Vec::new(),
         };
         let is_any = !coded.is_empty();
@@ -150,6 +177,7 @@ impl ImageWeights {
         for (index, meta) in metas.iter().enumerate().filter(|(index, _)| !used.contains(index)) {
             this.add(index, meta, coded.remove(&index))?;
         }
+        check_biases(&this.weights)?;
         if is_any {
             this.sort_as_saved();
         }
@@ -206,6 +234,11 @@ impl ImageWeights {
     /// Keys of descriptions whose meaning is not known, and which are not applied.
     pub fn unknown_keys(&self) -> impl Iterator<Item = &str> {
         self.unknown_keys.iter().map(String::as_str)
+    }
+
+    /// Names of tensors beside a weight whose meaning is not known.
+    pub fn beside(&self) -> impl Iterator<Item = &str> {
+        self.beside.iter().map(String::as_str)
     }
 
     /// Names of FP8 matrices without a factor, in a checkpoint that has factors.
@@ -307,6 +340,25 @@ fn members(
 fn is_orphan(name: &str, at: &HashMap<&str, usize>) -> bool {
     let module = FACTORS.iter().chain([&DESCRIPTION]).find_map(|suffix| name.strip_suffix(suffix));
     module.is_some_and(|module| !at.contains_key(format!("{module}{WEIGHT}").as_str()))
+}
+
+/// Checks that matrices have as many rows as their biases have elements.
+fn check_biases(weights: &[WeightMeta]) -> Result<(), DequantError> {
+    let biases: HashMap<&str, u64> = weights
+        .iter()
+        .filter_map(|meta| Some((meta.name.strip_suffix(BIAS)?, meta.shape.n_elems())))
+        .collect();
+    for meta in weights.iter().filter(|meta| meta.shape.rank() == 2) {
+        let n_bias = meta.name.strip_suffix(WEIGHT).and_then(|module| biases.get(module));
+        if let Some(n) = n_bias.filter(|&&n| n != meta.shape.dims()[0]) {
+            return Err(DequantError::ShapeMismatch {
+                tensor: meta.name.clone(),
+                found: meta.shape.clone(),
+                expected: format!("{n} rows, as its bias has elements"),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Refuses a tensor that changes the values of a layer in an unknown way: one of a kind that does, or any beside a weight

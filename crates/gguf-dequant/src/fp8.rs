@@ -119,7 +119,8 @@ impl Fp8 {
         grid: ScaleLayout,
     ) -> Result<Self, DequantError> {
         let scales = match tensors.meta(scale).ty {
-            ElementType::F8E8M0 => NumberTensor::exponents(tensors, scale),
+            // transformers saves the exponents of MXFP8 as bytes.
+            ElementType::F8E8M0 | ElementType::U8 => NumberTensor::exponents(tensors, scale),
             _ => NumberTensor::new(tensors, scale, &SCALE_TYPES)?,
         };
         Self::with_scales(tensors, codes, scales, grid)
@@ -465,7 +466,7 @@ fn put(
         Method::FbgemmFp8 if meta.shape.rank() == 3 => fbgemm_stack(tensors, codes, scale)?,
         _ => layout(tensors, codes, scale),
     };
-    let grid = block.unwrap_or(by_shape);
+    let grid = block.unwrap_or_else(|| by_size(tensors, codes, scale, by_shape));
     // A block-quantizing writer may quantize a tensor as a whole.
     let grid = if n_scales == 1 && tensors.meta(scale).shape.rank() == 0 { single(grid, meta) } else { grid };
     let coded = Fp8::new(tensors, codes, scale, grid)?;
@@ -487,6 +488,22 @@ pub(super) fn layout(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Scale
     }
     let is_rows = scales.n_elems() == shape.n_rows() && shape.n_rows() != 1;
     if is_rows { ScaleLayout::Row } else { ScaleLayout::Tensor }
+}
+
+/// Blocks of writers that do not say their size: transformers' default, and MXFP8.
+const UNSAID: [(u64, u64); 2] = [(128, 128), (1, 32)];
+
+/// Returns the blocks that scales without a described size are of, if they are neither one number nor one a row.
+fn by_size(tensors: &Tensors<'_>, codes: usize, scale: usize, by_shape: ScaleLayout) -> ScaleLayout {
+    let (shape, scales) = (&tensors.meta(codes).shape, &tensors.meta(scale).shape);
+    let is_one = scales.n_elems() == 1 || by_shape != ScaleLayout::Tensor || shape.rank() != 2;
+    let fits = |&&(rows, cols): &&(u64, u64)| {
+        scales.dims() == [shape.n_rows().div_ceil(rows), shape.n_cols().div_ceil(cols)]
+    };
+    match UNSAID.iter().find(fits).filter(|_| !is_one) {
+        Some(&(rows, cols)) => ScaleLayout::Block { rows, cols },
+        None => by_shape,
+    }
 }
 
 /// Checks the scales of an FBGEMM stack of experts and returns their layout.

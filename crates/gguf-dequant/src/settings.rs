@@ -69,6 +69,7 @@ pub(super) enum Method {
 const METHODS: &[(&str, Method)] = &[
     ("fp8", Method::Fp8),
     ("fbgemm-fp8", Method::FbgemmFp8),
+    ("mxfp8", Method::Fp8),
     ("gptq", Method::Gptq),
     ("awq", Method::Awq),
     ("auto-round", Method::AutoRound),
@@ -111,6 +112,10 @@ const REFUSED: &[(&str, &str)] = &[
     ("vptq", "weights are vectors of learned code books"),
     ("higgs", "weights are rotated and stored for one GPU kernel"),
     ("quip", "weights are rotated by Hadamard matrices at run time"),
+    ("fouroversix", "its layout is not stable"),
+    ("gemma", "activations are rounded at run time, and its packing is not read yet"),
+    ("metal", "weights are packed for one GPU kernel"),
+    ("nvfp4", "scales are stored in the order of one GPU kernel"),
     ("quip-sharp", "weights are rotated by Hadamard matrices at run time"),
     ("spqr", "weights are stored with sparse outliers for one GPU kernel"),
     ("fp-quant", "weights are rotated at run time"),
@@ -137,6 +142,8 @@ pub(super) struct Settings {
 /// File name of a model's configuration.
 pub(super) const CONFIG: &str = "config.json";
 const KEY: &str = "quantization_config";
+/// The key in older checkpoints of compressed-tensors.
+const OLD_KEY: &str = "compression_config";
 
 /// Finds the settings; `None` if no file mentions quantization.
 ///
@@ -144,7 +151,8 @@ const KEY: &str = "quantization_config";
 /// Settings of the wrong type, two that contradict, a method that is unknown or unsupported.
 pub(super) fn find(files: &Configurations) -> Result<Option<Settings>, DequantError> {
     let nested = files.config.get("text_config").and_then(|text| text.get(KEY));
-    let own = files.config.get(KEY).filter(|value| !value.is_null());
+    let old = || files.config.get(OLD_KEY).filter(|value| !value.is_null());
+    let own = files.config.get(KEY).filter(|value| !value.is_null()).or_else(old);
     let nested = nested.filter(|value| !value.is_null());
     if let (Some(own), Some(nested)) = (own, nested)
         && own != nested

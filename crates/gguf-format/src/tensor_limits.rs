@@ -27,6 +27,11 @@ impl TensorLimits {
     /// Limits of stable-diffusion.cpp, which is built for longer names; its files of whole checkpoints have hardly a key.
     pub(crate) const WITHOUT_KEYS: Self = Self { name_bytes: 159, dims: 5 };
 
+    /// Limits of llama.cpp, for language models.
+    pub const fn of_language() -> Self {
+        Self::LLAMA_CPP
+    }
+
     /// Limits of a file with these keys. A later part of a split model, whose keys are in the first, has the wider ones;
     /// [`crate::GgufFile`] applies those of the first part when it opens them together.
     pub fn of(metadata: &Metadata) -> Self {

@@ -9,7 +9,7 @@ pub(super) mod chat_template;
 pub(super) mod control_vector;
 mod foreign;
 pub(super) mod graph;
-mod header;
+pub(super) mod header;
 pub(super) mod images;
 pub(super) mod input;
 mod keys;

@@ -1,6 +1,7 @@
 //! Structural checks: everything that can be judged without running the model.
 
 use crate::checks::check_file;
+use crate::checks::header::narrow_alignment;
 use crate::checks::input::CheckedFile;
 use crate::{Check, Finding, Severity, VerifyError};
 use gguf_arch::missing_tensors;
@@ -35,6 +36,7 @@ pub fn header_errors(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding
     let mut found = check_file(&CheckedFile::header(metadata, tensors)).unwrap_or_default();
     let missing = missing_tensors(metadata, tensors);
     found.extend(missing.map(|missing| Finding::error(Check::Graph, missing.to_string())));
+    found.extend(narrow_alignment(metadata));
     found.retain(|finding| finding.severity == Severity::Error);
     found
 }
@@ -71,6 +73,9 @@ mod tests {
         let told =
             |error: &Finding| error.message.contains("`llama.block_count` must be of type u32, not u64");
         assert!(found.iter().any(told), "{found:?}");
+        wide.set("general.alignment", 8u32);
+        let found = header_errors(&wide, &[]);
+        assert!(found.iter().any(|error| error.message.contains("`general.alignment` is 8")), "{found:?}");
         // The files of other programs have keys of their own.
         let other = [("general.architecture", "kokoro".into())];
         assert_eq!(first_error(&other, &[tensor("a.weight", &[4, 4], GgmlType::F32)]), None);

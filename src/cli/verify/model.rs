@@ -12,6 +12,7 @@ use crate::convert::{
 use crate::core::TensorSource;
 use crate::core::text::{escape, plural};
 use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions};
+use crate::job::must_be_model;
 use crate::tokenizer::{Encoder, TokenizerError};
 use crate::verify::{Model, ModelParts, OriginTokenizer, Recall};
 
@@ -150,7 +151,9 @@ impl OpenedModel {
             ModelOrigin::Checkpoint(Box::new(plan_checkpoint(path, adapter, shown, common)?))
         } else {
             let options = OpenOptions { may_read: true, lock, ..OpenOptions::default() };
-            ModelOrigin::Gguf(Box::new(GgufFile::open_with(path, &options)?))
+            let file = GgufFile::open_with(path, &options)?;
+            must_be_model(&file)?;
+            ModelOrigin::Gguf(Box::new(file))
         };
         Ok(Self::of(origin))
     }

@@ -20,6 +20,8 @@ pub struct CommonRules {
     kind: String,
     prefixes: Vec<String>,
     prefixes_of_all: Vec<String>,
+    /// Starts of the names of other models beside one without a prefix.
+    others: Vec<String>,
     /// Names, and starts of names, that runtimes read beside the prefixed ones: they belong to the diffusion model.
     markers: Vec<String>,
     /// Most values of a tensor that stays F32 because it is small.
@@ -141,6 +143,7 @@ impl<'de> Deserialize<'de> for TypeName {
 pub struct NamePrefix<'a> {
     text: Option<&'a str>,
     markers: &'a [String],
+    others: &'a [String],
 }
 
 impl<'a> NamePrefix<'a> {
@@ -155,6 +158,7 @@ impl<'a> NamePrefix<'a> {
             // ref: removed wherever it occurs
             Some(prefix) if name.contains(prefix) => Some(name.replace(prefix, "")),
             Some(_) if !self.is_marker(name) => None,
+            None if self.others.iter().any(|other| name.starts_with(other.as_str())) => None,
             _ => Some(name.to_owned()),
         }
     }
@@ -206,7 +210,7 @@ impl CommonRules {
     }
 
     pub(super) fn with_prefix<'a>(&'a self, text: Option<&'a str>) -> NamePrefix<'a> {
-        NamePrefix { text, markers: &self.markers }
+        NamePrefix { text, markers: &self.markers, others: &self.others }
     }
 
     /// Class of a weight.

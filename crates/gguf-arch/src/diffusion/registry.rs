@@ -193,6 +193,17 @@ mod tests {
     }
 
     #[test]
+    fn other_models_beside_one_without_a_prefix_are_not_its_own() {
+        let cards = DiffusionCards::embedded().unwrap();
+        let first = "double_blocks.0.img_attn.proj.weight";
+        let prefix = cards.prefix(&[first, "vae.decoder.conv_in.weight", "v_pred"]);
+        assert_eq!(prefix.text(), None);
+        assert_eq!(prefix.strip(first).as_deref(), Some(first));
+        assert_eq!(prefix.strip("v_pred").as_deref(), Some("v_pred"));
+        assert_eq!(prefix.strip("vae.decoder.conv_in.weight"), None);
+    }
+
+    #[test]
     fn other_files_are_named() {
         let cards = DiffusionCards::embedded().unwrap();
         let what = |names: &[&str]| match cards.recognize(names) {

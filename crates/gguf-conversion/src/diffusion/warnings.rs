@@ -39,6 +39,12 @@ pub(super) fn of_factors(weights: &ImageWeights) -> Vec<String> {
         let n = plural(weights.n_scaled() as u64, "weight");
         warnings.push(format!("{n} in FP8 with a scale: multiplied by it and rounded to BF16 first"));
     }
+    if let Some(names) = first_names(weights.beside()) {
+        warnings.push(format!(
+            "{names}: beside a weight, without a known meaning: written as they are, and no runtime applies them; if \
+             they change the weight, merge them first"
+        ));
+    }
     if let Some(keys) = first_names(weights.unknown_keys()) {
         warnings.push(format!(
             "{keys} in `comfy_quant`: without a known meaning, and not applied to the weights"
@@ -71,8 +77,8 @@ pub(super) fn left_out(names: &[&str], prefix: NamePrefix<'_>) -> Option<String>
     let listed: Vec<String> = modules.iter().take(4).map(|name| format!("`{}`", escape(name))).collect();
     let more = if modules.len() > 4 { ", ..." } else { "" };
     Some(format!(
-        "the diffusion model is taken (`{}`); {} of other models {} left out: {}{more}",
-        escape(prefix.text().unwrap_or_default()),
+        "the diffusion model is taken{}; {} of other models {} left out: {}{more}",
+        prefix.text().map_or_else(String::new, |text| format!(" (`{}`)", escape(text))),
         plural(others.len() as u64, "tensor"),
         if others.len() == 1 { "is" } else { "are" },
         listed.join(", "),

@@ -453,6 +453,21 @@ fn scales_of_blocks_may_be_powers_of_two() {
     file.write_checkpoint(&dir.path().join("hf"), &config);
     let source = open(dir.path()).unwrap().weights.unwrap();
     assert_eq!(f32_values(&floats(&*source, 0)), [2.25, 2.25, 0.5625, 0.5625, 2.25, 2.25, 0.5625, 0.5625]);
+    // Exponents may be bytes, and blocks without a size are of 128 rows and columns or, in MXFP8, of 32 columns.
+    let mut file = gguf_testkit::checkpoints::Safetensors::default();
+    file.add("a.weight", "F8_E4M3", [3, 64], &[0x38; 192]);
+    file.add("a.weight_scale_inv", "U8", [3, 2], &[127, 128, 129, 130, 131, 126]);
+    let settings = json!({"quant_method": "mxfp8", "scale_fmt": "ue8m0"});
+    let config = |key: &str| json!({"architectures": ["LlamaForCausalLM"], key: settings});
+    for key in ["quantization_config", "compression_config"] {
+        file.write_checkpoint(&dir.path().join("hf"), &config(key));
+        let source = open(dir.path()).unwrap().weights.unwrap();
+        let values = f32_values(&floats(&*source, 0));
+        assert_eq!(
+            [values[0], values[63], values[64], values[127], values[128], values[191]],
+            [1.0, 2.0, 4.0, 8.0, 16.0, 0.5]
+        );
+    }
     // Without settings, scales of neither the tensor nor its rows are of 128 rows and columns.
     let mut file = gguf_testkit::checkpoints::Safetensors::default();
     file.add("a.weight", "F8_E4M3", [130, 130], &vec![0x38; 130 * 130]);

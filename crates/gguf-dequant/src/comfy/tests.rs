@@ -64,9 +64,16 @@ fn factors_of_columns_are_applied() {
 
 #[test]
 fn what_changes_a_layer_in_an_unknown_way_is_refused() {
-    for name in
-        ["a.smooth_scale", "a.weight_offset", "a.lora.down.weight", "b.pre_quant_scale", "b.smooth_factor"]
-    {
+    for name in [
+        "a.smooth_scale",
+        "a.weight_offset",
+        "a.lora.down.weight",
+        "b.pre_quant_scale",
+        "b.smooth_factor",
+        "b.dora_scale",
+        "b.weight_orig",
+        "b.parametrizations.weight.original0",
+    ] {
         let error = with_others(&[(name, &[1.0])]).err().unwrap();
         assert!(error.contains(name) && error.contains("may change the values"), "{error}");
     }
@@ -74,6 +81,34 @@ fn what_changes_a_layer_in_an_unknown_way_is_refused() {
     for name in ["b.alpha", "ab.x", "c"] {
         assert!(with_others(&[(name, &[1.0])]).is_ok(), "{name}");
     }
+}
+
+#[test]
+fn what_stands_beside_a_plain_weight_is_named() {
+    let mut weights = MemoryWeights::default();
+    weights.add("a.weight", &[1, 1], ElementType::F16, vec![0, 0x3c]);
+    for name in ["a.bias", "a.alpha", "a.norm.scale", "b.alpha"] {
+        weights.add(name, &[1], ElementType::F16, vec![0, 0x3c]);
+    }
+    assert!(opened(weights).unwrap().beside().eq(["a.alpha"]));
+}
+
+#[test]
+fn matrices_have_the_rows_of_their_biases() {
+    let of = |dims: &[u64]| {
+        let mut weights = MemoryWeights::default();
+        weights.add("a.bias", &[3], ElementType::F16, vec![0; 6]);
+        weights.add("a.weight", dims, ElementType::F16, vec![0; 12]);
+        opened(weights).map(|_| ())
+    };
+    assert_eq!(of(&[3, 2]), Ok(()));
+    // Convolutions that widen have the outputs in their second dimension.
+    assert_eq!(of(&[2, 3, 1]), Ok(()));
+    let error = of(&[2, 3]).unwrap_err();
+    assert!(
+        error.contains("`a.weight`") && error.contains("expected 3 rows, as its bias has elements"),
+        "{error}"
+    );
 }
 
 #[test]

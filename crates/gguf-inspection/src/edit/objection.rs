@@ -17,6 +17,8 @@ const NEEDED_OF_ARCH: [&str; 3] = ["context_length", "embedding_length", "block_
 const NEEDED: [&str; 3] = ["general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens"];
 
 const ALIGNMENT: &str = "general.alignment";
+/// Smallest accepted alignment: llama.cpp stops at data that does not begin at a multiple of it.
+const LEAST_ALIGNED: i128 = 32;
 /// Largest accepted alignment, that of the largest memory pages.
 ///
 /// Every tensor is padded to the alignment, so with a larger one a file is mostly padding.
@@ -39,9 +41,9 @@ pub enum Objection {
     #[error("key `{key}` holds the parts of the model together")]
     Split { key: String },
     #[error(
-        "key `general.alignment`: {found} is no alignment of weights: a power of two from 8 to {most} expected"
+        "key `general.alignment`: {found} is no alignment of weights: a power of two from {least} to {most} expected"
     )]
-    Alignment { found: i128, most: i128 },
+    Alignment { found: i128, least: i128, most: i128 },
     #[error("the model could not be run any more: {why}")]
     Model { why: String },
     #[error("the tokenizer could not be read any more: {why}")]
@@ -96,9 +98,9 @@ impl ChangedModel<'_> {
         }
         if key == ALIGNMENT
             && let Some(found) = change.after.as_ref().and_then(Value::as_i128)
-            && !((8..=MOST_ALIGNED).contains(&found) && found.count_ones() == 1)
+            && !((LEAST_ALIGNED..=MOST_ALIGNED).contains(&found) && found.count_ones() == 1)
         {
-            return Some(Objection::Alignment { found, most: MOST_ALIGNED });
+            return Some(Objection::Alignment { found, least: LEAST_ALIGNED, most: MOST_ALIGNED });
         }
         match (&change.before, &change.after) {
             (Some(_), None) => self.needed(key),

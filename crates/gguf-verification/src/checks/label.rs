@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::checks::{adapter, towers};
+use crate::checks::{adapter, control_vector, images, towers};
 use crate::{Check, Finding};
 use gguf_core::TensorMeta;
 use gguf_core::text::{escape, plural};
@@ -126,17 +126,24 @@ impl Label {
     }
 }
 
-/// Compares the label of a file with its tensors. Adapters, vocabularies and towers are skipped: their types follow
-/// other rules.
+/// Compares the label of a file with its tensors. Adapters, vocabularies, towers and image models of floats are skipped:
+/// their types follow other rules. That of the last is the type of most tensors of the source, however small they are.
 pub(crate) fn check(
     metadata: &Metadata,
     tensors: &[TensorMeta],
     path: Option<&Path>,
 ) -> (Option<FileLabel>, Vec<Finding>) {
-    if tensors.is_empty() || adapter::is_one(metadata) || towers::is_towers(metadata) {
+    if tensors.is_empty()
+        || adapter::is_one(metadata)
+        || towers::is_towers(metadata)
+        || control_vector::is_one(metadata)
+    {
         return (None, Vec::new());
     }
     let label = Label::of(metadata, tensors, path);
+    if images::is_one(metadata, tensors) && tensors.iter().all(|tensor| !tensor.ty.is_quantized()) {
+        return (Some(label.in_words()), Vec::new());
+    }
     (Some(label.in_words()), label.findings())
 }
 

@@ -19,6 +19,14 @@ const SIZES: [&str; 5] =
 /// Further keys that a vision tower must declare.
 const OF_IMAGES: [&str; 4] = ["image_mean", "image_size", "image_std", "patch_size"];
 
+/// Projectors that llama.cpp 0.5.0 knows (`PROJECTOR_TYPE_NAMES` of its clip-impl.h).
+const PROJECTORS: &str = "mlp ldp ldpv2 resampler adapter qwen2vl_merger qwen2.5vl_merger qwen3vl_merger ling3vl step3vl gemma3 gemma3nv \
+    gemma3na gemma4v gemma4a gemma4uv gemma4ua phi4 idefics3 pixtral ultravox internvl llama4 qwen2a qwen3a glma \
+    qwen2.5o voxtral meralion musicflamingo lfm2 kimivl paddleocr lightonocr cogvlm janus_pro dots_ocr dots3note_v \
+    dots3note_a deepseekocr deepseekocr2 deepseek4v lfm2a glm4v glm5v youtuvl yasa2 kimik25 nemotron_v2_vl \
+    exaone4_5 hunyuanvl minicpmv4_6 granite_speech mimovl minimax_m3 granite4_vision mimo_audio parakeet \
+    qwen3tts_spkenc qwen3tts_gen pockettts_spkenc pockettts_gen";
+
 /// Returns true for a file of towers.
 pub(crate) fn is_towers(metadata: &Metadata) -> bool {
     metadata.get("general.architecture").and_then(Value::as_str) == Some(CLIP)
@@ -60,7 +68,14 @@ fn check_keys(metadata: &Metadata) -> Vec<Finding> {
             missing.push(projector);
         }
     }
-    let finding = |key: String| Finding::error(Check::RequiredKeys, format!("key `{key}` is missing"));
+    // Converters of LLaVA wrote it from 2024 on.
+    let is_llava = metadata.get("clip.has_llava_projector").and_then(Value::as_bool) == Some(true);
+    let advice = |key: &str| match key.ends_with("projector_type") && is_llava {
+        true => "; for LLaVA, `gguf-inspect set FILE clip.projector_type=mlp` adds it",
+        false => "",
+    };
+    let finding =
+        |key: String| Finding::error(Check::RequiredKeys, format!("key `{key}` is missing{}", advice(&key)));
     missing.into_iter().map(finding).collect()
 }
 
@@ -85,6 +100,14 @@ fn check_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
     projectors.dedup();
     let names = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
     let file = TowerFile { names, vision: blocks[0], audio: blocks[1] };
+    let is_unknown = |name: &&&str| !PROJECTORS.split(' ').any(|known| known == **name);
+    if let Some(name) = projectors.iter().find(is_unknown) {
+        let what = format!(
+            "projector `{}`: llama.cpp knows none of this name, and loads no such file",
+            escape(name)
+        );
+        return vec![Finding::error(TENSORS, what)];
+    }
     let Some(gaps) = tower_gaps(&projectors, &file) else {
         let what = format!(
             "what a tower with the projector `{}` needs is not known",
@@ -140,9 +163,13 @@ mod tests {
         metadata.set("clip.projector_type", "\u{1b}[31m");
         let found = check_tensors(&metadata, &[tensor("v.blk.0.x")]);
         assert!(
-            found[0].message.contains("is not known") && !found[0].message.contains('\u{1b}'),
+            found[0].message.contains("knows none of this name") && !found[0].message.contains('\u{1b}'),
             "{found:?}"
         );
+        // Known to the runtime, but not written here.
+        metadata.set("clip.projector_type", "ldp");
+        let found = check_tensors(&metadata, &[tensor("v.blk.0.x")]);
+        assert!(found[0].message.contains("is not known"), "{found:?}");
     }
 
     #[test]
