@@ -77,6 +77,7 @@ mod error;
 mod fp4;
 mod fp4_transposed;
 mod fp8;
+mod gemma;
 mod gptq;
 mod grouped;
 mod hqq;
@@ -206,6 +207,7 @@ fn plan(
         Method::Hqq => hqq::plan(settings, tensors),
         Method::Quanto => quanto::plan(settings, &files.config, tensors),
         Method::Bitnet => bitnet::plan(settings, tensors),
+        Method::Gemma => gemma::plan(settings, tensors),
         Method::Mlx => mlx::plan(settings, &files.config, tensors, warnings),
     }
 }

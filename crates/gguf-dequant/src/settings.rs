@@ -61,6 +61,8 @@ pub(super) enum Method {
     Quanto,
     /// `bitnet`
     Bitnet,
+    /// `gemma`
+    Gemma,
     /// MLX, whose settings name no method.
     Mlx,
 }
@@ -81,6 +83,7 @@ const METHODS: &[(&str, Method)] = &[
     ("hqq", Method::Hqq),
     ("quanto", Method::Quanto),
     ("bitnet", Method::Bitnet),
+    ("gemma", Method::Gemma),
 ];
 
 impl Method {
@@ -99,6 +102,7 @@ impl Method {
             Self::Hqq => "HQQ",
             Self::Quanto => "quanto",
             Self::Bitnet => "BitNet",
+            Self::Gemma => "Gemma's integers",
             Self::Mlx => "MLX",
         }
     }
@@ -113,7 +117,6 @@ const REFUSED: &[(&str, &str)] = &[
     ("higgs", "weights are rotated and stored for one GPU kernel"),
     ("quip", "weights are rotated by Hadamard matrices at run time"),
     ("fouroversix", "its layout is not stable"),
-    ("gemma", "activations are rounded at run time, and its packing is not read yet"),
     ("metal", "weights are packed for one GPU kernel"),
     ("nvfp4", "scales are stored in the order of one GPU kernel"),
     ("quip-sharp", "weights are rotated by Hadamard matrices at run time"),

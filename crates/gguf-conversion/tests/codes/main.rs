@@ -443,6 +443,39 @@ fn numbers_in_few_bits_without_scales_are_told() {
 }
 
 #[test]
+fn integers_of_gemma_have_the_width_of_their_module() {
+    let mut file = gguf_testkit::checkpoints::Safetensors::default();
+    // Lowest bits first, shifted up by half of the range.
+    file.add("a.q_proj.weight", "U8", [2, 2], &[0x1f, 0x80, 0x78, 0x97]);
+    file.add_f32("a.q_proj.weight_scale", [2, 1], &[1.0, 0.5]);
+    file.add_f32("a.q_proj.input_activation_scale", [1], &[0.25]);
+    file.add("a.o_proj.weight", "U8", [1, 2], &[0b1110_0100, 0b0001_1011]);
+    file.add_f32("a.o_proj.weight_scale", [1, 1], &[2.0]);
+    file.add("a.k_proj.weight", "I8", [1, 4], &[0x80, 0xff, 0, 0x7f]);
+    file.add_f32("a.k_proj.weight_scale", [1, 1], &[0.5]);
+    file.add("e.embedding_quantized", "U8", [1, 2], &[0x98, 0xa9]);
+    file.add_f32("e.embedding_scale", [1, 2], &[1.0, 10.0]);
+    let dir = tempfile::tempdir().unwrap();
+    let settings =
+        json!({"quant_method": "gemma", "num_bits": 4, "module_quant_configs": {"o_proj$": {"num_bits": 2}}});
+    let config =
+        |settings: &Json| json!({"architectures": ["LlamaForCausalLM"], "quantization_config": settings});
+    file.write_checkpoint(&dir.path().join("hf"), &config(&settings));
+    let source = open(dir.path()).unwrap().weights.unwrap();
+    let of = |name: &str| {
+        let at = source.weights().iter().position(|meta| meta.name == name).unwrap();
+        f32_values(&floats(&*source, at))
+    };
+    assert_eq!(of("a.q_proj.weight"), [7.0, -7.0, -8.0, 0.0, 0.0, -0.5, -0.5, 0.5]);
+    assert_eq!(of("a.o_proj.weight"), [-4.0, -2.0, 0.0, 2.0, 2.0, 0.0, -2.0, -4.0]);
+    assert_eq!(of("a.k_proj.weight"), [-64.0, -0.5, 0.0, 63.5]);
+    assert_eq!(of("e.weight"), [0.0, 1.0, 10.0, 20.0]);
+    let wide = json!({"quant_method": "gemma", "num_bits": 3});
+    file.write_checkpoint(&dir.path().join("hf"), &config(&wide));
+    assert!(open(dir.path()).unwrap_err().contains("2 or 4 bits"));
+}
+
+#[test]
 fn scales_of_blocks_may_be_powers_of_two() {
     let mut file = gguf_testkit::checkpoints::Safetensors::default();
     file.add("a.weight", "F8_E4M3", [2, 4], &[0x39; 8]);
