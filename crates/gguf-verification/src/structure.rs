@@ -2,8 +2,8 @@
 
 use crate::checks::check_file;
 use crate::checks::header::narrow_alignment;
-use crate::checks::input::CheckedFile;
-use crate::{Check, Finding, Severity, VerifyError};
+use crate::checks::input::{CheckedFile, FileContent};
+use crate::{Check, Finding, Severity, VerifyError, drafts};
 use gguf_arch::missing_tensors;
 use gguf_core::progress::Progress;
 use gguf_core::simd::SimdLevel;
@@ -32,10 +32,13 @@ pub fn check_structure(
 
 /// Returns the errors of a model file that its keys and its list of tensors show: what a runtime refuses, or stops at.
 pub fn header_errors(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding> {
+    let file = CheckedFile::header(metadata, tensors);
     // Without blocks, nothing can fail.
-    let mut found = check_file(&CheckedFile::header(metadata, tensors)).unwrap_or_default();
-    let missing = missing_tensors(metadata, tensors);
-    found.extend(missing.map(|missing| Finding::error(Check::Graph, missing.to_string())));
+    let mut found = check_file(&file).unwrap_or_default();
+    if file.content == FileContent::Model && !drafts::are_alone(metadata, tensors) {
+        let missing = missing_tensors(metadata, tensors);
+        found.extend(missing.map(|missing| Finding::error(Check::Graph, missing.to_string())));
+    }
     found.extend(narrow_alignment(metadata));
     found.retain(|finding| finding.severity == Severity::Error);
     found

@@ -9,7 +9,7 @@ use gguf_format::{GgufFile, Metadata};
 
 /// Kind of content of a file, which decides what it must have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum FileContent {
+pub(crate) enum FileContent {
     Model,
     /// Matrices that change another file's weights.
     Adapter,
@@ -44,7 +44,7 @@ pub(crate) struct CheckedFile<'a> {
     tensors: &'a [TensorMeta],
     pub(super) metadata: &'a Metadata,
     pub(super) gguf: Option<&'a GgufFile>,
-    pub(super) content: FileContent,
+    pub(crate) content: FileContent,
     pub(super) level: SimdLevel,
     pub(super) progress: &'a dyn Progress,
 }
