@@ -213,7 +213,22 @@ mod tests {
             Recognition::Two(first, second) => format!("{} and {}", first.gguf, second.gguf),
             Recognition::Unknown => "unknown".to_owned(),
         };
-        assert_eq!(what(&["a.lora_down.weight"]), "a LoRA, which is no model of its own");
+        for name in [
+            "a.lora_down.weight",
+            "lora_unet_x.oft_diag",
+            "double_blocks.0.processor.qkv_lora1.down.weight",
+            "unet.attn1.processor.to_q_lora.down.weight",
+            "blocks.0.self_attn.q.diff_b",
+        ] {
+            assert_eq!(what(&[name]), "a LoRA, which is no model of its own", "{name}");
+        }
+        assert_eq!(what(&["decoder.conv_in.weight"]), "a VAE");
+        assert_eq!(
+            what(&["blocks.0.pos_embedding.embedding.weight"]),
+            "a text encoder (UMT5, in the layout of Wan)"
+        );
+        assert_eq!(what(&["vision_model.encoder.layers.0.x"]), "an image encoder (CLIP)");
+        assert!(what(&["clip_g", "clip_l"]).starts_with("an embedding"));
         assert_eq!(
             what(&["double_blocks.0.img_attn.proj.weight", "double_blocks.0.img_attn.proj.weight.absmax"]),
             "a checkpoint quantized by bitsandbytes"
