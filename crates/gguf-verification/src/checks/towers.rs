@@ -25,7 +25,7 @@ const PROJECTORS: &str = "mlp ldp ldpv2 resampler adapter qwen2vl_merger qwen2.5
     qwen2.5o voxtral meralion musicflamingo lfm2 kimivl paddleocr lightonocr cogvlm janus_pro dots_ocr dots3note_v \
     dots3note_a deepseekocr deepseekocr2 deepseek4v lfm2a glm4v glm5v youtuvl yasa2 kimik25 nemotron_v2_vl \
     exaone4_5 hunyuanvl minicpmv4_6 granite_speech mimovl minimax_m3 granite4_vision mimo_audio parakeet \
-    qwen3tts_spkenc qwen3tts_gen pockettts_spkenc pockettts_gen";
+    qwen3tts_spkenc qwen3tts_gen pockettts_spkenc pockettts_gen muse-glimmer";
 
 /// Returns true for a file of towers.
 pub(crate) fn is_towers(metadata: &Metadata) -> bool {
