@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Gradients of the engine next to those of PyTorch, on small random models of several families.
+"""Gradients of the engine next to those of PyTorch, on small random models of several families, dense and with experts.
 
     gradients.py --programs DIR [--tokens 48] [--seed 1] [--dir DIR]
 
@@ -33,6 +33,11 @@ FAMILIES = {
     "Granite": LLAMA | {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 2.0},
     "StableLm": LLAMA | {"partial_rotary_factor": 0.5, "use_qkv_bias": True},
     "Phi": LLAMA | {"partial_rotary_factor": 0.5},
+    "Mixtral": LLAMA | {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "Qwen3Moe": LLAMA | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    "Qwen2Moe": {key: value for key, value in LLAMA.items() if key != "head_dim"} | {
+        "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48},
+    "Olmoe": LLAMA | {"num_experts": 4, "num_experts_per_tok": 2},
 }
 OPERATIONS = (
     ("embedding, head", r"^(token_embd|output)\."),
@@ -41,12 +46,13 @@ OPERATIONS = (
     ("values", r"attn_v\."),
     ("queries, keys, values in one", r"attn_qkv\."),
     ("outputs of heads", r"attn_output\."),
-    ("gates", r"ffn_gate\."),
-    ("up", r"ffn_up\."),
-    ("down", r"ffn_down\."),
+    ("gates", r"ffn_gate(_shexp|_exps)?\."),
+    ("up", r"ffn_up(_shexp|_exps)?\."),
+    ("down", r"ffn_down(_shexp|_exps)?\."),
+    ("router, gate of shared experts", r"ffn_gate_inp"),
 )
 # Families whose files have the rows of queries and keys in llama.cpp's order.
-ORDERED = ("Llama", "Granite")
+ORDERED = ("Llama", "Granite", "Mixtral")
 
 
 def config_of(family, seed):
@@ -95,6 +101,20 @@ def rows_in_order(gradient, n_heads):
     return gradient.reshape(n_heads, 2, -1, *rest).swapaxes(1, 2).reshape(gradient.shape)
 
 
+def parts(model, names):
+    """Name in the file and gradient of every parameter; experts' gates and up projections lie in one."""
+    for key, value in model.named_parameters():
+        gradient = value.grad.numpy()
+        if key.endswith("experts.gate_up_proj"):
+            layer = re.search(r"layers\.(\d+)\.", key)[1]
+            for name, half in zip(("gate", "up"), np.split(gradient, 2, axis=1)):
+                yield f"blk.{layer}.ffn_{name}_exps.weight", half
+        elif key.endswith("experts.down_proj"):
+            yield f"blk.{re.search(r'layers.(?P<at>[0-9]+)[.]', key)['at']}.ffn_down_exps.weight", gradient
+        else:
+            yield names.get_name(key, try_suffixes=(".weight", ".bias")), gradient
+
+
 def compare(options, family, folder):
     name, reference = config_of(family, options.seed)
     model = config_of(family, options.seed)[1]
@@ -116,9 +136,7 @@ def compare(options, family, folder):
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == arch)
     names = gguf.get_tensor_name_map(arch, model.config.num_hidden_layers)
     worst = {}
-    for key, value in model.named_parameters():
-        ours = names.get_name(key, try_suffixes=(".weight", ".bias"))
-        expected = value.grad.numpy()
+    for ours, expected in parts(model, names):
         if name in ORDERED and re.search(r"attn_[qk]\.", ours):
             heads = model.config.num_attention_heads if "attn_q." in ours else model.config.num_key_value_heads
             expected = rows_in_order(expected, heads)

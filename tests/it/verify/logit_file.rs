@@ -130,10 +130,7 @@ fn a_logit_file_of_another_model_is_no_baseline() {
     let names: Vec<String> = Tiny::new().tensors.tensors().iter().map(|meta| meta.name.clone()).collect();
     let edited = |name: &str, is_edited: &dyn Fn(&str) -> bool| {
         let mut model = Tiny::new();
-        names
-            .iter()
-            .filter(|name| is_edited(name))
-            .for_each(|name| model.edit(name, |values| values.reverse()));
+        names.iter().filter(|name| is_edited(name)).for_each(|name| model.edit(name, <[f32]>::reverse));
         model.write(dir.path(), name);
     };
     edited("fine.gguf", &|name| name.ends_with("attn_norm.weight"));

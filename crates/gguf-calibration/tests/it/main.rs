@@ -50,9 +50,12 @@ fn importance(model: &TinyModel, options: EngineOptions) -> Result<Imatrix, Cali
     Ok(run(model, Solver::Reference, options, &Silent)?.imatrix)
 }
 
-/// Observer that sums squares in f64: number of rows and sum of each column, by tensor and matrix.
+/// Number of rows, and the sum of squares of each column in f64.
+type Squares = (i64, Vec<f64>);
+
+/// Observer that sums squares by tensor and matrix.
 #[derive(Default)]
-struct Twin(Mutex<BTreeMap<(String, usize), (i64, Vec<f64>)>>);
+struct Twin(Mutex<BTreeMap<(String, usize), Squares>>);
 
 impl Observer for Twin {
     fn input(&self, source: &dyn TensorSource, matrix: &Matrix, x: &[f32]) {

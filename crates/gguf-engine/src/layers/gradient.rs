@@ -21,8 +21,7 @@ use crate::layers::layer::{LayerExtras, LayerPlan, Wiring};
 use crate::layers::layer_run::run_layer;
 use crate::ops::Mixer;
 use crate::ops::attention::Attention;
-use crate::ops::dense::Dense;
-use crate::ops::ffn::Ffn;
+use crate::ops::dense::FfnInputs;
 use crate::ops::mixer::MixerOp;
 use crate::outputs::head::BLOCK_LOGITS;
 use crate::resolve::features::ModelKind;
@@ -49,22 +48,20 @@ impl GraphPlan {
 }
 
 impl LayerPlan {
-    /// Returns the branches, or a part of the layer that has no gradient.
-    fn branches(&self) -> Result<(&Attention, &Dense), &'static str> {
+    /// Returns the attention, or a part of the layer that has no gradient.
+    fn branches(&self) -> Result<&Attention, &'static str> {
         let is_wired = matches!(self.wiring, Wiring::Serial | Wiring::Parallel)
             && self.mix.is_none()
             && self.cross.is_none()
             && self.connections.is_none()
             && self.extras == LayerExtras::default();
-        let (Mixer::Attention(attention), Ffn::Dense(dense)) = (&self.mixer, &self.ffn) else {
-            return Err("a layer is not attention and a dense feed-forward");
-        };
+        let Mixer::Attention(attention) = &self.mixer else { return Err("a layer mixes without attention") };
         if !is_wired {
             return Err("a layer adds more than two branches to its stream");
         }
-        match attention.without_gradient().or_else(|| dense.without_gradient()) {
+        match attention.without_gradient().or_else(|| self.ffn.without_gradient()) {
             Some(what) => Err(what),
-            None => Ok((attention, dense)),
+            None => Ok(attention),
         }
     }
 
@@ -77,7 +74,7 @@ impl LayerPlan {
         x: &[f32],
         d: &mut [f32],
     ) -> Result<(), EngineError> {
-        let (attention, dense) = self.branches().map_err(|what| EngineError::NoGradient { what })?;
+        let attention = self.branches().map_err(|what| EngineError::NoGradient { what })?;
         let (n_embd, scale) = (cx.n_embd, self.residual_scale);
         let is_serial = self.wiring == Wiring::Serial;
         let mixer_input = normed(cx, self.pre_mixer.as_ref(), x)?;
@@ -97,11 +94,12 @@ impl LayerPlan {
         let mut branch = scaled(cx, d, scale);
         if let Some(post) = &self.post_ffn {
             let mut output = cx.take(x.len());
-            dense.run(cx, &ffn_input, batch.n_tokens(), &mut output)?;
+            let inputs = FfnInputs { input: &ffn_input, stream: &[], entry: &[] };
+            self.ffn.run(cx, batch, inputs, &mut output)?;
             cx.norm_gradient(to, post, &output, &mut branch, n_embd)?;
             cx.give([output]);
         }
-        dense.gradient(cx, to, &ffn_input, &branch, &mut d_ffn)?;
+        self.ffn.gradient(cx, to, batch, (&ffn_input, &branch), &mut d_ffn)?;
         if let Some(norm) = &self.pre_ffn {
             cx.norm_gradient(to, norm, &middle, &mut d_ffn, n_embd)?;
         }

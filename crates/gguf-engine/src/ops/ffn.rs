@@ -1,5 +1,7 @@
 //! Feed-forward network of a layer: one variant per operation.
 
+mod gradient;
+
 use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;

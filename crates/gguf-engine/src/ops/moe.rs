@@ -1,6 +1,8 @@
 //! Mixture of experts (MoE): `y = Σ_e w_e E_e(x) + shared(x)`. All tokens are routed first; then every expert runs
 //! once, over the tokens that chose it.
 
+mod gradient;
+
 use rayon::prelude::*;
 
 use crate::EngineError;
@@ -466,7 +468,7 @@ mod tests {
     use super::*;
     use crate::ops::moe::ExpertGroups;
 
-    fn moe(n_used: usize, gating: GatingFunction) -> Moe {
+    pub(super) fn moe(n_used: usize, gating: GatingFunction) -> Moe {
         let router =
             Matrix { tensor: 0, first_row: 0, n_rows: 4, n_cols: 1, bias: None, scale: None, expert: None };
         Moe {
