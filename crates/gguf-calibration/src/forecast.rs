@@ -2,6 +2,7 @@
 //! machine.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -145,10 +146,10 @@ impl Forecast {
         let engine = Engine::new(plan, model.source, options.engine)?;
         for meta in tensors {
             let Some(target) = targets.get(&meta.name) else { continue };
-            if !costs.contains_key(&target.ty) {
-                costs.insert(target.ty, SolverCosts::of(target.ty, &engine)?);
-            }
-            let cost = costs[&target.ty];
+            let cost = match costs.entry(target.ty) {
+                Entry::Occupied(known) => *known.get(),
+                Entry::Vacant(new) => *new.insert(SolverCosts::of(target.ty, &engine)?),
+            };
             let (n_cols, n_rows) = (meta.shape.n_cols() as f64, meta.shape.n_rows() as f64);
             let dims = meta.shape.dims();
             let n_matrices = dims[..dims.len().saturating_sub(2)].iter().product::<u64>() as f64;
@@ -177,6 +178,21 @@ fn timed<E>(mut work: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
         (least, spent) = (least.min(seconds), spent + seconds);
     }
     Ok(least)
+}
+
+/// Seconds in which a weight is read from memory, as F32; 0 if the cache holds so many.
+fn seconds_of_a_read(n_weights: u64) -> f64 {
+    const ELEMS: usize = 16 << 20;
+    if n_weights < TIMED_WEIGHTS {
+        return 0.0;
+    }
+    let (floats, mut copy) = (vec![1.0f32; ELEMS], vec![0.0f32; ELEMS]);
+    let copied = timed(|| {
+        copy.copy_from_slice(std::hint::black_box(&floats));
+        Ok::<_, SolveError>(())
+    });
+    // A copy reads and writes.
+    copied.unwrap_or(0.0) / (2 * ELEMS) as f64
 }
 
 impl RunCosts {
@@ -226,7 +242,10 @@ impl RunCosts {
         // The head is decoded in every step.
         let decoded = (drawn - n as f64 * row).max(0.0);
         let each = share * each.max(token) + row;
-        let writing = WritingCosts { step: share * step + decoded, token: each, past: share * past };
+        // All weights are read in every step; those of the timed layers may stay in the cache.
+        let read = share * n_weights as f64 * seconds_of_a_read(n_weights);
+        let writing =
+            WritingCosts { step: (share * step).max(read) + decoded, token: each, past: share * past };
         Ok(Self { token: share * token, weights: share * weights, row, writing })
     }
 }
