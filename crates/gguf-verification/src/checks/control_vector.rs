@@ -26,9 +26,7 @@ pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
     let flaw = |tensor: &gguf_core::TensorMeta| {
         let layer = tensor.name.strip_prefix("direction.").and_then(|rest| rest.parse::<u32>().ok());
         let text = match () {
-            () if !layer.is_some_and(|layer| layer > 0) => {
-                "expected `direction.N` from layer 1 on".to_owned()
-            }
+            () if layer.is_none_or(|layer| layer == 0) => "expected `direction.N` from layer 1 on".to_owned(),
             () if tensor.ty != GgmlType::F32 => format!("of type {}, expected F32", tensor.ty),
             () if tensor.shape.n_cols() != tensor.shape.n_elems() || tensor.shape.n_elems() != width => {
                 format!("shape {}, expected [{width}]", tensor.shape)

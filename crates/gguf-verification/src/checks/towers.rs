@@ -70,9 +70,9 @@ fn check_keys(metadata: &Metadata) -> Vec<Finding> {
     }
     // Converters of LLaVA wrote it from 2024 on.
     let is_llava = metadata.get("clip.has_llava_projector").and_then(Value::as_bool) == Some(true);
-    let advice = |key: &str| match key.ends_with("projector_type") && is_llava {
-        true => "; for LLaVA, `gguf-inspect set FILE clip.projector_type=mlp` adds it",
-        false => "",
+    let advice = |key: &str| {
+        let adds = "; for LLaVA, `gguf-inspect set FILE clip.projector_type=mlp` adds it";
+        if key.ends_with("projector_type") && is_llava { adds } else { "" }
     };
     let finding =
         |key: String| Finding::error(Check::RequiredKeys, format!("key `{key}` is missing{}", advice(&key)));
