@@ -47,6 +47,7 @@ impl<'a> CheckedConversion<'a> {
             _ => files.iter().map(|file| file.path.clone()).collect(),
         };
         run.remark_files(&paths, opened, source.tensors());
+        run.remark_label(&paths, metadata, source.tensors());
         output.guard(&mut guard, &target, opened, Some(paths))?;
         let codes = conversion.map(IntegerCodes::of).unwrap_or_default();
         Ok(Self { run, opened, encoding, target, write, files, codes, stored })

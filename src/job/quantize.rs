@@ -121,6 +121,7 @@ impl<'a> CheckedQuantization<'a> {
         if let Ok(files) = plan_files(&self.target, plan.metadata(), plan.tensors(), layout, split) {
             let paths: Vec<PathBuf> = files.into_iter().map(|file| file.path).collect();
             self.run.remark_files(&paths, self.opened, plan.tensors());
+            self.run.remark_label(&paths, plan.metadata(), plan.tensors());
         }
         self.run.remark_source(self.opened, plan.metadata(), plan.tensors());
     }

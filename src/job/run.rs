@@ -12,7 +12,7 @@ use crate::job::input::OpenedInput;
 use crate::job::remark;
 use crate::job::templates::TemplateFindings;
 use crate::job::{Contradiction, Events, Guard, Job, JobError, JobInput, JobTypes};
-use crate::verify::header_errors;
+use crate::verify::{header_errors, label_findings};
 
 /// Job that is planned or run.
 pub(super) struct JobRun<'a> {
@@ -104,6 +104,15 @@ impl<'a> JobRun<'a> {
         let is_image = opened.image_rules().is_some();
         for text in remark::of_files(paths, opened.metadata(), tensors, is_image) {
             self.progress().warn(&text);
+        }
+    }
+
+    /// Warns of an output whose label contradicts its tensors: rules of types leave nothing of the type that it is
+    /// called after, or its name is of another type.
+    pub(super) fn remark_label(&self, paths: &[PathBuf], metadata: &Metadata, tensors: &[TensorMeta]) {
+        let Some(path) = paths.first() else { return };
+        for finding in label_findings(metadata, tensors, path) {
+            self.progress().warn(&format!("{}: {}", path.display(), finding.message));
         }
     }
 

@@ -65,7 +65,7 @@ pub use answers::cut_sources;
 pub use chat::{Chat, ChatError, ChatRenderer, ChatTemplate, IsolatedChat, NoTemplate, renderer};
 pub use checks::Check;
 pub use checks::chat_template::findings as chat_template_findings;
-pub use checks::label::{FileLabel, Label};
+pub use checks::label::{FileLabel, Label, label_findings};
 pub use checks::source_tokenizer::OriginTokenizer;
 pub use cost::Cost;
 pub use coverage::{Aspect, Coverage, JudgedAspect, UnjudgedAspect};

@@ -135,7 +135,7 @@ fn run_checks(
     let known = extras.logits.filter(|file| is_comparable(file.n_vocab(), plan.n_vocab, &mut report));
     if let Some(file) = known {
         if let Some(mark) = file.mark() {
-            report.extend(mark.compare(&ModelMark::of(model, &plan)?));
+            report.extend(mark.compare(&ModelMark::of(model, &plan, options.engine.level)?));
         }
         (encoded, scoring) = known::text(file, model, &encoded, options.files, &scoring, &mut report)?;
     }
@@ -159,9 +159,10 @@ fn run_checks(
         Some(save) => {
             let n_ctx = scoring.n_ctx;
             let n_vocab = engine.plan().n_vocab;
+            let level = options.engine.level;
             let mark = match baseline.zip(reference.as_ref()) {
-                Some((baseline, engine)) => ModelMark::of(baseline, engine.plan())?,
-                None => ModelMark::of(model, engine.plan())?,
+                Some((baseline, engine)) => ModelMark::of(baseline, engine.plan(), level)?,
+                None => ModelMark::of(model, engine.plan(), level)?,
             };
             let writer = LogitWriter::create(save.path, &windows, &encoded, n_ctx, n_vocab, &mark)?;
             Some(announced(writer, save)?)

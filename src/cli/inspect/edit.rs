@@ -48,6 +48,7 @@ struct EditReport<'a> {
 
 #[derive(Serialize)]
 struct KeyChange<'a> {
+    /// The key.
     key: &'a str,
     /// Value in the input; null for a new key.
     before: Option<TypedValue<'a>>,

@@ -25,6 +25,7 @@ pub(super) struct GetArgs {
 struct KeyReport<'a> {
     #[serde(flatten)]
     typed: TypedValue<'a>,
+    /// The key.
     key: &'a str,
     /// Number of elements of an array.
     #[serde(rename = "length", skip_serializing_if = "Option::is_none")]

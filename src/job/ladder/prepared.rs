@@ -305,6 +305,9 @@ impl<'a> PreparedLadder<'a> {
         self.run.remark_files(&paths, self.opened, tensors);
         self.run.remark_source(self.opened, metadata, tensors);
         let plans = self.files.iter().zip(self.plans.plans());
+        for (file, plan) in plans.clone().filter(|(file, _)| file.rung.most_kld.is_none()) {
+            self.run.remark_label(&file.paths(), plan.metadata(), plan.tensors());
+        }
         let plans: Vec<_> = plans.map(|(file, plan)| (file.rung.name.as_str(), plan)).collect();
         if let Some(remark) = remark::of_fallbacks(&plans) {
             self.run.events.remark(&remark);

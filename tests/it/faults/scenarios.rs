@@ -18,7 +18,6 @@ impl Inputs {
         let text = fs_err::read_to_string(fixture("tiny-llama/corpus.txt")).unwrap();
         let end = text.char_indices().nth(2000).unwrap().0;
         fs_err::write(dir.join("prompts.txt"), &text[..end]).unwrap();
-        fs_err::write(dir.join("long.txt"), &text[..text.floor_char_boundary(8000)]).unwrap();
         let run = |program: &str, arguments: &str| {
             programs::run(program, dir, &arguments.split(' ').collect::<Vec<_>>()).ok();
         };
@@ -224,13 +223,6 @@ pub const ALL: &[Scenario] = &[
         "gguf-verify",
         "../in/f16.gguf --prompts ../in/prompts.txt --ctx 32 --chunks 2 --part 1/2 -o v.part",
     ),
-    scenario(
-        "statistics",
-        "gguf-quantize",
-        "stats ../in/f16.gguf --calibrate ../in/long.txt --no-self-text --calibrate-tokens 1024 -o stats",
-    )
-    .prepared(|_, dir| fs_err::create_dir(dir.join("stats")).unwrap())
-    .once(),
     Scenario {
         code: 4,
         is_set: false,

@@ -352,14 +352,6 @@ fn what_quantize_prints_is_documented() {
     let mut draft = documented.table("`gguf-quantize --dry-run`");
     draft.object("", &run(0, &["tiny.gguf", "q.gguf", "q8_0", "--dry-run"]));
     draft.finish();
-    let text = fixture("tiny-llama/corpus.txt");
-    let text =
-        ["--calibrate", text.to_str().unwrap(), "--no-self-text", "--calibrate-tokens", "1024", "tiny.gguf"];
-    let collect = |more: &[&str]| run(0, &[&["stats"], &text[..], more].concat());
-    let mut stats = documented.table("`gguf-quantize stats`");
-    stats.object("", &collect(&["-o", "whole"]));
-    stats.object("", &collect(&["-o", "x", "--dry-run"]));
-    stats.finish();
     let mut failed = documented.table("A run that fails");
     failed.object("", &run(1, &["missing.gguf", "q.gguf", "q8_0"]));
     failed.object("", &run(2, &["tiny.gguf"]));

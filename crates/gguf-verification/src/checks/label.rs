@@ -147,6 +147,11 @@ pub(crate) fn check(
     (Some(label.in_words()), label.findings())
 }
 
+/// Returns where the declared types of a file, in its keys and its name, contradict its tensors.
+pub fn label_findings(metadata: &Metadata, tensors: &[TensorMeta], path: &Path) -> Vec<Finding> {
+    check(metadata, tensors, Some(path)).1
+}
+
 /// Describes the importance matrix that the keys name.
 fn importance(metadata: &Metadata) -> Option<String> {
     let number = |key: &str| metadata.get(key).and_then(Value::as_u64);

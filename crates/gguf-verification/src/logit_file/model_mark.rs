@@ -44,7 +44,7 @@ impl ModelMark {
     ///
     /// # Errors
     /// Tensors that cannot be read.
-    pub(crate) fn of(model: &Model<'_>, plan: &GraphPlan) -> Result<Self, VerifyError> {
+    pub(crate) fn of(model: &Model<'_>, plan: &GraphPlan, level: SimdLevel) -> Result<Self, VerifyError> {
         let name = model.metadata.get("general.name").and_then(Value::as_str).unwrap_or_default();
         let n_layers = plan.layers.len();
         let mut mark = Self {
@@ -57,7 +57,7 @@ impl ModelMark {
         };
         let (mut digest, mut is_exact) = (Fingerprint::default(), true);
         for (at, meta) in by_name(model.source.tensors()) {
-            let reader = TensorReader::new(model.source, at, SimdLevel::detect());
+            let reader = TensorReader::new(model.source, at, level);
             let layer = layer(&meta.name);
             if meta.shape.rank() > 1 {
                 let is_at_end = layer.is_none_or(|layer| layer == 0 || layer + 1 == n_layers);

@@ -45,6 +45,7 @@ struct MaskedDifference {
     top1_agreement: f64,
     /// `ln(pseudo-perplexity)` minus the baseline's.
     delta_ln_ppl: Estimate,
+    /// Pseudo-perplexity of the baseline.
     baseline_pseudo_perplexity: f64,
     /// Figures of an undamaged file of these types, if they were measured.
     healthy: Option<HealthyMasked>,

@@ -34,6 +34,7 @@ pub(super) struct Asked {
 /// Report of `gguf-inspect memory --fit`.
 #[derive(Debug, Serialize)]
 pub(super) struct FitDocument {
+    /// What fits, for each model.
     pub(super) models: Vec<FitReport>,
 }
 
@@ -43,6 +44,7 @@ pub(super) struct FitReport {
     /// Path of the file, the folder or the checkpoint, or the model's name on a server.
     #[serde(serialize_with = "as_path")]
     path: PathBuf,
+    /// Bytes that all has to fit into.
     fit_bytes: u64,
     /// Tokens of context; null for a model that keeps nothing of a text.
     tokens: Option<u64>,
@@ -69,7 +71,9 @@ struct FittingType {
     weight_bytes: u64,
     /// Bytes of keys and values, states and compute; 0 for image and video models, whose need depends on the image.
     context_bytes: u64,
+    /// Bytes of all.
     total_bytes: u64,
+    /// True if it fits.
     fits: bool,
     #[serde(skip)]
     memory: Option<ModelMemory>,
@@ -82,6 +86,7 @@ struct SmallerKv {
     kv_type: &'static str,
     /// Name of the choice.
     name: String,
+    /// Bytes of all.
     total_bytes: u64,
 }
 

@@ -102,6 +102,7 @@ pub(super) struct LadderModel {
 /// Importance matrix of a ladder.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct LadderImportance {
+    /// File of the matrix.
     pub(super) matrix: DigestedFile,
     /// Text that it was measured on; null for a matrix that was given.
     pub(super) text: Option<DigestedFile>,
