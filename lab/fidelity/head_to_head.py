@@ -7,7 +7,7 @@
 Runs in an environment with auto-round, torch and transformers. The text is cut into windows of --ctx tokens; AutoRound tunes on
 all of them, ours solves with six of seven and holds out the rest. AutoRound's file comes first and gives ours the type of each
 tensor (--like). Rows: the importance matrix of the same tokens, AutoRound as it is (--plain) and with enable_alg_ext (--ext; both
-unless one is named), sequential. Mean KLD against the checkpoint in F32 by our engine, and with --peer, the folder of
+unless one is named), sequential, and tuned with text that the model writes. Mean KLD against the checkpoint in F32 by our engine, and with --peer, the folder of
 llama-perplexity, by that. --evaluate: name texts like the calibration's and of other kinds, such as french.txt and a program.
 """
 
@@ -130,10 +130,16 @@ def main():
                 raise SystemExit(f"auto-round: exit code {done.returncode}\n{done.stderr.strip()[-800:]}")
             paths[name] = file_of(out)
         like = list(paths.values())[1]
-        for name, solver in (("importance matrix", "reference"), ("ours, sequential", "sequential")):
+        n_tokens = len(cut) * options.ctx
+        # The model writes as many tokens for a tuning as the text has.
+        for name, solver, more in (
+            ("importance matrix", "reference", ["--no-self-text", "--calibrate-tokens", n_tokens]),
+            ("ours, sequential", "sequential", ["--no-self-text", "--calibrate-tokens", n_tokens]),
+            ("ours, tuned", "tuned", ["--calibrate-tokens", 2 * n_tokens]),
+        ):
             paths[name] = os.path.join(options.dir, f"ours-{kind}-{solver}.gguf")
-            seconds[name] = ours("gguf-quantize", options.model, paths[name], "--like", like, "--calibrate", text, "--no-self-text",
-                                 "--calibrate-tokens", len(cut) * options.ctx, "--solver", solver, "--quiet")
+            seconds[name] = ours("gguf-quantize", options.model, paths[name], "--like", like, "--calibrate", text,
+                                 "--solver", solver, "--quiet", *more)
         plain = {}
         for name, path in paths.items():
             row = f"| {kind} | {name} | {seconds[name]:.0f} |"
