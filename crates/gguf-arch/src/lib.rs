@@ -88,7 +88,9 @@ pub use judge::facts::{
     CardContents, CardFacts, CardHead, ConfigKeyFacts, IgnoredTensors, KeyDefault, TensorFacts, all_facts,
     facts,
 };
-pub use judge::needs::{ForeignTensors, MissingTensors, foreign_names, foreign_tensors, missing_tensors};
+pub use judge::needs::{
+    ForeignTensors, MissingTensors, foreign_names, foreign_tensors, has_loader, missing_tensors,
+};
 pub use judge::similar::similar;
 
 pub use apply::plain_names::{PlainNames, plain_names};

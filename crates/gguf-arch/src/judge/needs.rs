@@ -136,7 +136,7 @@ fn examples(names: &[String]) -> (String, usize) {
 pub fn foreign_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<ForeignTensors> {
     let word = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
     let arch = word("general.architecture");
-    if !KNOWN.contains(arch) || word("general.type") == "adapter" {
+    if !has_loader(arch) || word("general.type") == "adapter" {
         return None;
     }
     let n_blocks = metadata.get(&format!("{arch}.block_count")).and_then(Value::as_u64);
@@ -148,6 +148,11 @@ pub fn foreign_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Fo
     foreign(arch, names, is_beyond)
 }
 
+/// Returns true if llama.cpp has a loader for an architecture.
+pub fn has_loader(arch: &str) -> bool {
+    KNOWN.contains(arch)
+}
+
 /// Returns true if llama.cpp's loader requires a tensor outside blocks in every file of an architecture.
 pub(crate) fn requires(arch: &str, tensor: &str) -> bool {
     let is_it = |need: &Need| need.start.is_none() && need.with.is_empty() && need.name == tensor;
@@ -156,7 +161,7 @@ pub(crate) fn requires(arch: &str, tensor: &str) -> bool {
 
 /// Returns the tensors of a plan that llama.cpp's loader does not take under an architecture.
 pub fn foreign_names<'n>(arch: &str, names: impl Iterator<Item = &'n str>) -> Option<ForeignTensors> {
-    if KNOWN.contains(arch) { foreign(arch, names, |_| false) } else { None }
+    if has_loader(arch) { foreign(arch, names, |_| false) } else { None }
 }
 
 fn foreign<'n>(

@@ -3,8 +3,8 @@
 use crate::checks::images;
 use crate::checks::input::{CheckedFile, FileContent};
 use crate::{Check, Finding};
-use gguf_arch::Registry;
 use gguf_arch::graph::GraphFeatures;
+use gguf_arch::{Registry, has_loader};
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
 
@@ -41,7 +41,8 @@ fn missing(metadata: &Metadata, keys: &[&str]) -> Vec<Finding> {
 fn required_of_models(metadata: &Metadata) -> Vec<Finding> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str);
     // The keys of an unknown architecture are unknown: the file is for another program.
-    if let Some(arch) = arch.filter(|arch| !arch.is_empty() && !Registry::knows(arch)) {
+    let is_known = |arch: &str| arch.is_empty() || Registry::knows(arch) || has_loader(arch);
+    if let Some(arch) = arch.filter(|arch| !is_known(arch)) {
         let text = format!("architecture `{}` is none of llama.cpp's: its keys are not judged", escape(arch));
         return vec![Finding::unchecked(Check::RequiredKeys, text)];
     }

@@ -61,8 +61,8 @@ impl MatrixOutput<'_> {
     }
 
     /// Writes a copy next to the output.
-    pub(super) fn write_copy(&self, sums: &ImatrixSums) -> anyhow::Result<()> {
-        self.write_to(&self.copy_path(sums.n_chunks), sums, None)
+    pub(super) fn write_copy(&self, sums: &ImatrixSums, identity: &str) -> anyhow::Result<()> {
+        self.write_to(&self.copy_path(sums.n_chunks), sums, Some(identity))
     }
 
     /// Path of a copy after `n_chunks` chunks, named as llama-imatrix does.
@@ -182,7 +182,9 @@ impl CollectRun<'_, '_> {
     pub(super) fn save(&self, collected: &Collected, n_saved: &mut usize) -> anyhow::Result<()> {
         let is_due = |every: usize| every > 0 && collected.sums.n_chunks.is_multiple_of(every);
         if is_due(self.frequency.copies) {
-            self.target.write_copy(&collected.sums)?;
+            // It is the finished matrix of a run over so many chunks.
+            let identity = self.run.fingerprint(&self.before, collected.n_done);
+            self.target.write_copy(&collected.sums, &identity)?;
         }
         // The last save is the one of the whole run.
         if is_due(self.frequency.output) && collected.n_done < self.run.n_chunks() {
