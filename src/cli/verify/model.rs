@@ -12,7 +12,7 @@ use crate::convert::{
 use crate::core::TensorSource;
 use crate::core::text::{escape, plural};
 use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions};
-use crate::job::must_be_model;
+use crate::job::input::must_be_model;
 use crate::tokenizer::{Encoder, TokenizerError};
 use crate::verify::{Model, ModelParts, OriginTokenizer, Recall};
 
