@@ -466,7 +466,11 @@ fn put(
         Method::FbgemmFp8 if meta.shape.rank() == 3 => fbgemm_stack(tensors, codes, scale)?,
         _ => layout(tensors, codes, scale),
     };
-    let grid = block.unwrap_or_else(|| by_size(tensors, codes, scale, by_shape));
+    let grid = match (block, settings.method) {
+        (Some(block), _) => block,
+        (None, Method::FbgemmFp8) => by_shape,
+        (None, _) => by_size(tensors, codes, scale, by_shape),
+    };
     // A block-quantizing writer may quantize a tensor as a whole.
     let grid = if n_scales == 1 && tensors.meta(scale).shape.rank() == 0 { single(grid, meta) } else { grid };
     let coded = Fp8::new(tensors, codes, scale, grid)?;
@@ -490,15 +494,17 @@ pub(super) fn layout(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Scale
     if is_rows { ScaleLayout::Row } else { ScaleLayout::Tensor }
 }
 
-/// Blocks of writers that do not say their size: transformers' default, and MXFP8.
+/// Blocks of writers that do not say their size: transformers' default, and those of MXFP8, whose scales are exponents.
 const UNSAID: [(u64, u64); 2] = [(128, 128), (1, 32)];
 
 /// Returns the blocks that scales without a described size are of, if they are neither one number nor one a row.
 fn by_size(tensors: &Tensors<'_>, codes: usize, scale: usize, by_shape: ScaleLayout) -> ScaleLayout {
     let (shape, scales) = (&tensors.meta(codes).shape, &tensors.meta(scale).shape);
     let is_one = scales.n_elems() == 1 || by_shape != ScaleLayout::Tensor || shape.rank() != 2;
+    let are_exponents = matches!(tensors.meta(scale).ty, ElementType::F8E8M0 | ElementType::U8);
     let fits = |&&(rows, cols): &&(u64, u64)| {
-        scales.dims() == [shape.n_rows().div_ceil(rows), shape.n_cols().div_ceil(cols)]
+        (rows > 1 || are_exponents)
+            && scales.dims() == [shape.n_rows().div_ceil(rows), shape.n_cols().div_ceil(cols)]
     };
     match UNSAID.iter().find(fits).filter(|_| !is_one) {
         Some(&(rows, cols)) => ScaleLayout::Block { rows, cols },
