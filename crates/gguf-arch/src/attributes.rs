@@ -81,8 +81,8 @@ impl Attributes {
                 continue;
             };
             // Lists by layer have words of their own under either name.
-            let is_one = |value: &Json| value.is_null() || value.is_array();
-            if is_one(&by_alias) || is_one(&by_own) || same(&by_alias, &by_own) {
+            let is_left = |value: &Json| value.is_null() || value.is_array();
+            if is_left(&by_alias) || is_left(&by_own) || same(&by_alias, &by_own) {
                 continue;
             }
             let (names, values) = if self.outranked.contains(alias) {
