@@ -6,6 +6,7 @@ mod shapes;
 mod text;
 mod unread_keys;
 
+use crate::Result;
 use std::collections::{BTreeSet, HashSet};
 
 use indexmap::IndexMap;
@@ -126,7 +127,7 @@ pub struct Unmatched {
 ///
 /// # Errors
 /// [`ArchError::NoClass`] if the configuration names no class.
-pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft, ArchError> {
+pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft> {
     let config = detect::with_text_config(inputs.config);
     let class = detect::class_of(&config)?;
     let ranking = similar(registry, &class, &config, inputs);

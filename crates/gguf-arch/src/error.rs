@@ -12,6 +12,8 @@ use gguf_core::similar::did_you_mean;
 use gguf_core::text::escape;
 use gguf_format::ValueType;
 
+pub(crate) type Result<T, E = ArchError> = std::result::Result<T, E>;
+
 mod hints;
 pub(crate) mod listing;
 pub(crate) mod lost_value;

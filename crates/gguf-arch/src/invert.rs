@@ -6,6 +6,7 @@ mod member;
 mod names;
 mod tensors;
 
+use crate::Result;
 use std::collections::HashSet;
 
 use indexmap::IndexMap;
@@ -57,7 +58,7 @@ pub fn invert(
     tensors: &[WeightMeta],
     rope_freqs: Option<&RopeFreqsLlama3>,
     values: Option<&dyn WeightSource>,
-) -> Result<Inverse, ArchError> {
+) -> Result<Inverse> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
     let card = registry.by_gguf(arch).ok_or_else(|| ArchError::UnknownArch { arch: arch.to_owned() })?;
     let by = |card| invert_by(card, arch, metadata, tensors, rope_freqs, values);
@@ -71,7 +72,7 @@ fn invert_by(
     tensors: &[WeightMeta],
     rope_freqs: Option<&RopeFreqsLlama3>,
     values: Option<&dyn WeightSource>,
-) -> Result<Inverse, ArchError> {
+) -> Result<Inverse> {
     let mut scope = Scope {
         lets: Some(&card.lets),
         tables: Some(&card.tables),
@@ -148,7 +149,7 @@ fn match_target(entry: &TensorEntry, target: &Pattern, name: &str) -> Option<(Ca
 }
 
 impl Inverter<'_> {
-    fn match_all(&mut self) -> Result<(), ArchError> {
+    fn match_all(&mut self) -> Result<()> {
         let mut leftovers = Vec::new();
         for (index, tensor) in self.tensors.iter().enumerate() {
             if self.card.generate.iter().any(|generate| generate.to.matches(&tensor.name).is_some()) {
@@ -178,7 +179,7 @@ impl Inverter<'_> {
     }
 
     /// Returns the entry that yields a tensor, and the index of its target: the first whose condition holds.
-    fn entry_of(&self, name: &str) -> Result<Option<(EmissionKey, usize)>, ArchError> {
+    fn entry_of(&self, name: &str) -> Result<Option<(EmissionKey, usize)>> {
         for (entry, spec) in self.card.entries.iter().enumerate() {
             for (index, target) in spec.targets.iter().enumerate() {
                 let Some((captures, suffix)) = match_target(spec, &target.name, name) else { continue };
@@ -191,7 +192,7 @@ impl Inverter<'_> {
     }
 
     /// Returns the tensor of which this one is a copy, under another name (`also`) or for another block (`repeat`).
-    fn copied_from(&self, name: &str) -> Result<Option<String>, ArchError> {
+    fn copied_from(&self, name: &str) -> Result<Option<String>> {
         let is_there = |name: &String| self.scope.tensors.contains(name.as_str());
         for spec in self.card.entries.iter().filter(|spec| !spec.also.is_empty() || spec.repeat.is_some()) {
             let Some(target) = spec.targets.first().map(|target| &target.name) else { continue };
@@ -213,11 +214,7 @@ impl Inverter<'_> {
 
     /// Returns the captures of the source for those of its target, and the index of the target's block among those of
     /// `repeat`. `None` if there is no such source, or if the entry's condition is false.
-    fn source_captures(
-        &self,
-        spec: &TensorEntry,
-        captures: Captures,
-    ) -> Result<Option<(Captures, u64)>, ArchError> {
+    fn source_captures(&self, spec: &TensorEntry, captures: Captures) -> Result<Option<(Captures, u64)>> {
         let failed =
             |source| ArchError::Eval { card: self.card.name(), at: format!("`{}`", spec.name()), source };
         let holds = |captures| self.scope.holds(spec.when.as_ref(), captures).map_err(failed);
@@ -243,11 +240,7 @@ impl Inverter<'_> {
     }
 
     /// Returns the checkpoint's tensors that became the targets of an entry, and whether they are restored exactly.
-    fn sources_of(
-        &self,
-        key: &EmissionKey,
-        parts: &[Option<usize>],
-    ) -> Result<Vec<(OutputSpec, bool)>, ArchError> {
+    fn sources_of(&self, key: &EmissionKey, parts: &[Option<usize>]) -> Result<Vec<(OutputSpec, bool)>> {
         let entry = &self.card.entries[key.entry];
         let mut is_exact = true;
         let mut sources = Vec::with_capacity(parts.len());
@@ -319,7 +312,7 @@ impl Inverter<'_> {
         key: &EmissionKey,
         dims: &[u64],
         tensor: usize,
-    ) -> Result<Vec<(String, Vec<Op>)>, ArchError> {
+    ) -> Result<Vec<(String, Vec<Op>)>> {
         let name = |pattern: Option<&Pattern>, captures: Captures| {
             pattern.and_then(|pattern| pattern.render(captures)).unwrap_or_default() + key.suffix
         };
@@ -356,7 +349,7 @@ impl Inverter<'_> {
         dims: &mut Vec<u64>,
         tensor: usize,
         is_exact: &mut bool,
-    ) -> Result<Vec<OpStep>, ArchError> {
+    ) -> Result<Vec<OpStep>> {
         let mut steps = Vec::with_capacity(specs.len());
         for spec in specs.iter().rev() {
             let undo = spec.undo(self.scope, captures, dims).map_err(|error| self.op_error(tensor, error))?;

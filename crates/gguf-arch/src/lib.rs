@@ -55,6 +55,7 @@ pub use language::names::{Pattern, PatternError, Stars};
 pub use language::ops::{MathOp, Op, OpError, WholeOp};
 pub use language::values::TokenCounts;
 
+pub(crate) use error::Result;
 pub use error::lost_value::LostValue;
 pub use error::missing_input::MissingInput;
 pub use error::similarity::Similarity;

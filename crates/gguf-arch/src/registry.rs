@@ -1,5 +1,6 @@
 //! The registry of cards: embedded TOML, inheritance, variants, and all checks that need no checkpoint.
 
+use crate::Result;
 use std::sync::{Arc, OnceLock};
 
 use indexmap::IndexMap;
@@ -75,17 +76,17 @@ impl Registry {
     ///
     /// # Errors
     /// [`ArchError::Card`] if an embedded card is invalid; never in a program that passes its tests.
-    pub fn embedded() -> Result<Self, ArchError> {
+    pub fn embedded() -> Result<Self> {
         Self::embedded_of(CardKind::Text)
     }
 
     /// Returns the embedded cards that write files of this kind.
-    pub fn embedded_of(kind: CardKind) -> Result<Self, ArchError> {
+    pub fn embedded_of(kind: CardKind) -> Result<Self> {
         Self::shared(kind).cloned()
     }
 
     /// As [`Registry::embedded_of`], without a clone.
-    fn shared(kind: CardKind) -> Result<&'static Self, ArchError> {
+    fn shared(kind: CardKind) -> Result<&'static Self> {
         if let Some(given) = GIVEN.get().filter(|given| given.kind == kind) {
             return Ok(given);
         }
@@ -102,7 +103,7 @@ impl Registry {
 
     /// Returns the embedded cards of text models that write files of an architecture, with their parents. A run that
     /// reads one file does not parse the other cards.
-    pub fn of_architecture(arch: &str) -> Result<Self, ArchError> {
+    pub fn of_architecture(arch: &str) -> Result<Self> {
         if let Some(registry) = GIVEN.get().or_else(|| OF_TEXT.get()) {
             return Ok(registry.clone());
         }
@@ -111,7 +112,7 @@ impl Registry {
 
     /// Returns the embedded cards of a kind that claim one of these classes, with their parents; all embedded cards if
     /// none claims one. A conversion of a known class does not parse the other cards.
-    pub fn of_classes(kind: CardKind, classes: &[String]) -> Result<Self, ArchError> {
+    pub fn of_classes(kind: CardKind, classes: &[String]) -> Result<Self> {
         if GIVEN.get().is_some() {
             return Self::embedded_of(kind);
         }
@@ -146,9 +147,7 @@ impl Registry {
     }
 
     /// Builds a registry from cards, each with its file stem and text.
-    pub(crate) fn from_texts<'t>(
-        texts: impl IntoIterator<Item = (&'t str, &'t str)>,
-    ) -> Result<Self, ArchError> {
+    pub(crate) fn from_texts<'t>(texts: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<Self> {
         Self::load(CardKind::Text, texts, Checks::Due)
     }
 
@@ -156,7 +155,7 @@ impl Registry {
         kind: CardKind,
         texts: impl IntoIterator<Item = (&'t str, &'t str)>,
         checks: Checks,
-    ) -> Result<Self, ArchError> {
+    ) -> Result<Self> {
         let texts: Vec<(&str, &str)> = texts.into_iter().collect();
         // In parallel, because a run that reads cards does little else. The first error is the same in any order.
         let parsed: Vec<_> = texts.par_iter().map(|&(stem, text)| parse(stem, text)).collect();
@@ -190,10 +189,7 @@ impl Registry {
     ///
     /// # Errors
     /// [`ArchError::Card`]: the checks are those of embedded cards.
-    pub fn overlaid<'t>(
-        kind: CardKind,
-        given: impl IntoIterator<Item = (&'t str, &'t str)>,
-    ) -> Result<Self, ArchError> {
+    pub fn overlaid<'t>(kind: CardKind, given: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<Self> {
         let mut all: IndexMap<&str, &str> = texts(kind).iter().copied().collect();
         all.extend(given);
         Self::load(kind, all, Checks::Due)
@@ -204,7 +200,7 @@ impl Registry {
     ///
     /// # Errors
     /// [`ArchError::Card`]: the checks are those of embedded cards.
-    pub fn add(&mut self, name: &str, text: &str) -> Result<(), ArchError> {
+    pub fn add(&mut self, name: &str, text: &str) -> Result<()> {
         self.has_given = true;
         let table = parse(name, text)?;
         let added = self.expand(name, &table)?;
@@ -305,7 +301,7 @@ impl Registry {
     }
 
     /// Reads a card and its variants.
-    fn expand(&self, name: &str, table: &Table) -> Result<Vec<Card>, ArchError> {
+    fn expand(&self, name: &str, table: &Table) -> Result<Vec<Card>> {
         let merged = self.merged(name, table)?;
         let main = read::card(&merged, name, None).map_err(|problem| wrong(name, problem))?;
         if main.kind != self.kind {
@@ -353,7 +349,7 @@ impl Registry {
     }
 
     /// Returns `table` with those of its parents merged in.
-    fn merged(&self, name: &str, table: &Table) -> Result<Table, ArchError> {
+    fn merged(&self, name: &str, table: &Table) -> Result<Table> {
         let mut generations = vec![table];
         let mut newest = table;
         while let Some(parent) = newest.get("extends") {
@@ -388,7 +384,7 @@ impl Registry {
     }
 
     /// Checks that a class belongs to one card, unless all but one of the cards that claim it have conditions.
-    fn check_classes(&self) -> Result<(), ArchError> {
+    fn check_classes(&self) -> Result<()> {
         let mut unconditional: IndexMap<&str, &Card> = IndexMap::new();
         for card in self.cards.iter().filter(|card| card.when.is_none()) {
             for class in &card.classes {
@@ -419,7 +415,7 @@ fn texts(kind: CardKind) -> &'static [(&'static str, &'static str)] {
 }
 
 /// Checks cards that may name the configuration keys of embedded cards, of `others`, and their own.
-fn check_cards(cards: &[Card], others: &[Card]) -> Result<(), ArchError> {
+fn check_cards(cards: &[Card], others: &[Card]) -> Result<()> {
     let [text, mmproj] = [CardKind::Text, CardKind::Mmproj].map(Registry::shared);
     let known = ConfigKeys::of(text?.cards.iter().chain(&*mmproj?.cards).chain(others).chain(cards));
     let check = |card: &Card| {
@@ -460,7 +456,7 @@ fn wrong(card: &str, problem: CardProblem) -> ArchError {
     ArchError::Card { card: card.to_owned(), problem: Box::new(problem) }
 }
 
-fn parse(name: &str, text: &str) -> Result<Table, ArchError> {
+fn parse(name: &str, text: &str) -> Result<Table> {
     let mut table = text.parse::<Table>().map_err(|error| {
         let line = error
             .span()
@@ -476,7 +472,7 @@ fn parse(name: &str, text: &str) -> Result<Table, ArchError> {
 }
 
 /// Moves keys of a card's `[graph]` into the tables of their parts.
-fn move_graph_keys(name: &str, card: &mut Table) -> Result<(), ArchError> {
+fn move_graph_keys(name: &str, card: &mut Table) -> Result<()> {
     if let Some(Toml::Table(graph)) = card.get_mut("graph") {
         let moved = graph::moved(std::mem::take(graph));
         *graph = moved.map_err(|problem| wrong(name, CardProblem::Graph(problem)))?;

@@ -10,7 +10,7 @@ use crate::program::program;
 use crate::sequential::{Followed, Task};
 use crate::solved::SolvedBlocks;
 use crate::work::{FinishedAttempt, Resumed, WorkFacts, identity};
-use crate::{CalibrateError, CalibrationText, NotSolved, SolverOptions};
+use crate::{CalibrateError, CalibrationText, NotSolved, Result, SolverOptions};
 use gguf_core::GgmlType;
 use gguf_core::progress::{Progress, Titled};
 use gguf_engine::EngineOptions;
@@ -41,17 +41,13 @@ pub(super) struct AttemptResult {
 
 impl Attempts<'_> {
     /// Begins to keep the work of this run, or resumes from the work that is kept.
-    pub(super) fn begin(&self) -> Result<(), CalibrateError> {
+    pub(super) fn begin(&self) -> Result<()> {
         let Some(work) = self.options.work else { return Ok(()) };
         Ok(work.begin(self.facts()?)?)
     }
 
     /// Solves all matrices that are not solved yet.
-    pub(super) fn attempt(
-        &self,
-        number: usize,
-        solver: SolverOptions,
-    ) -> Result<AttemptResult, CalibrateError> {
+    pub(super) fn attempt(&self, number: usize, solver: SolverOptions) -> Result<AttemptResult> {
         let tensors = self.input.source.tensors();
         let places = self.targets.values().map(|target| (&tensors[target.tensor], target.ty));
         let Some(work) = self.options.work else {
@@ -93,11 +89,7 @@ impl Attempts<'_> {
         judged(None).zip(judged(Some(number))).is_some_and(|(plain, own)| own.ratio(&plain) > WORTH_IT)
     }
 
-    fn solve(
-        &self,
-        blocks: &SolvedBlocks,
-        solver: SolverOptions,
-    ) -> Result<(ImatrixSums, Vec<NotSolved>), CalibrateError> {
+    fn solve(&self, blocks: &SolvedBlocks, solver: SolverOptions) -> Result<(ImatrixSums, Vec<NotSolved>)> {
         if self.options.solver == Solver::Reference {
             let (engine, dir) = (self.options.engine, self.options.dir);
             return Ok((importance(self.model, self.text, engine, dir, self.progress)?, Vec::new()));
@@ -120,22 +112,14 @@ impl Attempts<'_> {
     }
 
     /// Measures the file of a plan, under a title.
-    pub(super) fn measure(
-        &self,
-        plan: &QuantizePlan<'_>,
-        title: &str,
-    ) -> Result<HeldOutFigures, CalibrateError> {
+    pub(super) fn measure(&self, plan: &QuantizePlan<'_>, title: &str) -> Result<HeldOutFigures> {
         let progress = Titled { title, progress: self.progress };
         let found = divergence_of(plan, self.model, self.held_out, self.options.engine, &progress)?;
         Ok(HeldOutFigures::of(&found))
     }
 
     /// Measures the file of a plan unless it was measured before; `None` is the importance matrix alone.
-    pub(super) fn judge(
-        &self,
-        attempt: Option<usize>,
-        plan: &QuantizePlan<'_>,
-    ) -> Result<HeldOutFigures, CalibrateError> {
+    pub(super) fn judge(&self, attempt: Option<usize>, plan: &QuantizePlan<'_>) -> Result<HeldOutFigures> {
         let work = self.options.work;
         let title = match attempt {
             None => "measuring the file of the importance matrix alone",
@@ -162,7 +146,7 @@ impl Attempts<'_> {
     }
 
     /// Everything that decides the result; threads and memory do not.
-    pub(super) fn facts(&self) -> Result<WorkFacts, CalibrateError> {
+    pub(super) fn facts(&self) -> Result<WorkFacts> {
         let (model, tokenizer) = identity(self.model)?;
         let mut facts = WorkFacts::default();
         facts.add("program", program());
@@ -212,11 +196,11 @@ pub(super) fn divergence_of(
     windows: &[Window],
     engine: EngineOptions,
     progress: &dyn Progress,
-) -> Result<Divergence, CalibrateError> {
+) -> Result<Divergence> {
     let own = Model { source: plan, metadata: plan.metadata(), file: None, recall: None, ..*model };
     divergence_on(&own, model, windows, engine, progress)?.ok_or(CalibrateError::NoText)
 }
 
-fn imatrix(sums: &ImatrixSums) -> Result<Imatrix, CalibrateError> {
+fn imatrix(sums: &ImatrixSums) -> Result<Imatrix> {
     Ok(Imatrix::of_sums(sums).map_err(QuantizeError::from)?)
 }

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::sequential::Quiet;
-use crate::{CalibrateError, WorkFolder};
+use crate::{CalibrateError, Result, WorkFolder};
 use gguf_core::progress::Progress;
 use gguf_core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use gguf_engine::{EngineError, EngineOptions, ModelKind};
@@ -69,7 +69,7 @@ pub(crate) fn measure_costs(
     windows: &[Window],
     options: &MeasureOptions<'_>,
     progress: &dyn Progress,
-) -> Result<usize, CalibrateError> {
+) -> Result<usize> {
     if model.plan()?.kind == ModelKind::Encoder {
         return Err(CalibrateError::Encoder);
     }

@@ -9,6 +9,8 @@ use gguf_engine::EngineError;
 use gguf_quantization::{AllocateError, QuantizeError};
 use gguf_verification::VerifyError;
 
+pub(crate) type Result<T, E = CalibrateError> = std::result::Result<T, E>;
+
 /// Errors that prevent a calibration.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]

@@ -10,7 +10,7 @@ use crate::figures::{HeldOutFigures, WORTH_IT};
 use crate::matrices::SolveTarget;
 use crate::options::{FidelityOptions, Solver};
 use crate::solved::SolvedBlocks;
-use crate::{CalibrateError, CalibrationText, NotSolved, SolverOptions};
+use crate::{CalibrateError, CalibrationText, NotSolved, Result, SolverOptions};
 use gguf_core::GgmlType;
 use gguf_core::progress::Progress;
 use gguf_engine::ModelKind;
@@ -77,7 +77,7 @@ pub fn solve(
     text: &CalibrationText,
     options: &FidelityOptions<'_>,
     progress: &dyn Progress,
-) -> Result<Fidelity, CalibrateError> {
+) -> Result<Fidelity> {
     if model.plan()?.kind == ModelKind::Encoder {
         return Err(CalibrateError::Encoder);
     }
@@ -170,7 +170,7 @@ pub fn solving_steps(solver: Solver) -> usize {
 /// Tensors to solve, by name, and those that get a type without a solver.
 pub(super) type SolveTargets = (BTreeMap<String, SolveTarget>, Vec<(String, GgmlType)>);
 
-pub(super) fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<SolveTargets, CalibrateError> {
+pub(super) fn targets(input: &Input<'_>, options: &QuantizeOptions) -> Result<SolveTargets> {
     let tensors = input.source.tensors();
     let (mut targets, mut without) = (BTreeMap::new(), Vec::new());
     for (tensor, ty) in QuantizePlan::types_to_come(input, options)? {

@@ -11,7 +11,7 @@ use crate::fidelity::{SolveTargets, targets};
 use crate::options::{FidelityOptions, Solver};
 use crate::sequential::{SolverSums, StreamInputs};
 use crate::tuned::{STEP_TOKENS, STEPS_PER_TRIAL};
-use crate::{CalibrateError, CalibrationText, sampler};
+use crate::{CalibrationText, Result, sampler};
 use gguf_blocks::quantize_rows;
 use gguf_core::GgmlType;
 use gguf_core::progress::Silent;
@@ -116,7 +116,7 @@ impl Forecast {
         text: &CalibrationText,
         options: &FidelityOptions<'_>,
         is_tuned: bool,
-    ) -> Result<Self, CalibrateError> {
+    ) -> Result<Self> {
         let (targets, _) = match options.solver {
             Solver::Reference => SolveTargets::default(),
             Solver::Sequential | Solver::Tuned { .. } => targets(input, options.quantize)?,
@@ -197,7 +197,7 @@ fn seconds_of_a_read(n_weights: u64) -> f64 {
 
 impl RunCosts {
     /// Times the first layers and the head.
-    fn of(model: &Model<'_>, options: EngineOptions, n_ctx: usize) -> Result<Self, CalibrateError> {
+    fn of(model: &Model<'_>, options: EngineOptions, n_ctx: usize) -> Result<Self> {
         let whole = Engine::new(model.plan()?, model.source, options)?;
         let all_bytes = whole.work_bytes_in(1).saturating_sub(whole.head_bytes());
         let (mut plan, mut n_layers, mut n_weights) = (model.plan()?, 0, 0u64);
@@ -280,7 +280,7 @@ impl WritingCosts {
 
 impl SolverCosts {
     /// Times the solver on small matrices.
-    fn of(ty: GgmlType, engine: &Engine<'_>) -> Result<Self, CalibrateError> {
+    fn of(ty: GgmlType, engine: &Engine<'_>) -> Result<Self> {
         let n_rows = 2 * PANEL_ROWS * engine.options().n_threads;
         let [small, large] = TIMED_COLUMNS;
         let failed = |error: SolveError| {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use crate::memory::Needs;
-use crate::{CalibrateError, CalibrationText};
+use crate::{CalibrateError, CalibrationText, Result};
 use gguf_core::progress::Progress;
 use gguf_engine::{Engine, EngineOptions, Ffn, GraphPlan, TokenChunk};
 use gguf_format::ImatrixSums;
@@ -28,7 +28,7 @@ pub(super) fn importance(
     options: EngineOptions,
     dir: &Path,
     progress: &dyn Progress,
-) -> Result<ImatrixSums, CalibrateError> {
+) -> Result<ImatrixSums> {
     let engine = Engine::new(model.plan()?, model.source, options)?;
     let engine =
         if needs(&engine, text).spills(&options, text.n_tokens())? { engine.spilling(dir) } else { engine };

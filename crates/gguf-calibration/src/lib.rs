@@ -47,6 +47,7 @@ mod types;
 mod work;
 
 pub use error::CalibrateError;
+pub(crate) use error::Result;
 pub use fidelity::{Fidelity, Trial, solve, solving_steps};
 pub use figures::HeldOutFigures;
 pub use forecast::Forecast;

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::CalibrateError;
+use crate::{CalibrateError, Result};
 use gguf_engine::EngineOptions;
 
 /// Maximum bytes that a run takes in addition to the weights.
@@ -21,7 +21,7 @@ pub struct Needs {
 
 impl Needs {
     /// Returns true if hidden states have to go to files.
-    pub(super) fn spills(&self, options: &EngineOptions, tokens: usize) -> Result<bool, CalibrateError> {
+    pub(super) fn spills(&self, options: &EngineOptions, tokens: usize) -> Result<bool> {
         let (needed_bytes, budget_bytes) = (self.least_bytes, options.memory_bytes);
         if needed_bytes > budget_bytes {
             return Err(CalibrateError::Memory { budget_bytes, needed_bytes, tokens });

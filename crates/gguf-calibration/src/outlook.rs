@@ -4,7 +4,7 @@ use crate::fidelity::{SolveTargets, targets};
 use crate::memory::Needs;
 use crate::options::{FidelityOptions, Solver};
 use crate::tuned::TuningOutlook;
-use crate::{CalibrateError, CalibrationText, importance, sequential};
+use crate::{CalibrateError, CalibrationText, Result, importance, sequential};
 use gguf_core::GgmlType;
 use gguf_engine::{Engine, ModelKind};
 use gguf_quantization::Input;
@@ -66,7 +66,7 @@ impl Outlook {
         input: &Input<'_>,
         text: &CalibrationText,
         options: &FidelityOptions<'_>,
-    ) -> Result<Self, CalibrateError> {
+    ) -> Result<Self> {
         let plan = model.plan()?;
         if plan.kind == ModelKind::Encoder {
             return Err(CalibrateError::Encoder);

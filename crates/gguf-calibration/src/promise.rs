@@ -11,8 +11,8 @@ use crate::figures::HeldOutFigures;
 use crate::search::{MOST_TRIES, Proposals, Search};
 use crate::types::{TextCosts, check_budget, equal_importance, text_costs};
 use crate::{
-    CalibrateError, CalibrationText, ChosenTypes, Fidelity, FidelityOptions, TypesOptions, WorkFolder, solve,
-    solving_steps,
+    CalibrateError, CalibrationText, ChosenTypes, Fidelity, FidelityOptions, Result, TypesOptions,
+    WorkFolder, solve, solving_steps,
 };
 use gguf_core::progress::Progress;
 use gguf_quantization::{Allocation, Choices, Input, QuantizeOptions, TypeSet};
@@ -77,7 +77,7 @@ pub fn keep_promise(
     most_kld: f64,
     work: Option<&WorkFolder>,
     progress: &dyn Progress,
-) -> Result<KeptPromise, CalibrateError> {
+) -> Result<KeptPromise> {
     check_budget(model, text, options)?;
     // Types and tensors that do not go together are reported before the model runs.
     options.survey(input, text, Some(&equal_importance(input, text)?), |_| ())?;
@@ -100,7 +100,7 @@ pub fn expected_types(
     options: &TypesOptions<'_>,
     most_kld: f64,
     progress: &dyn Progress,
-) -> Result<Allocation, CalibrateError> {
+) -> Result<Allocation> {
     let alike = equal_importance(input, text)?;
     options.survey(input, text, Some(&alike), |survey| {
         let costs = survey.estimate(progress)?;
@@ -152,7 +152,7 @@ impl PromiseRun<'_> {
     }
 
     /// Begins to keep the figures of candidates, or resumes from those that are kept.
-    fn begin(&self) -> Result<(), CalibrateError> {
+    fn begin(&self) -> Result<()> {
         let Some(work) = self.work else { return Ok(()) };
         let (targets, others) = SolveTargets::default();
         let attempts = Attempts {
@@ -176,7 +176,7 @@ impl PromiseRun<'_> {
         &self,
         choices: &Choices<'_, '_>,
         most_kld: f64,
-    ) -> Result<(Allocation, Fidelity, Vec<TriedTypes>), CalibrateError> {
+    ) -> Result<(Allocation, Fidelity, Vec<TriedTypes>)> {
         let mut best: Option<Best> = None;
         let mut tried: Vec<TriedTypes> = Vec::new();
         let found = Search::new(choices, most_kld).run(&mut |set| {
@@ -214,7 +214,7 @@ impl PromiseRun<'_> {
         candidate: &str,
         most_kld: f64,
         best: &mut Option<Best>,
-    ) -> Result<HeldOutFigures, CalibrateError> {
+    ) -> Result<HeldOutFigures> {
         let (fidelity, work) = self.solved(choices, set, candidate)?;
         let figures = fidelity.figures();
         if let Some(work) = self.work {
@@ -236,7 +236,7 @@ impl PromiseRun<'_> {
         choices: &Choices<'_, '_>,
         set: &TypeSet,
         candidate: &str,
-    ) -> Result<(Fidelity, Option<WorkFolder>), CalibrateError> {
+    ) -> Result<(Fidelity, Option<WorkFolder>)> {
         let work = self.work.map(|work| work.candidate(candidate)).transpose()?;
         let allocation = choices.allocation(set, set.file_bytes)?;
         self.progress.steps(solving_steps(self.options.solver));

@@ -11,9 +11,9 @@ mod starts;
 
 use serde::Serialize;
 
-use crate::CalibrateError;
 use crate::sampler::chance::Chance;
 use crate::sampler::starts::{StartForm, Starts};
+use crate::{CalibrateError, Result};
 use gguf_core::progress::Progress;
 use gguf_engine::{Continuation, Engine, EngineOptions, TokenChunk};
 use gguf_verification::{Model, Window};
@@ -78,11 +78,11 @@ impl SequenceLayout {
         n_tokens: usize,
         most: usize,
         state_bytes: u64,
-        bytes: impl Fn(usize) -> Result<u64, CalibrateError>,
-    ) -> Result<Self, CalibrateError> {
+        bytes: impl Fn(usize) -> Result<u64>,
+    ) -> Result<Self> {
         let least = LEAST_LENGTH.min(most);
         let mut length = n_tokens.div_ceil(SEQUENCES).clamp(least, most);
-        let fitting = |length: usize| -> Result<usize, CalibrateError> {
+        let fitting = |length: usize| -> Result<usize> {
             Ok(usize::try_from(state_bytes / bytes(length)?.max(1)).unwrap_or(usize::MAX))
         };
         while length > least && fitting(length)? < SEQUENCES {
@@ -121,7 +121,7 @@ impl SelfText {
         model: &Model<'_>,
         options: EngineOptions,
         progress: &dyn Progress,
-    ) -> Result<WrittenText, CalibrateError> {
+    ) -> Result<WrittenText> {
         let engine = Engine::new(model.plan()?, model.source, options)?;
         let SamplingPlan { starts, layout, capacity, needed_bytes } = self.ready(model, &engine)?;
         let budget_bytes = options.memory_bytes;
@@ -152,12 +152,12 @@ impl SelfText {
     ///
     /// # Errors
     /// As [`SelfText::write`], except for the budget.
-    pub fn needed_bytes(&self, model: &Model<'_>, options: EngineOptions) -> Result<u64, CalibrateError> {
+    pub fn needed_bytes(&self, model: &Model<'_>, options: EngineOptions) -> Result<u64> {
         let engine = Engine::new(model.plan()?, model.source, options)?;
         Ok(self.ready(model, &engine)?.needed_bytes)
     }
 
-    fn ready(&self, model: &Model<'_>, engine: &Engine<'_>) -> Result<SamplingPlan, CalibrateError> {
+    fn ready(&self, model: &Model<'_>, engine: &Engine<'_>) -> Result<SamplingPlan> {
         let plan = engine.plan();
         let limits = [plan.n_ctx_train, plan.chunk_limit, plan.positions.as_ref().map(|p| p.n_rows)];
         let most = limits.into_iter().flatten().fold(self.n_ctx, usize::min).max(2);
@@ -197,7 +197,7 @@ impl SamplerState<'_, '_> {
         OpenSequence { number, chance, n_given, limit, next }
     }
 
-    fn write(&mut self, engine: &Engine<'_>, progress: &dyn Progress) -> Result<Vec<Window>, CalibrateError> {
+    fn write(&mut self, engine: &Engine<'_>, progress: &dyn Progress) -> Result<Vec<Window>> {
         let mut windows = Vec::new();
         let mut n_closed = 0;
         for _ in 0..self.layout.n_sequences {

@@ -19,7 +19,7 @@ use crate::sequential::lockstep::{Leader, link};
 use crate::sequential::stream::QuantizedStream;
 pub(super) use crate::sequential::sums::{SolverSums, StreamInputs};
 use crate::solved::SolvedBlocks;
-use crate::{CalibrateError, CalibrationText, NotSolved, SolverOptions, TextKind};
+use crate::{CalibrateError, CalibrationText, NotSolved, Result, SolverOptions, TextKind};
 use gguf_core::progress::Progress;
 use gguf_core::{GgmlType, TensorMeta, TensorSource};
 use gguf_engine::{Engine, EngineError, EngineOptions, Hidden, TokenChunk};
@@ -65,7 +65,7 @@ impl Progress for Quiet<'_> {
 
 impl Task<'_> {
     /// Runs both streams and solves the matrices as they are reached.
-    pub(super) fn run(&self) -> Result<Followed, CalibrateError> {
+    pub(super) fn run(&self) -> Result<Followed> {
         let plan = self.model.plan()?;
         let stream = QuantizedStream::new(self.model.source, self.types, self.engine.level, self.blocks);
         let mut leader = Engine::new(self.model.plan()?, self.model.source, self.engine)?;
@@ -133,7 +133,7 @@ impl Task<'_> {
         chunks: &[TokenChunk],
         leader: Leader<'_>,
         follower: &Follower<'_>,
-    ) -> Result<(Hidden, Hidden, SumCollector), CalibrateError> {
+    ) -> Result<(Hidden, Hidden, SumCollector)> {
         let counts = [chunks.len()];
         let quiet = Quiet(self.progress);
         let (unquantized, quantized, sums) = std::thread::scope(|scope| {
@@ -198,7 +198,7 @@ impl Task<'_> {
         chunks: &[TokenChunk],
         name: &str,
         target: SolveTarget,
-    ) -> Result<Option<NotSolved>, CalibrateError> {
+    ) -> Result<Option<NotSolved>> {
         if self.blocks.meet(name, 0) {
             return Ok(None);
         }

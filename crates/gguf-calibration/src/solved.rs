@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use sha2::{Digest, Sha256};
 
-use crate::CalibrateError;
+use crate::Result;
 use crate::journal::AttemptLog;
 use gguf_core::progress::Progress;
 use gguf_core::sync::Unpoisoned;
@@ -58,7 +58,7 @@ impl SolvedBlocks {
     pub(super) fn new<'t>(
         dir: &Path,
         targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
-    ) -> Result<Self, CalibrateError> {
+    ) -> Result<Self> {
         let file = tempfile::tempfile_in(dir)
             .map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", dir.display())))?;
         Ok(Self::in_file(file, dir, targets, None))
@@ -92,7 +92,7 @@ impl SolvedBlocks {
         log: Option<AttemptLog>,
         digests: &BTreeMap<(String, u64), String>,
         progress: &dyn Progress,
-    ) -> Result<(Self, usize), CalibrateError> {
+    ) -> Result<(Self, usize)> {
         let blocks = Self::in_file(file, path, targets, log);
         let n_bytes = |(tensor, _): &(String, u64)| {
             blocks.regions.get(tensor).map_or(0, |region| region.n_rows.saturating_mul(region.row_bytes))

@@ -10,7 +10,7 @@ pub use held_out::HeldOutText;
 
 use crate::sampler::{SelfText, WrittenText};
 use crate::work::{KeptText, TextKey};
-use crate::{CalibrateError, WorkFolder};
+use crate::{CalibrateError, Result, WorkFolder};
 use gguf_core::progress::Progress;
 use gguf_engine::{EngineOptions, GraphPlan, TokenChunk};
 use gguf_format::{ColumnSums, ImatrixSums};
@@ -45,7 +45,7 @@ impl TextSource {
     ///
     /// # Errors
     /// As [`read_prompts`]; a folder without files.
-    pub fn read(path: &Path, form: PromptForm) -> Result<Self, CalibrateError> {
+    pub fn read(path: &Path, form: PromptForm) -> Result<Self> {
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         if !path.is_dir() {
             return Ok(Self { name, prompts: read_prompts(path, form)? });
@@ -64,7 +64,7 @@ impl TextSource {
 }
 
 /// Collects the files in and below a folder, in the order of their names.
-fn files_below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<(), CalibrateError> {
+fn files_below(dir: &Path, depth: usize, files: &mut Vec<PathBuf>) -> Result<()> {
     let mut entries = fs_err::read_dir(dir)?.collect::<Result<Vec<_>, _>>()?;
     entries.sort_by_key(fs_err::DirEntry::file_name);
     for entry in entries {
@@ -158,11 +158,7 @@ impl CalibrationText {
     /// # Errors
     /// Text that cannot be encoded; [`CalibrateError::TooShort`] for a kind that has fewer than 2048 tokens and less
     /// than its share, or only a single sequence, of which nothing could be held out; [`CalibrateError::Budget`].
-    pub fn new(
-        model: &Model<'_>,
-        sources: &[TextSource],
-        options: &TextOptions,
-    ) -> Result<Self, CalibrateError> {
+    pub fn new(model: &Model<'_>, sources: &[TextSource], options: &TextOptions) -> Result<Self> {
         let TextOptions { n_ctx, n_tokens, holds_out } = *options;
         let kinds = sources.len();
         let share = n_tokens.checked_div(kinds).ok_or(CalibrateError::NoText)?;
@@ -192,7 +188,7 @@ impl CalibrationText {
         engine: EngineOptions,
         work: Option<&WorkFolder>,
         progress: &dyn Progress,
-    ) -> Result<Self, CalibrateError> {
+    ) -> Result<Self> {
         let TextOptions { n_ctx, n_tokens, holds_out } = *options;
         if n_ctx < 4 || n_tokens / 2 < n_ctx {
             return Err(CalibrateError::Budget { tokens: n_tokens, n_ctx, kinds: sources.len() + 1 });
@@ -245,7 +241,7 @@ impl CalibrationText {
         engine: EngineOptions,
         work: Option<&WorkFolder>,
         progress: &dyn Progress,
-    ) -> Result<(), CalibrateError> {
+    ) -> Result<()> {
         let key = TextKey { model, own, holds_out, engine };
         let written = work.map(|work| work.written_text(key)).transpose()?.flatten();
         let KeptText { windows, held_out, notes } = match written {
@@ -273,13 +269,7 @@ impl CalibrationText {
     }
 
     /// Adds a kind, and divides its sequences between calibration and held-out text.
-    fn add(
-        &mut self,
-        name: &str,
-        all: Vec<Window>,
-        share: usize,
-        holds_out: bool,
-    ) -> Result<(), CalibrateError> {
+    fn add(&mut self, name: &str, all: Vec<Window>, share: usize, holds_out: bool) -> Result<()> {
         let n_available = count(&all);
         let needed = LEAST_TOKENS.min(share);
         if n_available < needed || all.len() < 2 {
@@ -368,12 +358,7 @@ fn count(windows: &[Window]) -> usize {
 }
 
 /// Encodes a kind of text and cuts it into sequences.
-fn windows(
-    model: &Model<'_>,
-    plan: &GraphPlan,
-    source: &TextSource,
-    n_ctx: usize,
-) -> Result<Vec<Window>, CalibrateError> {
+fn windows(model: &Model<'_>, plan: &GraphPlan, source: &TextSource, n_ctx: usize) -> Result<Vec<Window>> {
     // Nothing is scored here, so prompts need not stay whole.
     let whole = |prompt: Prompt| Prompt { whole: false, ..prompt };
     let prompts: Vec<Prompt> = model.encode_all(&source.prompts)?.into_iter().map(whole).collect();
@@ -421,7 +406,7 @@ mod tests {
         lengths.iter().enumerate().map(window).collect()
     }
 
-    fn shared(lengths: &[usize], share: usize) -> Result<CalibrationText, CalibrateError> {
+    fn shared(lengths: &[usize], share: usize) -> Result<CalibrationText> {
         let mut text = CalibrationText::empty(512);
         text.add("x", windows(lengths), share, true)?;
         Ok(text)

@@ -20,7 +20,7 @@ use crate::sequential::Quiet;
 use crate::solved::SolvedBlocks;
 use crate::tuned::model::{GradientSums, HeldModel, MovingModel};
 use crate::tuned::text::{Batches, TuningText};
-use crate::{CalibrateError, CalibrationText};
+use crate::{CalibrateError, CalibrationText, Result};
 use gguf_blocks::states::form;
 use gguf_core::progress::Progress;
 use gguf_core::text::{escape, plural};
@@ -82,7 +82,7 @@ impl TuningOutlook {
     }
 
     /// Checks the memory budget.
-    pub(super) fn check(&self, options: &EngineOptions) -> Result<(), CalibrateError> {
+    pub(super) fn check(&self, options: &EngineOptions) -> Result<()> {
         let (budget_bytes, weights) = (options.memory_bytes, self.n_weights);
         match self.needed_bytes.filter(|&needed| needed > budget_bytes) {
             Some(needed_bytes) => Err(CalibrateError::TuneMemory { budget_bytes, needed_bytes, weights }),
@@ -93,7 +93,7 @@ impl TuningOutlook {
 
 impl Attempts<'_> {
     /// Checks that the solved tensors can be tuned.
-    pub(super) fn tuning_outlook(&self) -> Result<TuningOutlook, CalibrateError> {
+    pub(super) fn tuning_outlook(&self) -> Result<TuningOutlook> {
         let engine = Engine::new(self.model.plan()?, self.model.source, self.options.engine)?;
         let tensors = self.input.source.tensors();
         let targets = self.targets.values().map(|target| (&tensors[target.tensor], target.ty));
@@ -106,7 +106,7 @@ impl Attempts<'_> {
         imatrix: &Imatrix,
         blocks: &SolvedBlocks,
         before: &HeldOutFigures,
-    ) -> Result<Option<(SolvedBlocks, HeldOutFigures)>, CalibrateError> {
+    ) -> Result<Option<(SolvedBlocks, HeldOutFigures)>> {
         let FidelityOptions { solver, quantize, engine, dir, .. } = *self.options;
         let plan = QuantizePlan::new(self.input, quantize, Some(imatrix))?.with_solved(blocks);
         let tuning = Tuning {
@@ -168,7 +168,7 @@ struct Goal<'a> {
 impl<'a> Tuning<'a> {
     /// Moves all blocks that can move; `None` if no state was better than the start. `before` has the blocks of the
     /// start.
-    fn run(&self, before: &SolvedBlocks) -> Result<Option<SolvedBlocks>, CalibrateError> {
+    fn run(&self, before: &SolvedBlocks) -> Result<Option<SolvedBlocks>> {
         let source = self.model.source.tensors();
         let types: BTreeMap<&str, GgmlType> =
             source.iter().map(|meta| (meta.name.as_str(), meta.ty)).collect();
@@ -185,7 +185,7 @@ impl<'a> Tuning<'a> {
     }
 
     /// Runs the unquantized model over all sequences.
-    fn goal(&self, text: TuningText) -> Result<Goal<'a>, CalibrateError> {
+    fn goal(&self, text: TuningText) -> Result<Goal<'a>> {
         let engine = Engine::new(self.model.plan()?, self.model.source, self.engine)?;
         let n_embd = engine.plan().n_embd;
         let chunks: Vec<TokenChunk> = text.learned.iter().chain(&text.choosing).cloned().collect();
@@ -213,16 +213,12 @@ impl<'a> Tuning<'a> {
     }
 
     /// Engine of the model with other weights.
-    fn engine<'s>(
-        &self,
-        goal: &Goal<'_>,
-        source: &'s dyn TensorSource,
-    ) -> Result<Engine<'s>, CalibrateError> {
+    fn engine<'s>(&self, goal: &Goal<'_>, source: &'s dyn TensorSource) -> Result<Engine<'s>> {
         Ok(Engine::new(goal.graph.clone(), source, self.engine)?)
     }
 
     /// Mean divergence on the text that chooses.
-    fn judge(&self, held: &HeldModel<'_>, goal: &Goal<'_>) -> Result<f64, CalibrateError> {
+    fn judge(&self, held: &HeldModel<'_>, goal: &Goal<'_>) -> Result<f64> {
         let (engine, quiet) = (self.engine(goal, held)?, Quiet(self.progress));
         let hidden = engine.forward(&goal.text.choosing, &quiet, None)?;
         let targets = vec![0; hidden.n_rows()];
@@ -231,7 +227,7 @@ impl<'a> Tuning<'a> {
     }
 
     /// Goes through all steps from the best state, which becomes the best of those on the way.
-    fn step_all(&self, goal: &Goal<'_>, best: &mut State<'a>) -> Result<(), CalibrateError> {
+    fn step_all(&self, goal: &Goal<'_>, best: &mut State<'a>) -> Result<()> {
         let lengths = goal.text.learned.iter().map(|chunk| chunk.tokens.len()).collect();
         let mut batches = Batches::new(lengths, goal.text.order.clone(), SEED);
         let mut moving = MovingModel::new(&best.held)?;
@@ -264,7 +260,7 @@ impl<'a> Tuning<'a> {
         moving: &MovingModel<'_>,
         goal: &Goal<'_>,
         sums: &mut GradientSums,
-    ) -> Result<(), CalibrateError> {
+    ) -> Result<()> {
         let chunks: Vec<TokenChunk> = chosen.iter().map(|&at| goal.text.learned[at].clone()).collect();
         let states: Vec<f32> = chosen.iter().flat_map(|&at| goal.learned[at].states()).copied().collect();
         let hidden = Hidden::new(states, goal.engine.plan().n_embd);
@@ -275,7 +271,7 @@ impl<'a> Tuning<'a> {
     }
 
     /// Writes the blocks of a state for all matrices that were solved, and for those that have moved.
-    fn written(&self, held: &HeldModel<'_>, before: &SolvedBlocks) -> Result<SolvedBlocks, CalibrateError> {
+    fn written(&self, held: &HeldModel<'_>, before: &SolvedBlocks) -> Result<SolvedBlocks> {
         let tensors = self.plan.tensors().iter().enumerate().filter_map(|(at, meta)| {
             let blocks = held.blocks(at)?;
             (form(meta.ty).is_some() || before.has(&meta.name, 0)).then_some((meta, blocks))

@@ -7,7 +7,7 @@ use crate::attempts::divergence_of;
 use crate::costs::{MeasureOptions, measure_costs, runs_for};
 use crate::fidelity::keys_to_come;
 use crate::importance::{self, importance};
-use crate::{CalibrateError, CalibrationText, Solver, WorkFolder, sequential};
+use crate::{CalibrateError, CalibrationText, Result, Solver, WorkFolder, sequential};
 use gguf_core::progress::{Progress, Titled};
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_engine::{Engine, EngineOptions, ModelKind};
@@ -84,7 +84,7 @@ pub fn choose_types(
     options: &TypesOptions<'_>,
     target: SizeTarget,
     progress: &dyn Progress,
-) -> Result<ChosenTypes, CalibrateError> {
+) -> Result<ChosenTypes> {
     check_budget(model, text, options)?;
     let alike = equal_importance(input, text)?;
     options.survey(input, text, Some(&alike), |survey| survey.check(target))??;
@@ -101,7 +101,7 @@ impl TypesOptions<'_> {
         text: &CalibrationText,
         imatrix: Option<&Imatrix>,
         work: impl FnOnce(&Survey<'_>) -> R,
-    ) -> Result<R, CalibrateError> {
+    ) -> Result<R> {
         let keys = keys_to_come(self.solver, text);
         let asked = AllocateOptions { quantize: self.quantize, types: self.types, keys: &keys };
         Ok(work(&Survey::new(input, imatrix, &asked)?))
@@ -116,7 +116,7 @@ pub(super) fn text_costs(
     options: &TypesOptions<'_>,
     work: Option<&WorkFolder>,
     progress: &dyn Progress,
-) -> Result<TextCosts, CalibrateError> {
+) -> Result<TextCosts> {
     let plan = model.plan()?;
     if plan.kind == ModelKind::Encoder {
         return Err(CalibrateError::Encoder);
@@ -148,7 +148,7 @@ pub(super) fn check_budget(
     model: &Model<'_>,
     text: &CalibrationText,
     options: &TypesOptions<'_>,
-) -> Result<(), CalibrateError> {
+) -> Result<()> {
     let engine = Engine::new(model.plan()?, model.source, options.engine)?;
     let needs = match options.solver {
         Solver::Reference => importance::needs(&engine, text),
@@ -158,7 +158,7 @@ pub(super) fn check_budget(
 }
 
 /// Importance matrix with the keys of the one that the text gives and equal columns, for what is known before a run.
-pub(super) fn equal_importance(input: &Input<'_>, text: &CalibrationText) -> Result<Imatrix, CalibrateError> {
+pub(super) fn equal_importance(input: &Input<'_>, text: &CalibrationText) -> Result<Imatrix> {
     let alike = |meta: &TensorMeta| {
         let n_cols = usize::try_from(meta.shape.n_cols()).ok()?;
         let n_matrices = usize::try_from(n_matrices(meta)).ok()?;
@@ -190,7 +190,7 @@ pub fn measure_mix(
     text: &CalibrationText,
     engine: EngineOptions,
     progress: &dyn Progress,
-) -> Result<Divergence, CalibrateError> {
+) -> Result<Divergence> {
     progress.steps(1);
     let progress = Titled { title: "measuring the standard mix of types", progress };
     divergence_of(mix, model, &text.held_out_windows(), engine, &progress)

@@ -26,7 +26,7 @@ use crate::figures::HeldOutFigures;
 use crate::journal::{AttemptLog, Journal, Record};
 use crate::solved::SolvedBlocks;
 use crate::work::facts::WorkManifest;
-use crate::{CalibrateError, NotSolved};
+use crate::{NotSolved, Result};
 use gguf_core::output::{EditLock, EditLockError, OutputFile};
 use gguf_core::progress::{Progress, Silent};
 use gguf_core::sha256::sha256_of_file;
@@ -196,7 +196,7 @@ impl WorkFolder {
         attempt: usize,
         targets: impl Iterator<Item = (&'t TensorMeta, GgmlType)>,
         progress: &dyn Progress,
-    ) -> Result<Resumed, CalibrateError> {
+    ) -> Result<Resumed> {
         let path = self.path.join(blocks_file(attempt));
         let file = File::options().create(true).truncate(false).read(true).write(true).open(&path);
         let file =
@@ -244,12 +244,7 @@ impl WorkFolder {
     }
 
     /// Records that an attempt is finished.
-    pub(super) fn finish(
-        &self,
-        attempt: usize,
-        importance: &ImatrixSums,
-        left: &[NotSolved],
-    ) -> Result<(), CalibrateError> {
+    pub(super) fn finish(&self, attempt: usize, importance: &ImatrixSums, left: &[NotSolved]) -> Result<()> {
         for NotSolved { tensor, matrix, reason } in left {
             let (tensor, reason) = (tensor.clone(), reason.clone());
             self.add(&Record::Left { attempt, tensor, matrix: *matrix, reason })?;

@@ -5,14 +5,13 @@ use std::ops::Range;
 use crate::layer::{Weight, WeightOrigin};
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
-use crate::{CodedWeight, DequantError, InnerSource};
+use crate::{CodedWeight, InnerSource, Result};
 use gguf_core::{ElementType, Shape, WeightMeta};
 
 /// A change of the values of a weight.
 pub(super) trait Change: Send + Sync {
     /// Changes the values of a rectangle, given row after row.
-    fn apply(&self, inner: InnerSource<'_>, part: &Rectangle, values: &mut [f32])
-    -> Result<(), DequantError>;
+    fn apply(&self, inner: InnerSource<'_>, part: &Rectangle, values: &mut [f32]) -> Result<()>;
 }
 
 struct Adapted<C> {
@@ -28,7 +27,7 @@ pub(super) fn adapted(weight: Weight, change: impl Change + 'static) -> Weight {
 }
 
 impl<C: Change> CodedWeight for Adapted<C> {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         self.base.read(inner, part, out)?;
         self.change.apply(inner, part, out)
     }

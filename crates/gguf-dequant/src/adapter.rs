@@ -9,7 +9,7 @@ use crate::lora::{LoraError, LoraPair, merge};
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
 use crate::replaced_rows::{ReplacedRows, with_rows};
-use crate::{DequantError, Dequantized, InnerSource};
+use crate::{Dequantized, InnerSource, Result};
 use gguf_core::simd::SimdLevel;
 use gguf_core::{WeightSource, scratch};
 
@@ -123,12 +123,7 @@ struct Scaled {
 }
 
 impl Change for Scaled {
-    fn apply(
-        &self,
-        inner: InnerSource<'_>,
-        part: &Rectangle,
-        values: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn apply(&self, inner: InnerSource<'_>, part: &Rectangle, values: &mut [f32]) -> Result<()> {
         scratch::with_floats(values.len(), |added| {
             self.by.read(inner, part, added)?;
             for (value, added) in values.iter_mut().zip(added.iter()) {

@@ -10,7 +10,7 @@ use crate::bits::CodeStream;
 use crate::encoding::along_rows;
 use crate::rectangle::Rectangle;
 use crate::values::NumberTensor;
-use crate::{CodedWeight, DequantError, InnerSource};
+use crate::{CodedWeight, InnerSource, Result};
 use gguf_blocks::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q4_1, pack_q5_0, pack_q5_1, pack_q8_0};
 use gguf_core::simd::VectorLoop;
 use gguf_core::{GgmlType, Packing};
@@ -49,7 +49,7 @@ impl Affine {
         inner: InnerSource<'_>,
         part: &Rectangle,
         mut visit: impl FnMut(usize, &[u8], &[Pair]),
-    ) -> Result<(), DequantError> {
+    ) -> Result<()> {
         let (Rectangle { rows, cols }, width) = (part, part.width());
         let n_groups = self.n_cols / self.group;
         let groups = cols.start / self.group..cols.end.div_ceil(self.group);
@@ -83,7 +83,7 @@ impl Affine {
     }
 
     /// Calls `visit` for scale and bias of every group.
-    fn each_pair(&self, inner: InnerSource<'_>, mut visit: impl FnMut(Pair)) -> Result<(), DequantError> {
+    fn each_pair(&self, inner: InnerSource<'_>, mut visit: impl FnMut(Pair)) -> Result<()> {
         const STEP: u64 = 1 << 14;
         let (mut scales, mut biases) = (Vec::new(), Vec::new());
         let mut at = 0;
@@ -140,7 +140,7 @@ impl VectorLoop for Row<'_> {
 }
 
 impl CodedWeight for Affine {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let width = part.width();
         self.each_row(inner, part, |at, codes, pairs| {
             let out = &mut out[at * width..(at + 1) * width];
@@ -150,7 +150,7 @@ impl CodedWeight for Affine {
 
     /// Returns the block types that hold all codes, the narrowest first: those without a minimum if every bias is a zero
     /// point.
-    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>> {
         let (mut scale_error, mut bias_error) = (0.0f32, 0.0f32);
         // Smallest and greatest difference of code and zero point.
         let mut range = Some((i32::MAX, i32::MIN));
@@ -171,13 +171,7 @@ impl CodedWeight for Affine {
         Ok(fitting.map(|row| Packing::rounded(row.0, error(row.2))).collect())
     }
 
-    fn pack(
-        &self,
-        inner: InnerSource<'_>,
-        ty: GgmlType,
-        part: &Rectangle,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    fn pack(&self, inner: InnerSource<'_>, ty: GgmlType, part: &Rectangle, out: &mut [u8]) -> Result<()> {
         let block_bytes = ty.block_bytes();
         let row_bytes = part.width() / BLOCK_ELEMS * block_bytes;
         let first_group = part.cols.start / self.group;

@@ -4,10 +4,10 @@ use serde_json::{Map, Value};
 
 use crate::gptq::{self, GptqParams, GptqVersion};
 use crate::patterns::{ModulePattern, ModulePatternError, Patterns};
-use crate::{DequantError, Settings, Tensors, awq};
+use crate::{Result, Settings, Tensors, awq};
 
 /// Plans all modules of `auto-round`.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     const KEY: &str = "packing_format";
     let version = match settings.text(KEY)? {
         None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => GptqVersion::One,
@@ -50,7 +50,7 @@ impl ModuleName {
 }
 
 /// Reads `extra_config`: settings by module, exact names before patterns.
-pub(super) fn overrides(settings: &Settings) -> Result<Vec<ModuleSettings>, DequantError> {
+pub(super) fn overrides(settings: &Settings) -> Result<Vec<ModuleSettings>> {
     const KEY: &str = "extra_config";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };

@@ -9,7 +9,7 @@ use crate::bits::{CodeStream, WordLayout};
 use crate::gptq::group_size;
 use crate::grouped::{self, CodeLayout, ColumnGroups, Grouped, ScaleOrder, ZeroShift, Zeros};
 use crate::values::{NumberTensor, SCALE_TYPES};
-use crate::{DequantError, Settings, Tensors};
+use crate::{Result, Settings, Tensors};
 use gguf_core::ElementType;
 
 const BITS: u32 = 4;
@@ -29,7 +29,7 @@ pub(super) enum AwqVersion {
 ///
 /// # Errors
 /// [`DequantError`]: layouts for one GPU kernel, settings that contradict the tensors, incomplete modules.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     let bits = settings.int("bits")?.or(settings.int("w_bit")?);
     if let Some(bits) = bits.filter(|bits| *bits != i64::from(BITS)) {
         return Err(settings.bad("bits", &format!("is {bits}, AWQ has 4")));
@@ -54,19 +54,14 @@ pub(super) fn plan_modules(
     settings: &Settings,
     tensors: &mut Tensors<'_>,
     version: AwqVersion,
-) -> Result<(), DequantError> {
+) -> Result<()> {
     for (module, _) in tensors.ending(".qweight") {
         put(settings, tensors, module, version)?;
     }
     Ok(())
 }
 
-fn put(
-    settings: &Settings,
-    tensors: &mut Tensors<'_>,
-    module: &str,
-    version: AwqVersion,
-) -> Result<(), DequantError> {
+fn put(settings: &Settings, tensors: &mut Tensors<'_>, module: &str, version: AwqVersion) -> Result<()> {
     let qweight = tensors.member(module, ".qweight")?;
     let scales = tensors.member(module, ".scales")?;
     let qzeros = match tensors.find(&format!("{module}.qzeros")) {

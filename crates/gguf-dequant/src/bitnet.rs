@@ -6,7 +6,7 @@
 
 use crate::rectangle::Rectangle;
 use crate::values::{NumberTensor, SCALE_TYPES};
-use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use crate::{CodedWeight, InnerSource, Result, Settings, Tensors};
 use gguf_blocks::pack::{f16_error, pack_tq2_0};
 use gguf_core::{ElementType, GgmlType, Packing};
 
@@ -22,7 +22,7 @@ struct Ternary {
 }
 
 /// Plans all modules of `bitnet`.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     let is_divisor = match settings.text("linear_class")? {
         None | Some("bitlinear") => true,
         Some("autobitlinear") => false,
@@ -57,19 +57,13 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 
 impl Ternary {
     /// Returns the value of a code of +1.
-    fn value_of_one(&self, inner: InnerSource<'_>) -> Result<f32, DequantError> {
+    fn value_of_one(&self, inner: InnerSource<'_>) -> Result<f32> {
         let scale = self.scale.get(inner, 0)?;
         Ok(if self.is_divisor { 1.0 / scale } else { scale })
     }
 
     /// Reads codes 0, 1 and 2 of a rectangle's columns of a row.
-    fn read_codes(
-        &self,
-        inner: InnerSource<'_>,
-        part: &Rectangle,
-        row: u64,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    fn read_codes(&self, inner: InnerSource<'_>, part: &Rectangle, row: u64, out: &mut [u8]) -> Result<()> {
         let (shift, packed) = (2 * (row / self.n_packed), row % self.n_packed);
         let elems = part.elems(packed, self.n_cols);
         inner.try_with_elems(self.codes, elems.clone(), |bytes| {
@@ -90,7 +84,7 @@ impl Ternary {
 }
 
 impl CodedWeight for Ternary {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let one = self.value_of_one(inner)?;
         let mut codes = vec![0; part.width()];
         for (row, out) in part.split_rows(out, part.width()) {
@@ -102,7 +96,7 @@ impl CodedWeight for Ternary {
         Ok(())
     }
 
-    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>> {
         if !self.n_cols.is_multiple_of(GgmlType::Tq2_0.block_elems() as u64) {
             return Ok(Vec::new());
         }
@@ -112,13 +106,7 @@ impl CodedWeight for Ternary {
         Ok(if error.is_finite() { vec![packing] } else { Vec::new() })
     }
 
-    fn pack(
-        &self,
-        inner: InnerSource<'_>,
-        ty: GgmlType,
-        part: &Rectangle,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    fn pack(&self, inner: InnerSource<'_>, ty: GgmlType, part: &Rectangle, out: &mut [u8]) -> Result<()> {
         assert_eq!(ty, GgmlType::Tq2_0, "the only packing");
         let one = self.value_of_one(inner)?;
         let mut codes = vec![0; part.width()];

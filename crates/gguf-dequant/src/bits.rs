@@ -9,7 +9,7 @@ use std::array::from_fn;
 use std::ops::Range;
 
 use crate::rectangle::Rectangle;
-use crate::{DequantError, InnerSource};
+use crate::{InnerSource, Result};
 use gguf_core::little_endian::u32s;
 use gguf_core::simd::VectorLoop;
 
@@ -59,12 +59,7 @@ impl CodeStream {
     ///
     /// # Panics
     /// If the rectangle is outside the tensor: shapes are checked while planning.
-    pub(super) fn read_along(
-        &self,
-        inner: InnerSource<'_>,
-        part: &Rectangle,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    pub(super) fn read_along(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [u8]) -> Result<()> {
         let (streams, codes) = (part.rows.clone(), &part.cols);
         if part.n_elems() == 0 {
             return Ok(());
@@ -93,7 +88,7 @@ impl CodeStream {
         part: &Rectangle,
         add: u32,
         out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    ) -> Result<()> {
         if part.n_elems() == 0 {
             return Ok(());
         }
@@ -157,7 +152,7 @@ impl CodeStream {
         words: Range<u64>,
         pitch: WordPitch,
         out: &mut [u32],
-    ) -> Result<(), DequantError> {
+    ) -> Result<()> {
         // A line is contiguous: the words of one stream, or one word of all streams.
         let is_along = self.step == 1;
         let (lines, elems, line_stride) =

@@ -13,7 +13,7 @@ use serde_json::Value;
 use crate::nibbles::look_up;
 use crate::rectangle::Rectangle;
 use crate::values::NumberTensor;
-use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use crate::{CodedWeight, DequantError, InnerSource, Result, Settings, Tensors};
 use gguf_checkpoint::json::check_keys;
 use gguf_core::numeric::held_by_f32;
 use gguf_core::{ElementType, Shape};
@@ -24,7 +24,7 @@ const INV_127: f32 = 0.007_874_015_7;
 /// Plans all modules of `bitsandbytes`.
 ///
 /// Tensor names determine the form of a module.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     for (ending, kind) in [("nf4", "NF4"), ("fp4", "FP4")] {
         for (weight, state) in tensors.ending(&format!(".quant_state.bitsandbytes__{ending}")) {
             settings.check_not_ignored(weight)?;
@@ -45,7 +45,7 @@ struct QuantState {
     nested_offset: f32,
 }
 
-fn state(tensors: &Tensors<'_>, index: usize) -> Result<QuantState, DequantError> {
+fn state(tensors: &Tensors<'_>, index: usize) -> Result<QuantState> {
     tensors.check_type(index, &[ElementType::U8])?;
     let meta = tensors.meta(index);
     let bad =
@@ -90,12 +90,7 @@ struct FourBits {
     members: Vec<usize>,
 }
 
-fn four_bits(
-    tensors: &mut Tensors<'_>,
-    weight: &str,
-    state_index: usize,
-    kind: &'static str,
-) -> Result<(), DequantError> {
+fn four_bits(tensors: &mut Tensors<'_>, weight: &str, state_index: usize, kind: &'static str) -> Result<()> {
     let codes = tensors.member(weight, "")?;
     let state = state(tensors, state_index)?;
     let shape = Shape::new(state.dims.clone()).ok_or_else(|| DequantError::BadMetadata {
@@ -156,12 +151,7 @@ fn four_bits(
 
 impl FourBits {
     /// Reads the scales of blocks `range`.
-    fn scales(
-        &self,
-        inner: InnerSource<'_>,
-        range: Range<u64>,
-        out: &mut Vec<f32>,
-    ) -> Result<(), DequantError> {
+    fn scales(&self, inner: InnerSource<'_>, range: Range<u64>, out: &mut Vec<f32>) -> Result<()> {
         out.clear();
         let Some(nested) = &self.nested else { return self.absmax.read(inner, range, out) };
         let mut map = Vec::with_capacity(256);
@@ -180,7 +170,7 @@ impl FourBits {
 }
 
 impl CodedWeight for FourBits {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let elem_bytes = inner.meta(self.codes).ty.bytes().unwrap_or(1) as u64;
         let mut book = Vec::with_capacity(16);
         self.map.read(inner, 0..16, &mut book)?;
@@ -230,7 +220,7 @@ struct EightBits {
     members: Vec<usize>,
 }
 
-fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(), DequantError> {
+fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<()> {
     let codes = tensors.member(module, ".weight")?;
     tensors.check_type(codes, &[ElementType::I8])?;
     let (n_rows, n_cols) = tensors.matrix(codes)?;
@@ -256,7 +246,7 @@ fn eight_bits(tensors: &mut Tensors<'_>, module: &str, scale: usize) -> Result<(
 }
 
 impl CodedWeight for EightBits {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         for (row, out) in part.split_rows(out, part.width()) {
             let scale = self.scales.get(inner, row)?;
             inner.with_elems(self.codes, part.elems(row, self.n_cols), |bytes| {

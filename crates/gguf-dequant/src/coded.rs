@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use crate::DequantError;
 use crate::rectangle::Rectangle;
+use crate::{DequantError, Result};
 use gguf_core::scratch;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource};
@@ -44,8 +44,8 @@ impl<'a> InnerSource<'a> {
         self,
         index: usize,
         range: Range<u64>,
-        use_them: impl FnOnce(&[u8]) -> Result<T, DequantError>,
-    ) -> Result<T, DequantError> {
+        use_them: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
         self.with_elems(index, range, use_them)?
     }
 
@@ -122,10 +122,10 @@ impl InnerSource<'_> {
 /// Each quantization method implements this once for each of its code layouts; [`super::Dequantized`] does the rest.
 pub(super) trait CodedWeight: Send + Sync {
     /// Decodes a rectangle into `out`, row after row.
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError>;
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()>;
 
     /// Returns the GGML types that hold this weight without going through F32, as [`WeightSource::packings`].
-    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>> {
         let _ = inner;
         Ok(Vec::new())
     }
@@ -134,13 +134,7 @@ pub(super) trait CodedWeight: Send + Sync {
     ///
     /// # Panics
     /// If there is no such packing.
-    fn pack(
-        &self,
-        inner: InnerSource<'_>,
-        ty: GgmlType,
-        part: &Rectangle,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    fn pack(&self, inner: InnerSource<'_>, ty: GgmlType, part: &Rectangle, out: &mut [u8]) -> Result<()> {
         let _ = (inner, part, out);
         panic!("no packing as {ty}")
     }

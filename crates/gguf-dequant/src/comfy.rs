@@ -18,8 +18,8 @@ mod description;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use crate::DequantError;
 use crate::fp8::is_fp8;
+use crate::{DequantError, Result};
 use coded::{Coded, Members};
 use description::Description;
 pub use description::layers_of_header;
@@ -117,7 +117,7 @@ impl ImageWeights {
         source: Arc<dyn WeightSource + Send>,
         level: SimdLevel,
         header: &HashMap<String, Json>,
-    ) -> Result<Self, DequantError> {
+    ) -> Result<Self> {
         let metas = source.weights().to_vec();
         let at: HashMap<&str, usize> =
             metas.iter().enumerate().map(|(at, meta)| (meta.name.as_str(), at)).collect();
@@ -184,7 +184,7 @@ impl ImageWeights {
         Ok(this)
     }
 
-    fn add(&mut self, index: usize, meta: &WeightMeta, coded: Option<Coded>) -> Result<(), DequantError> {
+    fn add(&mut self, index: usize, meta: &WeightMeta, coded: Option<Coded>) -> Result<()> {
         let (ty, shape, origin) = match (coded, table(meta.ty)) {
             (Some(coded), _) => {
                 let ty = if coded.is_narrow() { ElementType::Bf16 } else { ElementType::F32 };
@@ -294,7 +294,7 @@ fn members(
     codes: usize,
     header: Option<&Json>,
     member: impl Fn(&str) -> Option<usize>,
-) -> Result<Option<Members>, DequantError> {
+) -> Result<Option<Members>> {
     let metas = source.weights();
     let description = match (member(DESCRIPTION), header) {
         (Some(at), _) => Some(Description::read(source, at)?),
@@ -343,7 +343,7 @@ fn is_orphan(name: &str, at: &HashMap<&str, usize>) -> bool {
 }
 
 /// Checks that matrices have as many rows as their biases have elements.
-fn check_biases(weights: &[WeightMeta]) -> Result<(), DequantError> {
+fn check_biases(weights: &[WeightMeta]) -> Result<()> {
     let biases: HashMap<&str, u64> = weights
         .iter()
         .filter_map(|meta| Some((meta.name.strip_suffix(BIAS)?, meta.shape.n_elems())))
@@ -363,7 +363,7 @@ fn check_biases(weights: &[WeightMeta]) -> Result<(), DequantError> {
 
 /// Refuses a tensor that changes the values of a layer in an unknown way: one of a kind that does, or any beside a weight
 /// with a factor.
-fn check_unknown(name: &str, is_scaled: impl Fn(&str) -> bool) -> Result<(), DequantError> {
+fn check_unknown(name: &str, is_scaled: impl Fn(&str) -> bool) -> Result<()> {
     let change = CHANGES.iter().any(|suffix| name.ends_with(suffix));
     let of_scaled = || {
         let mut dots = name.match_indices('.');
@@ -432,7 +432,7 @@ fn wrong_type(meta: &WeightMeta) -> DequantError {
 }
 
 /// Checks that the elements of a weight have values.
-fn check_type(meta: &WeightMeta) -> Result<(), DequantError> {
+fn check_type(meta: &WeightMeta) -> Result<()> {
     // An empty list of elements is decoded like any other.
     decode_elements(meta.ty, SimdLevel::Scalar, &[], &mut []).map_err(|NotANumber| wrong_type(meta))
 }

@@ -18,7 +18,7 @@ use crate::integers::sizes;
 use crate::patterns::{ModulePattern, Patterns};
 use crate::stack::unpacked;
 use crate::values::{NumberTensor, SCALE_TYPES};
-use crate::{DequantError, Settings, Tensors, sparse};
+use crate::{Result, Settings, Tensors, sparse};
 use gguf_core::ElementType;
 use gguf_core::little_endian::i32s;
 
@@ -47,7 +47,7 @@ enum Strategy {
 }
 
 /// Plans all modules of `compressed-tensors`.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     let transforms = settings.map.get("transform_config").filter(|value| !value.is_null());
     if transforms.is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty())) {
         return Err(settings.variant("transform_config", "transforms", "weights are rotated at run time"));
@@ -96,7 +96,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 /// Returns a test for modules that the groups name and the ignore list does not.
-pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool + use<>, DequantError> {
+pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool + use<>> {
     let (groups, ignored) = (
         groups(settings)?,
         targets(settings, "ignore", settings.map.get("ignore"), &mut Patterns::default())?,
@@ -124,7 +124,7 @@ fn targets(
     key: &str,
     value: Option<&Value>,
     patterns: &mut Patterns,
-) -> Result<Vec<ModuleTarget>, DequantError> {
+) -> Result<Vec<ModuleTarget>> {
     let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let names = value.as_array().map(|names| names.iter().map(Value::as_str).collect::<Option<Vec<_>>>());
     let Some(Some(names)) = names else { return Err(settings.bad(key, "must be a list of strings")) };
@@ -138,7 +138,7 @@ fn targets(
     names.into_iter().map(&mut target).collect()
 }
 
-fn groups(settings: &Settings) -> Result<Vec<ConfigGroup>, DequantError> {
+fn groups(settings: &Settings) -> Result<Vec<ConfigGroup>> {
     const KEY: &str = "config_groups";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
@@ -166,7 +166,7 @@ fn put(
     module: &str,
     codes: usize,
     format: &str,
-) -> Result<(), DequantError> {
+) -> Result<()> {
     let is_float = weights.text("type")? == Some("float");
     match format {
         "pack-quantized" => pack_quantized(weights, tensors, module, codes),
@@ -182,7 +182,7 @@ fn put(
     }
 }
 
-fn strategy(weights: &Settings) -> Result<Strategy, DequantError> {
+fn strategy(weights: &Settings) -> Result<Strategy> {
     match weights.text("strategy")? {
         None | Some("tensor") => Ok(Strategy::Tensor),
         Some("channel") => Ok(Strategy::Channel),
@@ -196,7 +196,7 @@ fn strategy(weights: &Settings) -> Result<Strategy, DequantError> {
 }
 
 /// Reads `block_structure`: a list, or text like `128x128`.
-fn block(weights: &Settings) -> Result<Strategy, DequantError> {
+fn block(weights: &Settings) -> Result<Strategy> {
     const KEY: &str = "block_structure";
     let sizes: Option<Vec<u64>> = match weights.map.get(KEY) {
         Some(Value::Array(sizes)) => sizes.iter().map(Value::as_u64).collect(),
@@ -224,7 +224,7 @@ fn scale_groups(
     scale: usize,
     n_rows: u64,
     n_cols: u64,
-) -> Result<ScaleGroups, DequantError> {
+) -> Result<ScaleGroups> {
     let found = tensors.meta(scale).shape.dims().to_vec();
     let by_row =
         |stride| ScaleGroups { order: ScaleOrder::RowMajor { stride }, n_groups: 1, size: n_cols.max(1) };
@@ -258,7 +258,7 @@ fn word_layout(
     bits: u32,
     n_codes: u64,
     n_words: u64,
-) -> Result<WordLayout, DequantError> {
+) -> Result<WordLayout> {
     let dense = CodeStream::words(bits, WordLayout::Dense, n_codes);
     let padded = CodeStream::words(bits, WordLayout::Padded, n_codes);
     let is_same = 32 % bits == 0;
@@ -277,7 +277,7 @@ fn word_layout(
     }
 }
 
-fn num_bits(weights: &Settings) -> Result<u32, DequantError> {
+fn num_bits(weights: &Settings) -> Result<u32> {
     match weights.int("num_bits")? {
         Some(bits @ 1..=8) => Ok(bits as u32),
         Some(bits) => Err(weights.bad("num_bits", &format!("is {bits}, expected 1 to 8"))),
@@ -285,12 +285,7 @@ fn num_bits(weights: &Settings) -> Result<u32, DequantError> {
     }
 }
 
-fn pack_quantized(
-    weights: &Settings,
-    tensors: &mut Tensors<'_>,
-    module: &str,
-    packed: usize,
-) -> Result<(), DequantError> {
+fn pack_quantized(weights: &Settings, tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<()> {
     let bits = num_bits(weights)?;
     let scale = tensors.member(module, ".weight_scale")?;
     let shape_index = tensors.member(module, ".weight_shape")?;
@@ -354,7 +349,7 @@ fn pack_quantized(
 }
 
 /// Reads `weight_shape`, a tensor of two numbers.
-fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64), DequantError> {
+fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64)> {
     tensors.check_type(index, &[ElementType::I64, ElementType::I32])?;
     if tensors.meta(index).shape.n_elems() != 2 {
         return Err(tensors.shape_error(index, "2 elements"));
@@ -364,17 +359,12 @@ fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64), DequantEr
 }
 
 /// Returns true if a group index contains only -1, which means that there is none.
-fn is_unset(tensors: &Tensors<'_>, index: usize) -> Result<bool, DequantError> {
+fn is_unset(tensors: &Tensors<'_>, index: usize) -> Result<bool> {
     let n = tensors.meta(index).shape.n_elems();
     Ok(tensors.inner().with_elems(index, 0..n, |bytes| i32s(bytes).all(|group| group == -1))?)
 }
 
-fn int_quantized(
-    weights: &Settings,
-    tensors: &mut Tensors<'_>,
-    module: &str,
-    codes: usize,
-) -> Result<(), DequantError> {
+fn int_quantized(weights: &Settings, tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<()> {
     let bits = num_bits(weights)?;
     let scale = tensors.member(module, ".weight_scale")?;
     tensors.check_type(codes, &[ElementType::I8])?;
@@ -413,12 +403,7 @@ fn int_quantized(
     Ok(())
 }
 
-fn float_quantized(
-    weights: &Settings,
-    tensors: &mut Tensors<'_>,
-    module: &str,
-    codes: usize,
-) -> Result<(), DequantError> {
+fn float_quantized(weights: &Settings, tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<()> {
     let scale = tensors.member(module, ".weight_scale")?;
     let grid = match strategy(weights)? {
         Strategy::Tensor => match fp8::layout(tensors, codes, scale) {
@@ -434,7 +419,7 @@ fn float_quantized(
     Ok(())
 }
 
-fn mxfp8(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), DequantError> {
+fn mxfp8(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<()> {
     let scale = tensors.member(module, ".weight_scale")?;
     tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
     let scales = NumberTensor::exponents(tensors, scale);
@@ -443,7 +428,7 @@ fn mxfp8(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), De
     Ok(())
 }
 
-fn mxfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), DequantError> {
+fn mxfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<()> {
     let scale = tensors.member(module, ".weight_scale")?;
     tensors.check_no_plain(module, packed)?;
     let shape = unpacked(tensors, packed)?;
@@ -453,7 +438,7 @@ fn mxfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), D
     Ok(())
 }
 
-fn nvfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<(), DequantError> {
+fn nvfp4(tensors: &mut Tensors<'_>, module: &str, packed: usize) -> Result<()> {
     let scale = tensors.member(module, ".weight_scale")?;
     let global = tensors.member(module, ".weight_global_scale")?;
     tensors.check_no_plain(module, packed)?;

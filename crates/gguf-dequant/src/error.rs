@@ -7,6 +7,8 @@ use crate::msmodelslim::MsModelSlimError;
 use gguf_core::text::escape;
 use gguf_core::{ElementType, Hint, Shape, SourceError};
 
+pub(crate) type Result<T, E = DequantError> = std::result::Result<T, E>;
+
 /// Reasons why a quantized checkpoint cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]

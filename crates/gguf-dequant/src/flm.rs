@@ -16,7 +16,7 @@ mod ranged;
 
 use crate::layer::{Weight, WeightOrigin};
 use crate::lora::merge;
-use crate::{DequantError, Dequantized, InnerSource, LoraError, LoraPair, Opened, Quantization};
+use crate::{Dequantized, InnerSource, LoraError, LoraPair, Opened, Quantization, Result};
 use gguf_checkpoint::fastllm::{Coding, FlmFile, Payload};
 use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, Shape, SourceError, WeightMeta, WeightSource};
@@ -127,7 +127,7 @@ enum FlmWeight {
 ///
 /// # Errors
 /// A range that is not finite; the source failed.
-pub fn open(file: FlmFile, meaning: FlmMeaning, level: SimdLevel) -> Result<FlmOpened, DequantError> {
+pub fn open(file: FlmFile, meaning: FlmMeaning, level: SimdLevel) -> Result<FlmOpened> {
     let tensors = tensors(&file);
     let survey = survey(InnerSource { source: &file, level }, &tensors)?;
     let weight = |tensor: FlmWeight| match tensor {

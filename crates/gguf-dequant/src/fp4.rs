@@ -10,7 +10,7 @@ use crate::nibbles::look_up;
 use crate::rectangle::Rectangle;
 use crate::stack::{check_groups, is_by_matrix, matrices};
 use crate::values::NumberTensor;
-use crate::{CodedWeight, DequantError, InnerSource, Tensors};
+use crate::{CodedWeight, InnerSource, Result, Tensors};
 use gguf_blocks::pack::{BLOCK_ELEMS, pack_mxfp4, pack_nvfp4};
 use gguf_core::small_float::E2M1;
 use gguf_core::{ElementType, GgmlType, Packing, Shape, StackFactors};
@@ -37,7 +37,7 @@ impl Factor {
     ///
     /// # Errors
     /// Another number of elements; a number that is not finite; a divisor of zero.
-    fn check(self, tensors: &Tensors<'_>, n_mats: u64) -> Result<(), DequantError> {
+    fn check(self, tensors: &Tensors<'_>, n_mats: u64) -> Result<()> {
         let Some(values) = self.values() else { return Ok(()) };
         if values.n != 1 && !is_by_matrix(&tensors.meta(values.index).shape, n_mats) {
             let expected = match n_mats {
@@ -54,12 +54,7 @@ impl Factor {
     }
 
     /// Applies the factor of a matrix to its scales.
-    pub(super) fn apply(
-        self,
-        inner: InnerSource<'_>,
-        matrix: u64,
-        scales: &mut [f32],
-    ) -> Result<(), DequantError> {
+    pub(super) fn apply(self, inner: InnerSource<'_>, matrix: u64, scales: &mut [f32]) -> Result<()> {
         let Some(values) = self.values() else { return Ok(()) };
         let factor = values.get(inner, if values.n == 1 { 0 } else { matrix })?;
         match self {
@@ -95,13 +90,13 @@ impl Factor {
     }
 
     /// Returns the factor as a multiplier of a product.
-    fn multiplier(self, inner: InnerSource<'_>) -> Result<Option<f32>, DequantError> {
+    fn multiplier(self, inner: InnerSource<'_>) -> Result<Option<f32>> {
         let Some(values) = self.values() else { return Ok(None) };
         Ok(Some(self.as_multiplier(values.get(inner, 0)?)))
     }
 
     /// Returns the factors of `n_mats` matrices as multipliers; empty without factors.
-    fn multipliers(self, inner: InnerSource<'_>, n_mats: u64) -> Result<Vec<f32>, DequantError> {
+    fn multipliers(self, inner: InnerSource<'_>, n_mats: u64) -> Result<Vec<f32>> {
         let Some(values) = self.values() else { return Ok(Vec::new()) };
         let mut all = Vec::new();
         values.read(inner, 0..values.n, &mut all)?;
@@ -128,7 +123,7 @@ pub(super) struct Nvfp4Params {
 
 impl Nvfp4Params {
     /// Checks the factors of a stack of `n_mats` matrices.
-    pub(super) fn check(&self, tensors: &Tensors<'_>, n_mats: u64) -> Result<(), DequantError> {
+    pub(super) fn check(&self, tensors: &Tensors<'_>, n_mats: u64) -> Result<()> {
         self.factor.check(tensors, n_mats)?;
         self.input.check(tensors, n_mats)
     }
@@ -149,12 +144,7 @@ pub(super) struct Fp4 {
 
 impl Fp4 {
     /// Creates an MXFP4 matrix: one exponent byte as scale for each 32 columns.
-    pub(super) fn mx(
-        tensors: &Tensors<'_>,
-        codes: usize,
-        scale: usize,
-        shape: &Shape,
-    ) -> Result<Self, DequantError> {
+    pub(super) fn mx(tensors: &Tensors<'_>, codes: usize, scale: usize, shape: &Shape) -> Result<Self> {
         tensors.check_type(scale, &[ElementType::U8, ElementType::F8E8M0])?;
         tensors.check_type(codes, &[ElementType::U8, ElementType::I8])?;
         let scales = NumberTensor::exponents(tensors, scale);
@@ -172,7 +162,7 @@ impl Fp4 {
         scale: usize,
         params: Nvfp4Params,
         shape: &Shape,
-    ) -> Result<Self, DequantError> {
+    ) -> Result<Self> {
         let scales = NumberTensor::new(tensors, scale, &[ElementType::F8E4M3])?;
         tensors.check_type(codes, &[ElementType::U8, ElementType::I8])?;
         params.check(tensors, matrices(shape).0)?;
@@ -186,7 +176,7 @@ impl Fp4 {
         scale: usize,
         params: Option<Nvfp4Params>,
         shape: &Shape,
-    ) -> Result<Self, DequantError> {
+    ) -> Result<Self> {
         tensors.check_type(scale, &[ElementType::U8])?;
         let Some(params) = params else {
             let scales = NumberTensor::exponents(tensors, scale);
@@ -203,7 +193,7 @@ impl Fp4 {
         params: Nvfp4Params,
         group: u64,
         shape: &Shape,
-    ) -> Result<Self, DequantError> {
+    ) -> Result<Self> {
         let (n_rows, n_cols) = (shape.n_rows(), shape.n_cols());
         let n_bytes = n_cols.div_ceil(2).checked_mul(n_rows);
         let stored = tensors.meta(codes);
@@ -223,7 +213,7 @@ impl Fp4 {
     }
 
     /// Reads the scales of a row, with the factor applied.
-    fn row_scales(&self, inner: InnerSource<'_>, row: u64, out: &mut Vec<f32>) -> Result<(), DequantError> {
+    fn row_scales(&self, inner: InnerSource<'_>, row: u64, out: &mut Vec<f32>) -> Result<()> {
         let n_groups = self.n_cols.div_ceil(self.group);
         out.clear();
         self.scales.read(inner, row * n_groups..(row + 1) * n_groups, out)?;
@@ -231,7 +221,7 @@ impl Fp4 {
     }
 
     /// Returns the packing as NVFP4, with its factors.
-    fn nv_packing(&self, inner: InnerSource<'_>) -> Result<Packing, DequantError> {
+    fn nv_packing(&self, inner: InnerSource<'_>) -> Result<Packing> {
         let Nvfp4Params { factor, input, float_activations } = self.params;
         let packing = Packing { float_activations, ..Packing::exact(GgmlType::Nvfp4) };
         if !factor.is_by_matrix() && !input.is_by_matrix() {
@@ -247,13 +237,7 @@ impl Fp4 {
     }
 
     /// Reads the codes of some columns of a row, in whole bytes.
-    fn read_codes(
-        &self,
-        inner: InnerSource<'_>,
-        row: u64,
-        cols: &Range<u64>,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    fn read_codes(&self, inner: InnerSource<'_>, row: u64, cols: &Range<u64>, out: &mut [u8]) -> Result<()> {
         let first = row * (self.n_cols / 2);
         inner.with_bytes(self.codes, first + cols.start / 2..first + cols.end / 2, |bytes| {
             for (pair, &byte) in out.as_chunks_mut().0.iter_mut().zip(bytes) {
@@ -265,7 +249,7 @@ impl Fp4 {
 }
 
 impl CodedWeight for Fp4 {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let mut scales = Vec::new();
         for (row, out) in part.split_rows(out, part.width()) {
             self.row_scales(inner, row, &mut scales)?;
@@ -286,7 +270,7 @@ impl CodedWeight for Fp4 {
         Ok(())
     }
 
-    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>> {
         match self.group {
             32 if self.n_cols.is_multiple_of(BLOCK_ELEMS as u64) => {
                 // Reading checks that no exponent encodes NaN.
@@ -303,13 +287,7 @@ impl CodedWeight for Fp4 {
     }
 
     /// Writes blocks of a type that stores codes and scale bytes unchanged.
-    fn pack(
-        &self,
-        inner: InnerSource<'_>,
-        ty: GgmlType,
-        part: &Rectangle,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    fn pack(&self, inner: InnerSource<'_>, ty: GgmlType, part: &Rectangle, out: &mut [u8]) -> Result<()> {
         let (block_elems, block_bytes) = (ty.block_elems(), ty.block_bytes());
         let (n_groups, n_scales) = (self.n_cols / self.group, block_elems / self.group as usize);
         let mut codes = vec![0; part.width()];

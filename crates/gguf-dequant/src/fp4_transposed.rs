@@ -7,7 +7,7 @@ use crate::fp4::{Factor, Nvfp4Params};
 use crate::rectangle::Rectangle;
 use crate::stack::matrices;
 use crate::values::NumberTensor;
-use crate::{CodedWeight, DequantError, InnerSource, Tensors};
+use crate::{CodedWeight, InnerSource, Result, Tensors};
 use gguf_core::small_float::E2M1;
 use gguf_core::{ElementType, Shape};
 
@@ -42,7 +42,7 @@ impl TransposedFp4 {
         scale: usize,
         params: Nvfp4Params,
         shape: &Shape,
-    ) -> Result<Self, DequantError> {
+    ) -> Result<Self> {
         let (n_mats, mat_rows) = matrices(shape);
         tensors.check_type(codes, &[ElementType::U8])?;
         let scales = NumberTensor::new(tensors, scale, &[ElementType::F8E4M3])?;
@@ -54,7 +54,7 @@ impl TransposedFp4 {
 }
 
 impl CodedWeight for TransposedFp4 {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let (mut scales, mut ready) = (Vec::new(), None);
         for (row, out) in part.split_rows(out, part.width()) {
             let (matrix, within) = (row / self.mat_rows, row % self.mat_rows);

@@ -25,7 +25,7 @@ use crate::rectangle::Rectangle;
 use crate::stack::{is_by_matrix, matrices};
 use crate::tensors::CodedModule;
 use crate::values::{NumberTensor, SCALE_TYPES};
-use crate::{CodedWeight, DequantError, InnerSource, Method, Settings, Tensors};
+use crate::{CodedWeight, InnerSource, Method, Result, Settings, Tensors};
 use gguf_core::simd::VectorLoop;
 use gguf_core::small_float::widen;
 use gguf_core::{ElementType, GgmlType, Packing, Shape};
@@ -112,12 +112,7 @@ impl Fp8 {
     ///
     /// # Errors
     /// Element types that are not FP8 and float, a number of scales that does not fit the grid.
-    pub(super) fn new(
-        tensors: &Tensors<'_>,
-        codes: usize,
-        scale: usize,
-        grid: ScaleLayout,
-    ) -> Result<Self, DequantError> {
+    pub(super) fn new(tensors: &Tensors<'_>, codes: usize, scale: usize, grid: ScaleLayout) -> Result<Self> {
         let scales = match tensors.meta(scale).ty {
             // transformers saves the exponents of MXFP8 as bytes.
             ElementType::F8E8M0 | ElementType::U8 => NumberTensor::exponents(tensors, scale),
@@ -132,7 +127,7 @@ impl Fp8 {
         codes: usize,
         scales: NumberTensor,
         grid: ScaleLayout,
-    ) -> Result<Self, DequantError> {
+    ) -> Result<Self> {
         let (meta, scale) = (tensors.meta(codes), scales.index);
         let format =
             Fp8Format::of(meta.ty).ok_or_else(|| tensors.inner().wrong_type(codes, "F8_E4M3 or F8_E5M2"))?;
@@ -190,7 +185,7 @@ impl Fp8 {
     }
 
     /// Reads the scales of a row, one for each run of [`Fp8::run`] columns.
-    fn row_scales(&self, inner: InnerSource<'_>, row: u64, out: &mut Vec<f32>) -> Result<(), DequantError> {
+    fn row_scales(&self, inner: InnerSource<'_>, row: u64, out: &mut Vec<f32>) -> Result<()> {
         out.clear();
         let range = match self.grid {
             ScaleLayout::Absent => {
@@ -289,7 +284,7 @@ impl CodeRow<'_> {
 }
 
 impl CodedWeight for Fp8 {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let run = self.run();
         let mut scales = Vec::new();
         for (row, out) in part.split_rows(out, part.width()) {
@@ -307,7 +302,7 @@ impl CodedWeight for Fp8 {
 
     /// Returns the half-width float types that hold all values: the few significant bits fit if the scale is a power
     /// of two and the exponent is in range.
-    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>> {
         if self.grid == ScaleLayout::Absent {
             return Ok([GgmlType::Bf16, GgmlType::F16].map(Packing::exact).to_vec());
         }
@@ -351,7 +346,7 @@ impl CodedWeight for Fp8 {
 }
 
 /// Plans all modules of `fp8` and `fbgemm_fp8`.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     let block = block_size(settings)?;
     for suffix in ["_scale_inv", "_scale"] {
         for CodedModule { codes, scale, .. } in tensors.coded_modules(suffix, "", is_fp8) {
@@ -435,7 +430,7 @@ fn put_exponents(
     tensors: &mut Tensors<'_>,
     &CodedModule { name, codes, scale }: &CodedModule<'_>,
     block: Option<ScaleLayout>,
-) -> Result<(), DequantError> {
+) -> Result<()> {
     let meta = tensors.meta(codes);
     settings.check_not_ignored(&meta.name)?;
     if is_fp8(meta.ty) {
@@ -458,7 +453,7 @@ fn put(
     codes: usize,
     scale: usize,
     block: Option<ScaleLayout>,
-) -> Result<(), DequantError> {
+) -> Result<()> {
     let meta = tensors.meta(codes);
     settings.check_not_ignored(&meta.name)?;
     let n_scales = tensors.meta(scale).shape.n_elems();
@@ -516,7 +511,7 @@ fn by_size(tensors: &Tensors<'_>, codes: usize, scale: usize, by_shape: ScaleLay
 ///
 /// Such stacks are those of Llama 4, `[experts, inputs, outputs]`, with a scale per output: `[experts, 1, outputs]`
 /// for `gate_up_proj`, `[experts, outputs, 1]` for `down_proj`.
-fn fbgemm_stack(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Result<ScaleLayout, DequantError> {
+fn fbgemm_stack(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Result<ScaleLayout> {
     let &[n_mats, _, n_cols] = tensors.meta(codes).shape.dims() else { return Ok(ScaleLayout::Column) };
     let found = tensors.meta(scale).shape.dims();
     if found == [n_mats, 1, n_cols] || found == [n_mats, n_cols, 1] {
@@ -538,7 +533,7 @@ fn single(grid: ScaleLayout, meta: &gguf_core::WeightMeta) -> ScaleLayout {
 }
 
 /// Reads `weight_block_size`, two sizes of at least one.
-fn block_size(settings: &Settings) -> Result<Option<ScaleLayout>, DequantError> {
+fn block_size(settings: &Settings) -> Result<Option<ScaleLayout>> {
     let Some(value) = settings.map.get(BLOCK_SIZE).filter(|value| !value.is_null()) else { return Ok(None) };
     let sizes: Option<Vec<u64>> =
         value.as_array().map(|sizes| sizes.iter().filter_map(Json::as_u64).filter(|&n| n > 0).collect());

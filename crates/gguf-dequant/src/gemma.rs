@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::patterns::{ModulePattern, Patterns};
 use crate::rectangle::Rectangle;
 use crate::values::{NumberTensor, SCALE_TYPES, ScaleLines, each_stretch};
-use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use crate::{CodedWeight, InnerSource, Result, Settings, Tensors};
 use gguf_core::ElementType;
 
 /// Suffixes of codes and scales of a module.
@@ -32,7 +32,7 @@ struct GemmaWeight {
 ///
 /// # Errors
 /// [`DequantError`]: other widths, tensors that are missing or do not fit.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     let widths = Widths::of(settings)?;
     for (of_codes, of_scales) in NAMES {
         let is_code = |ty| matches!(ty, ElementType::I8 | ElementType::U8);
@@ -74,7 +74,7 @@ struct Widths {
 }
 
 impl Widths {
-    fn of(settings: &Settings) -> Result<Self, DequantError> {
+    fn of(settings: &Settings) -> Result<Self> {
         let all = settings.int(BITS)?.unwrap_or(4);
         let rows = settings.map.get(BY_MODULE).filter(|value| !value.is_null());
         let rows = match rows {
@@ -90,11 +90,11 @@ impl Widths {
             })?;
             Ok((compiled, own.get(BITS).and_then(Value::as_i64).unwrap_or(all)))
         };
-        let by_module = rows.into_iter().flatten().map(row).collect::<Result<_, DequantError>>()?;
+        let by_module = rows.into_iter().flatten().map(row).collect::<Result<_>>()?;
         Ok(Self { all, by_module })
     }
 
-    fn bits(&self, settings: &Settings, module: &str) -> Result<u32, DequantError> {
+    fn bits(&self, settings: &Settings, module: &str) -> Result<u32> {
         let own = self.by_module.iter().find(|(pattern, _)| pattern.is_match(module));
         match own.map_or(self.all, |row| row.1) {
             2 => Ok(2),
@@ -105,7 +105,7 @@ impl Widths {
 }
 
 impl CodedWeight for GemmaWeight {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let lines = ScaleLines { n_cols: self.n_cols, width: self.group };
         let (per_byte, half) = (u64::from(8 / self.bits), 1i16 << (self.bits - 1));
         let mask = (1u16 << self.bits) - 1;

@@ -15,7 +15,7 @@ use crate::bits::{CodeStream, WordLayout};
 use crate::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, ZeroShift, Zeros};
 use crate::patterns::{ModulePattern, Patterns};
 use crate::values::{NumberTensor, SCALE_TYPES};
-use crate::{DequantError, Settings, Tensors};
+use crate::{Result, Settings, Tensors};
 use gguf_core::ElementType;
 use gguf_core::little_endian::{i32s, u32s};
 
@@ -50,11 +50,7 @@ pub(super) enum DynamicRule {
 ///
 /// # Errors
 /// [`DequantError`]: formats for one GPU kernel, settings that contradict the tensors, incomplete modules.
-pub(super) fn plan(
-    settings: &Settings,
-    tensors: &mut Tensors<'_>,
-    warnings: &mut Vec<String>,
-) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>, warnings: &mut Vec<String>) -> Result<()> {
     let version = version(settings)?;
     if let Some(dtype) = settings.text("pack_dtype")?.filter(|dtype| *dtype != "int32") {
         return Err(settings.variant("pack_dtype", dtype, "only codes in 32-bit words are read"));
@@ -86,7 +82,7 @@ pub(super) fn plan(
     Ok(())
 }
 
-fn version(settings: &Settings) -> Result<GptqVersion, DequantError> {
+fn version(settings: &Settings) -> Result<GptqVersion> {
     if settings.bool("is_marlin_format")? == Some(true) {
         return Err(settings.variant("is_marlin_format", "true", "weights are repacked for a GPU kernel"));
     }
@@ -100,7 +96,7 @@ fn version(settings: &Settings) -> Result<GptqVersion, DequantError> {
 }
 
 /// Reads `dynamic`: overrides by module name, in order.
-pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, DynamicRule)>, DequantError> {
+pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, DynamicRule)>> {
     const KEY: &str = "dynamic";
     let Some(value) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(Vec::new()) };
     let Some(map) = value.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
@@ -124,7 +120,7 @@ pub(super) fn rules(settings: &Settings) -> Result<Vec<(ModulePattern, DynamicRu
 }
 
 /// Reads `bits`, one of the supported numbers.
-pub(super) fn bits(settings: &Settings) -> Result<u32, DequantError> {
+pub(super) fn bits(settings: &Settings) -> Result<u32> {
     match settings.int("bits")? {
         Some(bits @ (2 | 3 | 4 | 8)) => Ok(bits as u32),
         Some(bits) => Err(settings.bad("bits", &format!("is {bits}, expected 2, 3, 4 or 8"))),
@@ -133,7 +129,7 @@ pub(super) fn bits(settings: &Settings) -> Result<u32, DequantError> {
 }
 
 /// Reads `group_size`; -1 or absence means whole rows.
-pub(super) fn group_size(settings: &Settings) -> Result<Option<u64>, DequantError> {
+pub(super) fn group_size(settings: &Settings) -> Result<Option<u64>> {
     // AutoAWQ's own file has the names of its command line.
     match settings.int("group_size")?.or(settings.int("q_group_size")?) {
         None | Some(-1) => Ok(None),
@@ -150,7 +146,7 @@ pub(super) fn put(
     tensors: &mut Tensors<'_>,
     module: &str,
     params: GptqParams,
-) -> Result<bool, DequantError> {
+) -> Result<bool> {
     let qweight = tensors.member(module, ".qweight")?;
     let qzeros = tensors.member(module, ".qzeros")?;
     let scales = tensors.member(module, ".scales")?;
@@ -239,12 +235,7 @@ pub(super) fn put(
 /// Returns true if the groups are consecutive, as without an index.
 ///
 /// Checks all indices, before any row is read.
-fn is_in_order(
-    tensors: &Tensors<'_>,
-    g_idx: usize,
-    group_size: u64,
-    n_groups: u64,
-) -> Result<bool, DequantError> {
+fn is_in_order(tensors: &Tensors<'_>, g_idx: usize, group_size: u64, n_groups: u64) -> Result<bool> {
     tensors.inner().try_with_elems(g_idx, 0..tensors.meta(g_idx).shape.n_elems(), |bytes| {
         let mut in_order = true;
         for (col, found) in (0..).zip(i32s(bytes)) {
@@ -259,7 +250,7 @@ fn is_in_order(
 }
 
 /// Returns true if some field of the words is all ones.
-fn has_full_field(tensors: &Tensors<'_>, index: usize, bits: u32) -> Result<bool, DequantError> {
+fn has_full_field(tensors: &Tensors<'_>, index: usize, bits: u32) -> Result<bool> {
     let full = (1u32 << bits) - 1;
     let found = tensors.inner().with_elems(index, 0..tensors.meta(index).shape.n_elems(), |bytes| {
         u32s(bytes).any(|word| (0..32 / bits).any(|field| word >> (field * bits) & full == full))

@@ -11,7 +11,7 @@ use crate::bits::CodeStream;
 use crate::encoding::along_rows;
 use crate::rectangle::Rectangle;
 use crate::values::NumberTensor;
-use crate::{CodedWeight, DequantError, InnerSource};
+use crate::{CodedWeight, InnerSource, Result};
 use gguf_blocks::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q5_0, pack_q8_0};
 use gguf_core::little_endian::u32s;
 use gguf_core::simd::VectorLoop;
@@ -134,12 +134,7 @@ impl Grouped {
         1 << fit.ilog2()
     }
 
-    fn read_codes(
-        &self,
-        inner: InnerSource<'_>,
-        part: &Rectangle,
-        out: &mut Vec<u8>,
-    ) -> Result<(), DequantError> {
+    fn read_codes(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut Vec<u8>) -> Result<()> {
         out.resize(part.n_elems() as usize, 0);
         match self.codes {
             CodeLayout::ByRow(stream) => stream.read_along(inner, part, out),
@@ -157,12 +152,7 @@ impl Grouped {
         }
     }
 
-    fn read_scales(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        out: &mut Vec<f32>,
-    ) -> Result<(), DequantError> {
+    fn read_scales(&self, inner: InnerSource<'_>, rows: Range<u64>, out: &mut Vec<f32>) -> Result<()> {
         out.clear();
         match self.order {
             ScaleOrder::RowMajor { stride } => {
@@ -186,12 +176,7 @@ impl Grouped {
     }
 
     /// Reads zero points, shifted up like the codes.
-    fn read_zeros(
-        &self,
-        inner: InnerSource<'_>,
-        rows: Range<u64>,
-        out: &mut Vec<i32>,
-    ) -> Result<(), DequantError> {
+    fn read_zeros(&self, inner: InnerSource<'_>, rows: Range<u64>, out: &mut Vec<i32>) -> Result<()> {
         let n_groups = self.n_groups as usize;
         let n = (rows.end - rows.start) as usize * n_groups;
         if let Zeros::Const(zero) = self.zeros {
@@ -249,7 +234,7 @@ impl Grouped {
         inner: InnerSource<'_>,
         part: &Rectangle,
         mut visit: impl FnMut(usize, TileRow<'_>),
-    ) -> Result<(), DequantError> {
+    ) -> Result<()> {
         let Rectangle { rows, cols } = part;
         let (width, n_groups) = (part.width(), self.n_groups as usize);
         let tile_rows = self.tile_rows(width as u64);
@@ -272,11 +257,7 @@ impl Grouped {
     }
 
     /// Reads the group of every column from the index tensor; `None` if groups are runs of equal length.
-    fn group_index(
-        &self,
-        inner: InnerSource<'_>,
-        cols: Range<u64>,
-    ) -> Result<Option<Vec<u32>>, DequantError> {
+    fn group_index(&self, inner: InnerSource<'_>, cols: Range<u64>) -> Result<Option<Vec<u32>>> {
         let ColumnGroups::Index(index) = self.groups else { return Ok(None) };
         inner.try_with_elems(index, cols.clone(), |bytes| {
             let groups: Vec<u32> = u32s(bytes).collect();
@@ -293,7 +274,7 @@ impl Grouped {
     }
 
     /// Returns the smallest and greatest difference of code and zero point.
-    fn value_range(&self, inner: InnerSource<'_>) -> Result<(i32, i32), DequantError> {
+    fn value_range(&self, inner: InnerSource<'_>) -> Result<(i32, i32)> {
         let (mut low, mut high) = (i32::MAX, i32::MIN);
         let mut see = |zeros: &[i32]| {
             low = zeros.iter().copied().fold(low, i32::min);
@@ -320,7 +301,7 @@ impl Grouped {
     }
 
     /// Returns true if every block of columns is in one group.
-    fn has_whole_blocks(&self, inner: InnerSource<'_>) -> Result<bool, DequantError> {
+    fn has_whole_blocks(&self, inner: InnerSource<'_>) -> Result<bool> {
         let block = BLOCK_ELEMS as u64;
         if !self.n_cols.is_multiple_of(block) {
             return Ok(false);
@@ -383,7 +364,7 @@ fn scattered(codes: &[u8], groups: &[u32], pairs: &[(f32, f32)], out: &mut [f32]
 }
 
 impl CodedWeight for Grouped {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let (width, cols) = (part.width(), &part.cols);
         let groups = self.group_index(inner, cols.clone())?;
         let mut pairs = Vec::new();
@@ -404,7 +385,7 @@ impl CodedWeight for Grouped {
     }
 
     /// Returns the block types that hold all differences of code and zero point, the narrowest first.
-    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>> {
         if !self.has_whole_blocks(inner)? {
             return Ok(Vec::new());
         }
@@ -424,13 +405,7 @@ impl CodedWeight for Grouped {
         Ok(if is_finite { packings.collect() } else { Vec::new() })
     }
 
-    fn pack(
-        &self,
-        inner: InnerSource<'_>,
-        ty: GgmlType,
-        part: &Rectangle,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    fn pack(&self, inner: InnerSource<'_>, ty: GgmlType, part: &Rectangle, out: &mut [u8]) -> Result<()> {
         let cols = &part.cols;
         let groups = self.group_index(inner, cols.clone())?;
         let row_bytes = part.width() / BLOCK_ELEMS * ty.block_bytes();

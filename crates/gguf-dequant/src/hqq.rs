@@ -11,7 +11,7 @@ use std::ops::Range;
 use crate::integers::{integers, sizes};
 use crate::rectangle::Rectangle;
 use crate::values::{NumberTensor, SCALE_TYPES, ScaleLines, each_stretch};
-use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use crate::{CodedWeight, InnerSource, Result, Settings, Tensors};
 use gguf_core::ElementType;
 use gguf_core::little_endian::u32s;
 
@@ -58,7 +58,7 @@ struct Hqq {
 }
 
 /// Plans all modules of `hqq`.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     for (module, words) in tensors.ending(".W_q") {
         settings.check_not_ignored(&format!("{module}.weight"))?;
         put(settings, tensors, module, words)?;
@@ -67,7 +67,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 /// Checks that a tensor of integers has an element `at`.
-fn check_integers(tensors: &Tensors<'_>, index: usize, at: u64) -> Result<(), DequantError> {
+fn check_integers(tensors: &Tensors<'_>, index: usize, at: u64) -> Result<()> {
     tensors.check_type(index, &[ElementType::I64, ElementType::I32, ElementType::U8, ElementType::Bool])?;
     if at >= tensors.meta(index).shape.n_elems() {
         return Err(tensors.shape_error(index, format!("{} elements", at + 1)));
@@ -76,17 +76,12 @@ fn check_integers(tensors: &Tensors<'_>, index: usize, at: u64) -> Result<(), De
 }
 
 /// Reads the first element of a tensor of integers.
-fn integer(tensors: &Tensors<'_>, index: usize) -> Result<i64, DequantError> {
+fn integer(tensors: &Tensors<'_>, index: usize) -> Result<i64> {
     check_integers(tensors, index, 0)?;
     Ok(integers(tensors, index, 0..1)?[0])
 }
 
-fn put(
-    settings: &Settings,
-    tensors: &mut Tensors<'_>,
-    module: &str,
-    words: usize,
-) -> Result<(), DequantError> {
+fn put(settings: &Settings, tensors: &mut Tensors<'_>, module: &str, words: usize) -> Result<()> {
     let (scale_index, zero_index) = (tensors.member(module, ".scale")?, tensors.member(module, ".zero")?);
     let one = |suffix: &str| integer(tensors, tensors.member(module, suffix)?);
     for suffix in [".quant_scale", ".quant_zero"] {
@@ -116,7 +111,7 @@ fn put(
         tensors.check_type(words, types)?;
     }
     let shape_index = tensors.member(module, ".shape")?;
-    let size = |at| -> Result<u64, DequantError> {
+    let size = |at| -> Result<u64> {
         check_integers(tensors, shape_index, at)?;
         Ok(sizes(tensors, shape_index, at..at + 1, "a size")?[0])
     };
@@ -162,13 +157,7 @@ fn put(
 
 impl Hqq {
     /// Decodes a range of columns of one row of the reshaped matrix.
-    fn stretch(
-        &self,
-        inner: InnerSource<'_>,
-        row: u64,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn stretch(&self, inner: InnerSource<'_>, row: u64, cols: Range<u64>, out: &mut [f32]) -> Result<()> {
         let (field, packed) = (row / self.n_packed, row % self.n_packed);
         let shift = self.bits * (self.per_word - 1 - field) as u32;
         let mask = (1u32 << self.bits) - 1;
@@ -210,7 +199,7 @@ impl Hqq {
 }
 
 impl CodedWeight for Hqq {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let lines = ScaleLines { n_cols: self.n_cols, width: self.width };
         each_stretch(lines, part, out, |line, cols, out| self.stretch(inner, line, cols, out))
     }

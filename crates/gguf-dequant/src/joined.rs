@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use crate::layer::{Weight, WeightOrigin};
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
-use crate::{CodedWeight, DequantError, Dequantized, InnerSource};
+use crate::{CodedWeight, Dequantized, InnerSource, Result};
 use gguf_core::simd::SimdLevel;
 use gguf_core::sync::Unpoisoned as _;
 use gguf_core::{ElementType, GgmlType, Packing, Shape, WeightMeta, WeightSource};
@@ -84,7 +84,7 @@ impl Part {
         [matrix, row]: [u64; 2],
         (cols, n_cols): (&Range<u64>, u64),
         out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    ) -> Result<()> {
         if !self.is_turned {
             let row = matrix * self.rows + row;
             return self.of.read(inner, &Rectangle { rows: row..row + 1, cols: cols.clone() }, out);
@@ -95,7 +95,7 @@ impl Part {
         Ok(())
     }
 
-    fn matrix(&self, inner: InnerSource<'_>, matrix: u64, n_cols: u64) -> Result<Arc<[f32]>, DequantError> {
+    fn matrix(&self, inner: InnerSource<'_>, matrix: u64, n_cols: u64) -> Result<Arc<[f32]>> {
         let mut last = self.block.lock().unpoisoned();
         if let Some((_, block)) = last.as_ref().filter(|(own, _)| *own == matrix) {
             return Ok(block.clone());
@@ -128,7 +128,7 @@ impl Joined {
 }
 
 impl CodedWeight for Joined {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         for (row, out) in part.split_rows(out, part.width()) {
             let (of, at) = self.place(row);
             of.read(inner, at, (&part.cols, self.n_cols), out)?;
@@ -137,7 +137,7 @@ impl CodedWeight for Joined {
     }
 
     /// Returns the types that hold both parts, if neither is transposed or has factors.
-    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>> {
         if self.parts.iter().any(|part| part.is_turned) {
             return Ok(Vec::new());
         }
@@ -153,13 +153,7 @@ impl CodedWeight for Joined {
         Ok(both.collect())
     }
 
-    fn pack(
-        &self,
-        inner: InnerSource<'_>,
-        ty: GgmlType,
-        part: &Rectangle,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    fn pack(&self, inner: InnerSource<'_>, ty: GgmlType, part: &Rectangle, out: &mut [u8]) -> Result<()> {
         let row_bytes = part.width() / ty.block_elems() * ty.block_bytes();
         for (row, out) in part.split_rows(out, row_bytes) {
             let (of, [matrix, row]) = self.place(row);

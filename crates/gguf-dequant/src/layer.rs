@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::encoding::n_bytes;
 use crate::rectangle::Rectangle;
-use crate::{CodedWeight, DequantError, Encoding, Encodings, InnerSource};
+use crate::{CodedWeight, DequantError, Encoding, Encodings, InnerSource, Result};
 use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::little_endian::store_f32s;
 use gguf_core::scratch;
@@ -252,12 +252,7 @@ mod tests {
     struct LoggingWeight(&'static DecodeLog);
 
     impl CodedWeight for LoggingWeight {
-        fn decode(
-            &self,
-            inner: InnerSource<'_>,
-            part: &Rectangle,
-            out: &mut [f32],
-        ) -> Result<(), DequantError> {
+        fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
             self.0.lock().unwrap().push((inner.level, part.clone()));
             let elems = part.rows.clone().flat_map(|row| part.elems(row, 10));
             out.iter_mut().zip(elems).for_each(|(out, elem)| *out = elem as f32);

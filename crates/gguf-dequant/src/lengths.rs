@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::layer::{Weight, WeightOrigin};
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
-use crate::{CodedWeight, DequantError, InnerSource};
+use crate::{CodedWeight, InnerSource, Result};
 use gguf_core::{ElementType, Shape, WeightMeta, scratch};
 
 /// A weight, each row divided by its length and multiplied by a number.
@@ -27,7 +27,7 @@ pub(super) fn with_lengths(weight: Weight, lengths: Weight) -> Weight {
 }
 
 impl CodedWeight for WithLengths {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let cols = part.cols.start as usize..part.cols.end as usize;
         scratch::with_floats(self.n_cols as usize, |line| {
             for (row, out) in part.split_rows(out, part.width()) {

@@ -110,6 +110,7 @@ pub use adapter::{AdapterChanges, AddedBias, Replaced, with_adapter};
 pub use comfy::{ImageWeights, layers_of_header, saved_rank};
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
+pub(crate) use error::Result;
 pub use joined::{Join, with_joined};
 pub use lora::{LoraError, LoraPair, LoraPart};
 pub use mlx::has_words;
@@ -151,7 +152,7 @@ pub fn open(
     files: &Configurations,
     source: Box<dyn WeightSource + Send>,
     options: DequantOptions,
-) -> Result<Opened, DequantError> {
+) -> Result<Opened> {
     if let Some(description) = &files.msmodelslim {
         return Ok(msmodelslim::open(description, &files.config, source, options)?);
     }
@@ -194,7 +195,7 @@ fn plan(
     files: &Configurations,
     tensors: &mut Tensors<'_>,
     warnings: &mut Vec<String>,
-) -> Result<(), DequantError> {
+) -> Result<()> {
     match settings.method {
         Method::Fp8 | Method::FbgemmFp8 => fp8::plan(settings, tensors),
         Method::Gptq => gptq::plan(settings, tensors, warnings),

@@ -8,7 +8,7 @@ use crate::adapted::{Change, adapted};
 use crate::layer::Weight;
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
-use crate::{DequantError, InnerSource};
+use crate::{DequantError, InnerSource, Result};
 use gguf_core::sync::Unpoisoned;
 use gguf_core::text::escape;
 use gguf_core::{Shape, scratch};
@@ -196,12 +196,7 @@ const STEP_ELEMS: usize = 1 << 15;
 
 impl LowRank {
     /// Adds the products of all experts to the values of a rectangle.
-    fn apply(
-        &self,
-        inner: InnerSource<'_>,
-        part: &Rectangle,
-        values: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn apply(&self, inner: InnerSource<'_>, part: &Rectangle, values: &mut [f32]) -> Result<()> {
         let own = &self.part;
         let width = part.width();
         let mut row = part.rows.start.max(own.rows.start);
@@ -220,13 +215,7 @@ impl LowRank {
     }
 
     /// Adds the product of an expert to the values of one step.
-    fn add(
-        &self,
-        inner: InnerSource<'_>,
-        expert: u64,
-        part: &Rectangle,
-        values: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn add(&self, inner: InnerSource<'_>, expert: u64, part: &Rectangle, values: &mut [f32]) -> Result<()> {
         let (Rectangle { rows, cols }, width) = (part, part.width().max(1));
         // A is read one rank at a time. Of B, all ranks of the step's rows are needed (of its columns if the weight
         // is transposed).
@@ -270,7 +259,7 @@ impl LowRank {
         Ok(())
     }
 
-    fn block_of(&self, inner: InnerSource<'_>, expert: u64) -> Result<Arc<[f32]>, DequantError> {
+    fn block_of(&self, inner: InnerSource<'_>, expert: u64) -> Result<Arc<[f32]>> {
         let mut last = self.block.lock().unpoisoned();
         if let Some((_, block)) = last.as_ref().filter(|(own, _)| *own == expert) {
             return Ok(block.clone());
@@ -299,12 +288,7 @@ fn add_products<'a>(sums: &mut [f64], left: f32, right: impl Iterator<Item = &'a
 }
 
 impl Change for Sum {
-    fn apply(
-        &self,
-        inner: InnerSource<'_>,
-        part: &Rectangle,
-        values: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn apply(&self, inner: InnerSource<'_>, part: &Rectangle, values: &mut [f32]) -> Result<()> {
         self.0.iter().try_for_each(|product| product.apply(inner, part, values))
     }
 }

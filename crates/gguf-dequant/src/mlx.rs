@@ -19,7 +19,7 @@ use crate::fp4::{Factor, Fp4, Nvfp4Params};
 use crate::fp8::Fp8;
 use crate::settings::CONFIG;
 use crate::values::{NumberTensor, SCALE_TYPES};
-use crate::{CodedWeight, Configurations, DequantError, Method, Settings, Tensors};
+use crate::{CodedWeight, Configurations, DequantError, Method, Result, Settings, Tensors};
 use gguf_core::text::escape;
 use gguf_core::{ElementType, Shape, WeightMeta};
 
@@ -63,7 +63,7 @@ const MODES: [(&str, Mode, &[u64], &[u64]); 4] = [
 
 impl Form {
     /// Reads a description; `key` is the one under which it is.
-    fn of(map: &Map<String, Value>, key: &str) -> Result<Self, DequantError> {
+    fn of(map: &Map<String, Value>, key: &str) -> Result<Self> {
         let bad = |part: &str, problem: String| DequantError::BadConfig {
             file: CONFIG.to_owned(),
             key: format!("{key}.{part}"),
@@ -170,7 +170,7 @@ pub(super) fn plan(
     config: &Map<String, Value>,
     tensors: &mut Tensors<'_>,
     warnings: &mut Vec<String>,
-) -> Result<(), DequantError> {
+) -> Result<()> {
     let (widths, floats) =
         (widths(config), FloatActivations(config.get(ACTIVATIONS) != Some(&Value::Bool(true))));
     let mut others = Vec::new();
@@ -218,7 +218,7 @@ fn form(
     module: &str,
     [codes, scales]: [usize; 2],
     widths: &BTreeSet<u64>,
-) -> Result<Found, DequantError> {
+) -> Result<Found> {
     let (words, groups) = (tensors.meta(codes), tensors.meta(scales));
     let key = format!("{KEY}.{module}");
     let wrong = |form: Form| match form.columns(words.shape.n_cols()) {
@@ -298,7 +298,7 @@ fn put(
     [codes, scales]: [usize; 2],
     form: Form,
     floats: FloatActivations,
-) -> Result<(), DequantError> {
+) -> Result<()> {
     let (words, groups) = (tensors.meta(codes), tensors.meta(scales));
     let Some((&n_words, outer)) = words.shape.dims().split_last().filter(|row| !row.1.is_empty()) else {
         return Err(tensors.shape_error(codes, "two dimensions, or a stack of those"));
@@ -338,7 +338,7 @@ fn affine(
     [codes, scales]: [usize; 2],
     form: Form,
     shape: &Shape,
-) -> Result<Affine, DequantError> {
+) -> Result<Affine> {
     let biases = tensors.member(module, ".biases")?;
     tensors.check_shape(biases, tensors.meta(scales).shape.dims())?;
     let stride = tensors.meta(codes).shape.n_cols();
@@ -363,7 +363,7 @@ mod tests {
     use serde_json::json;
 
     /// Opens tensors of zeros.
-    fn opened(config: &Value, rows: &[(&str, ElementType, &[u64])]) -> Result<Opened, DequantError> {
+    fn opened(config: &Value, rows: &[(&str, ElementType, &[u64])]) -> Result<Opened> {
         let add = |all: MemoryWeights, (name, ty, dims): &(&str, ElementType, &[u64])| {
             let n = dims.iter().product::<u64>() as usize * ty.bytes().unwrap();
             all.with(name, dims, *ty, vec![0; n])

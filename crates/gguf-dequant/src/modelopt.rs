@@ -18,13 +18,13 @@ use crate::fp4_transposed::TransposedFp4;
 use crate::fp8::{self, Fp8};
 use crate::tensors::CodedModule;
 use crate::values::{NumberTensor, SCALE_TYPES};
-use crate::{CodedWeight, DequantError, Settings, Tensors, stack};
+use crate::{CodedWeight, DequantError, Result, Settings, Tensors, stack};
 use gguf_core::{ElementType, Shape};
 
 /// Plans all modules of `modelopt`.
 ///
 /// The tensors determine the form of a module; the configuration declares the possible forms.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     check_algorithm(settings)?;
     if let Some((module, _)) = tensors.ending(".pre_quant_scale").first() {
         let reason = "inputs are scaled at run time";
@@ -55,7 +55,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(),
 }
 
 /// Plans stacks of experts that are parameters, not modules: the names of their scales extend the name of the stack.
-fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     let is_code = |ty| ty == ElementType::U8 || fp8::is_fp8(ty);
     for CodedModule { name, codes, scale } in tensors.coded_modules("_weight_scale", "", is_code) {
         settings.check_no_glob(name)?;
@@ -86,7 +86,7 @@ fn nvfp4_stack(
     tensors: &Tensors<'_>,
     [codes, scale]: [usize; 2],
     params: Nvfp4Params,
-) -> Result<(Shape, Box<dyn CodedWeight>), DequantError> {
+) -> Result<(Shape, Box<dyn CodedWeight>)> {
     let rows = stack::unpacked(tensors, codes)?;
     let (dims, found) = (rows.dims(), &tensors.meta(scale).shape);
     let &[n_mats, n_rows, n_cols] = dims else {
@@ -119,7 +119,7 @@ fn nvfp4_params(
     tensors: &Tensors<'_>,
     module: &str,
     [factor, input]: [Option<usize>; 2],
-) -> Result<Nvfp4Params, DequantError> {
+) -> Result<Nvfp4Params> {
     let times = |index: Option<usize>, types: &[ElementType]| match index {
         Some(index) => NumberTensor::new(tensors, index, types).map(Factor::Times),
         None => Ok(Factor::None),
@@ -134,7 +134,7 @@ fn nvfp4(
     tensors: &mut Tensors<'_>,
     module: &str,
     [codes, scale, factor]: [usize; 3],
-) -> Result<(), DequantError> {
+) -> Result<()> {
     let shape = stack::unpacked(tensors, codes)?;
     let input = tensors.find(&format!("{module}.input_scale"));
     let params = nvfp4_params(settings, tensors, module, [Some(factor), input])?;
@@ -165,7 +165,7 @@ fn algorithm<'a>(settings: &'a Settings, module: &str) -> Option<&'a str> {
 }
 
 /// Checks that the checkpoint's algorithm is supported.
-fn check_algorithm(settings: &Settings) -> Result<(), DequantError> {
+fn check_algorithm(settings: &Settings) -> Result<()> {
     match described(settings, ALGORITHM).map(Value::as_str) {
         Some(Some("NVFP4" | "W4A16_NVFP4" | "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "MIXED_PRECISION")) => {
             Ok(())

@@ -4,11 +4,11 @@
 //! Element 2j is the low nibble of byte j; rows of `gate_up` alternate. `W = e2m1 · 2^(e - 127)`, subnormals kept.
 
 use crate::fp4::Fp4;
-use crate::{DequantError, Settings, Tensors};
+use crate::{Result, Settings, Tensors};
 use gguf_core::ElementType;
 
 /// Plans all stacks of `mxfp4`.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<(), DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
     for (name, blocks) in tensors.ending("_blocks") {
         let scales = tensors.member(name, "_scales")?;
         settings.check_no_glob(name)?;

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::layer::{Weight, WeightOrigin};
 use crate::rectangle::Rectangle;
-use crate::{DequantError, InnerSource};
+use crate::{InnerSource, Result};
 use gguf_blocks::decode_elements;
 use gguf_core::{ElementType, GgmlType, Packing, Shape};
 
@@ -22,12 +22,7 @@ impl Operand {
     }
 
     /// Reads a rectangle as F32, row after row.
-    pub(super) fn read(
-        &self,
-        inner: InnerSource<'_>,
-        part: &Rectangle,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    pub(super) fn read(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let (source, index) = match self.origin.place(inner.source) {
             Ok(found) => found,
             Err(coded) => return coded.decode(inner, part, out),
@@ -43,7 +38,7 @@ impl Operand {
     }
 
     /// Returns the types that hold the matrix, as [`WeightSource::packings`].
-    pub(super) fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+    pub(super) fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>> {
         match self.origin.place(inner.source) {
             Ok((source, index)) => Ok(source.packings(index)?),
             Err(coded) => coded.packings(inner),
@@ -57,7 +52,7 @@ impl Operand {
         ty: GgmlType,
         part: &Rectangle,
         out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    ) -> Result<()> {
         match self.origin.place(inner.source) {
             Ok((source, index)) => {
                 Ok(source.read_packed(index, ty, part.elems(part.rows.start, self.n_cols).start, out)?)

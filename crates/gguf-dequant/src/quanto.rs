@@ -13,7 +13,7 @@ use crate::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder,
 use crate::linear_shape::{NoShape, linear_shape};
 use crate::rectangle::Rectangle;
 use crate::values::{NumberTensor, SCALE_TYPES, ScaleLines, each_stretch};
-use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use crate::{CodedWeight, InnerSource, Result, Settings, Tensors};
 use gguf_core::{ElementType, Shape};
 
 /// Plans all modules of `quanto`; `config` is the model's configuration.
@@ -24,7 +24,7 @@ pub(super) fn plan(
     settings: &Settings,
     config: &Map<String, Value>,
     tensors: &mut Tensors<'_>,
-) -> Result<(), DequantError> {
+) -> Result<()> {
     for (module, codes) in tensors.ending(".weight._data") {
         settings.check_not_ignored(&format!("{module}.weight"))?;
         bytes(tensors, module, codes)?;
@@ -36,7 +36,7 @@ pub(super) fn plan(
     Ok(())
 }
 
-fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<(), DequantError> {
+fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<()> {
     let scale = tensors.member(module, ".weight._scale")?;
     let (n_rows, n_cols) = tensors.matrix(codes)?;
     let name = format!("{module}.weight");
@@ -84,7 +84,7 @@ fn packed(
     tensors: &mut Tensors<'_>,
     module: &str,
     codes: usize,
-) -> Result<(), DequantError> {
+) -> Result<()> {
     let (scale, shift) =
         (tensors.member(module, ".weight._scale")?, tensors.member(module, ".weight._shift")?);
     tensors.check_type(codes, &[ElementType::U8])?;
@@ -140,13 +140,7 @@ fn width<'a>(settings: &'a Settings, module: &str) -> Option<&'a str> {
 }
 
 impl QuantoWeight {
-    fn stretch(
-        &self,
-        inner: InnerSource<'_>,
-        row: u64,
-        cols: Range<u64>,
-        out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn stretch(&self, inner: InnerSource<'_>, row: u64, cols: Range<u64>, out: &mut [f32]) -> Result<()> {
         let shift_bits = self.bits * (row / self.n_packed) as u32;
         let mask = (1u8 << self.bits) - 1;
         let (mut scale, mut shift) = (Vec::with_capacity(1), Vec::with_capacity(1));
@@ -165,7 +159,7 @@ impl QuantoWeight {
 }
 
 impl CodedWeight for QuantoWeight {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let lines = ScaleLines { n_cols: self.n_cols, width: self.group };
         each_stretch(lines, part, out, |line, cols, out| self.stretch(inner, line, cols, out))
     }

@@ -8,7 +8,7 @@ use crate::layer::{Weight, WeightOrigin};
 use crate::lora::LoraError;
 use crate::operand::Operand;
 use crate::rectangle::Rectangle;
-use crate::{DequantError, InnerSource};
+use crate::{InnerSource, Result};
 use gguf_core::WeightSource;
 
 /// Rows of a model's weight, and the adapter's weight with their replacements.
@@ -58,12 +58,7 @@ struct OtherRows {
 }
 
 impl Change for OtherRows {
-    fn apply(
-        &self,
-        inner: InnerSource<'_>,
-        part: &Rectangle,
-        values: &mut [f32],
-    ) -> Result<(), DequantError> {
+    fn apply(&self, inner: InnerSource<'_>, part: &Rectangle, values: &mut [f32]) -> Result<()> {
         let (width, rows) = (part.width(), part.rows.clone());
         for (&row, &by) in self.places.range(rows.clone()) {
             let at = (row - rows.start) as usize * width;

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use crate::{DequantError, Tensors, fp8, mlx};
+use crate::{DequantError, Result, Tensors, fp8, mlx};
 use gguf_checkpoint::msmodelslim::Description;
 use gguf_checkpoint::pieces::of_keys;
 use gguf_core::account::Piece;
@@ -152,7 +152,7 @@ const OLD_KEY: &str = "compression_config";
 ///
 /// # Errors
 /// Settings of the wrong type, two that contradict, a method that is unknown or unsupported.
-pub(super) fn find(files: &Configurations) -> Result<Option<Settings>, DequantError> {
+pub(super) fn find(files: &Configurations) -> Result<Option<Settings>> {
     let nested = files.config.get("text_config").and_then(|text| text.get(KEY));
     let old = || files.config.get(OLD_KEY).filter(|value| !value.is_null());
     let own = files.config.get(KEY).filter(|value| !value.is_null()).or_else(old);
@@ -182,7 +182,7 @@ pub(super) fn find(files: &Configurations) -> Result<Option<Settings>, DequantEr
 }
 
 /// Finds settings in separate files, for a `config.json` without any.
-fn sidecar(files: &Configurations) -> Result<Option<Settings>, DequantError> {
+fn sidecar(files: &Configurations) -> Result<Option<Settings>> {
     if let Some(map) = &files.hf_quant_config {
         let producer = map.get("producer").and_then(|producer| producer.get("name")).and_then(Value::as_str);
         if let Some(producer) = producer {
@@ -240,7 +240,7 @@ pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<(Settings, Option<Str
     Some((settings, Some(warning)))
 }
 
-fn method(file: &'static str, name: &str) -> Result<Method, DequantError> {
+fn method(file: &'static str, name: &str) -> Result<Method> {
     let plain = name.to_ascii_lowercase().replace('_', "-");
     if let Some((_, method)) = METHODS.iter().find(|row| row.0 == plain) {
         return Ok(*method);
@@ -312,7 +312,7 @@ impl Settings {
     /// Checks that no list of modules to skip contains a tensor that is quantized nevertheless.
     ///
     /// The names in the lists are substrings of module names.
-    pub(super) fn check_not_ignored(&self, tensor: &str) -> Result<(), DequantError> {
+    pub(super) fn check_not_ignored(&self, tensor: &str) -> Result<()> {
         for key in ["modules_to_not_convert", "ignored_layers", "skip_modules", "llm_int8_skip_modules"] {
             let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { continue };
             let Some(list) = value.as_array() else { return Err(self.bad(key, "must be a list")) };
@@ -326,7 +326,7 @@ impl Settings {
 
     /// Checks lists of shell patterns as [`Settings::check_not_ignored`] does: `*` matches any text, and a name also
     /// matches all modules below it.
-    pub(super) fn check_no_glob(&self, module: &str) -> Result<(), DequantError> {
+    pub(super) fn check_no_glob(&self, module: &str) -> Result<()> {
         let nested = self.map.get("quantization").and_then(|map| map.get("exclude_modules"));
         let lists = [
             ("ignore", self.map.get("ignore")),
@@ -346,7 +346,7 @@ impl Settings {
     }
 
     /// Returns an integer; `None` if the key is absent or null.
-    pub(super) fn int(&self, key: &str) -> Result<Option<i64>, DequantError> {
+    pub(super) fn int(&self, key: &str) -> Result<Option<i64>> {
         match self.map.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_i64().map(Some).ok_or_else(|| self.bad(key, "must be a whole number")),
@@ -354,7 +354,7 @@ impl Settings {
     }
 
     /// Returns a boolean; `None` if the key is absent or null.
-    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>, DequantError> {
+    pub(super) fn bool(&self, key: &str) -> Result<Option<bool>> {
         match self.map.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_bool().map(Some).ok_or_else(|| self.bad(key, "must be true or false")),
@@ -367,7 +367,7 @@ impl Settings {
     }
 
     /// Returns a string; `None` if the key is absent or null.
-    pub(super) fn text(&self, key: &str) -> Result<Option<&str>, DequantError> {
+    pub(super) fn text(&self, key: &str) -> Result<Option<&str>> {
         match self.map.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_str().map(Some).ok_or_else(|| self.bad(key, "must be a string")),
@@ -407,7 +407,7 @@ fn glob(pattern: &[u8], name: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    fn found(config: &str) -> Result<Option<Settings>, DequantError> {
+    fn found(config: &str) -> Result<Option<Settings>> {
         let Value::Object(config) = serde_json::from_str(config).unwrap() else { panic!("an object") };
         find(&Configurations { config, ..Configurations::default() })
     }

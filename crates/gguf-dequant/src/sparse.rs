@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::integers::sizes;
 use crate::rectangle::Rectangle;
 use crate::values::SCALE_TYPES;
-use crate::{CodedWeight, DequantError, InnerSource, Settings, Tensors};
+use crate::{CodedWeight, DequantError, InnerSource, Result, Settings, Tensors};
 use gguf_blocks::decode_elements;
 use gguf_core::ElementType;
 
@@ -49,7 +49,7 @@ impl SparsityPattern {
 }
 
 /// Plans all sparse modules; returns false if the checkpoint has none.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<bool, DequantError> {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<bool> {
     const KEY: &str = "sparsity_config";
     let config = match settings.map.get(KEY) {
         None | Some(Value::Null) => return Ok(false),
@@ -77,7 +77,7 @@ fn put(
     module: &str,
     values: usize,
     pattern: SparsityPattern,
-) -> Result<(), DequantError> {
+) -> Result<()> {
     let prefix = pattern.prefix();
     let mask = tensors.member(module, &format!("{prefix}.bitmask"))?;
     let shape = tensors.member(module, &format!("{prefix}.shape"))?;
@@ -121,7 +121,7 @@ fn put(
 }
 
 /// Reads a whole tensor of integers that are not negative.
-fn all_sizes(tensors: &Tensors<'_>, index: usize) -> Result<Vec<u64>, DequantError> {
+fn all_sizes(tensors: &Tensors<'_>, index: usize) -> Result<Vec<u64>> {
     sizes(tensors, index, 0..tensors.meta(index).shape.n_elems(), "no negative number")
 }
 
@@ -134,7 +134,7 @@ impl Sparse {
     }
 
     /// Checks that every row has as many values as set bits.
-    fn check_counts(&self, tensors: &Tensors<'_>, n_values: u64) -> Result<(), DequantError> {
+    fn check_counts(&self, tensors: &Tensors<'_>, n_values: u64) -> Result<()> {
         let inner = tensors.inner();
         for row in 0..self.n_rows {
             let n_bits = self.with_mask(inner, row, |mask| Ok(count(mask, 0..self.n_cols)))?;
@@ -156,8 +156,8 @@ impl Sparse {
         &self,
         inner: InnerSource<'_>,
         row: u64,
-        use_it: impl FnOnce(&[u8]) -> Result<T, DequantError>,
-    ) -> Result<T, DequantError> {
+        use_it: impl FnOnce(&[u8]) -> Result<T>,
+    ) -> Result<T> {
         let n_bytes = self.n_cols.div_ceil(8);
         inner.try_with_elems(self.mask, row * n_bytes..(row + 1) * n_bytes, use_it)
     }
@@ -179,7 +179,7 @@ fn count(mask: &[u8], cols: Range<u64>) -> u64 {
 }
 
 impl CodedWeight for Sparse {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let mut values = Vec::new();
         for (row, out) in part.split_rows(out, part.width()) {
             self.with_mask(inner, row, |mask| {

@@ -2,7 +2,7 @@
 //!
 //! All dimensions before the last two count matrices.
 
-use crate::{DequantError, Tensors};
+use crate::{Result, Tensors};
 use gguf_core::Shape;
 
 /// Returns the number of matrices of a shape, and the rows of each.
@@ -19,7 +19,7 @@ pub(super) fn is_by_matrix(scales: &Shape, n_mats: u64) -> bool {
 }
 
 /// Returns the unpacked shape of bytes that hold two codes each along the last dimension.
-pub(super) fn unpacked(tensors: &Tensors<'_>, packed: usize) -> Result<Shape, DequantError> {
+pub(super) fn unpacked(tensors: &Tensors<'_>, packed: usize) -> Result<Shape> {
     let dims = tensors.meta(packed).shape.dims();
     let doubled = dims.split_last().and_then(|(last, outer)| Some([outer, &[last.checked_mul(2)?]].concat()));
     if doubled.is_some() && dims.len() < 2 {
@@ -29,12 +29,7 @@ pub(super) fn unpacked(tensors: &Tensors<'_>, packed: usize) -> Result<Shape, De
 }
 
 /// Checks that a stack's scales of `group` columns have its dimensions; those of a single matrix may be flat.
-pub(super) fn check_groups(
-    tensors: &Tensors<'_>,
-    scale: usize,
-    shape: &Shape,
-    group: u64,
-) -> Result<(), DequantError> {
+pub(super) fn check_groups(tensors: &Tensors<'_>, scale: usize, shape: &Shape, group: u64) -> Result<()> {
     match shape.dims() {
         [outer @ .., rows, cols] if !outer.is_empty() => {
             tensors.check_shape(scale, &[outer, &[*rows, cols.div_ceil(group)]].concat())

@@ -4,7 +4,7 @@
 use crate::encoding::tensor_class;
 use crate::gptq::DynamicRule;
 use crate::layer::{Weight, WeightOrigin};
-use crate::{DequantError, Method, QUANTO_QMAP, Settings, autoround, compressed, gptq};
+use crate::{Method, QUANTO_QMAP, Result, Settings, autoround, compressed, gptq};
 use gguf_core::ElementType;
 
 type Test<'a> = Box<dyn Fn(&str) -> bool + 'a>;
@@ -12,7 +12,7 @@ type Test<'a> = Box<dyn Fn(&str) -> bool + 'a>;
 /// Returns the names of float matrices in the model's layers that the configuration targets.
 ///
 /// Returns no names if nothing is quantized: that case needs a different message.
-pub(super) fn plain(settings: &Settings, weights: &[Weight]) -> Result<Vec<String>, DequantError> {
+pub(super) fn plain(settings: &Settings, weights: &[Weight]) -> Result<Vec<String>> {
     if !weights.iter().any(|weight| matches!(weight.origin, WeightOrigin::Coded(_))) {
         return Ok(Vec::new());
     }
@@ -30,7 +30,7 @@ pub(super) fn plain(settings: &Settings, weights: &[Weight]) -> Result<Vec<Strin
 }
 
 /// Returns the test for targeted modules, by the rules of the method.
-fn test(settings: &Settings) -> Result<Test<'_>, DequantError> {
+fn test(settings: &Settings) -> Result<Test<'_>> {
     let is_listed = |module: &str| {
         settings.check_not_ignored(&format!("{module}.weight")).is_err()
             || settings.check_no_glob(module).is_err()

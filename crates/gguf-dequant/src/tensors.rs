@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::layer::{Weight, WeightOrigin};
-use crate::{CodedWeight, DequantError, InnerSource};
+use crate::{CodedWeight, DequantError, InnerSource, Result};
 use gguf_checkpoint::pieces::why;
 use gguf_core::simd::SimdLevel;
 use gguf_core::text::escape;
@@ -71,7 +71,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// Returns the index of the tensor `module` + `suffix`.
-    pub(super) fn member(&self, module: &str, suffix: &str) -> Result<usize, DequantError> {
+    pub(super) fn member(&self, module: &str, suffix: &str) -> Result<usize> {
         let tensor = format!("{module}{suffix}");
         let missing = || DequantError::MissingTensor { module: module.to_owned(), tensor: tensor.clone() };
         self.find(&tensor).ok_or_else(missing)
@@ -139,7 +139,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// Checks that a tensor has one of these element types.
-    pub(super) fn check_type(&self, index: usize, types: &[ElementType]) -> Result<(), DequantError> {
+    pub(super) fn check_type(&self, index: usize, types: &[ElementType]) -> Result<()> {
         if types.contains(&self.meta(index).ty) {
             return Ok(());
         }
@@ -147,7 +147,7 @@ impl<'a> Tensors<'a> {
         Err(self.inner.wrong_type(index, expected))
     }
 
-    pub(super) fn check_shape(&self, index: usize, dims: &[u64]) -> Result<(), DequantError> {
+    pub(super) fn check_shape(&self, index: usize, dims: &[u64]) -> Result<()> {
         if self.meta(index).shape.dims() == dims {
             return Ok(());
         }
@@ -161,7 +161,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// Creates the shape of the weight that tensor `index` holds; `dims` is `None` if a dimension overflows.
-    pub(super) fn weight_shape(&self, index: usize, dims: Option<Vec<u64>>) -> Result<Shape, DequantError> {
+    pub(super) fn weight_shape(&self, index: usize, dims: Option<Vec<u64>>) -> Result<Shape> {
         dims.and_then(Shape::new).ok_or_else(|| self.shape_error(index, "a size that fits 63 bits"))
     }
 
@@ -172,7 +172,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// Returns rows and columns of a two-dimensional tensor.
-    pub(super) fn matrix(&self, index: usize) -> Result<(u64, u64), DequantError> {
+    pub(super) fn matrix(&self, index: usize) -> Result<(u64, u64)> {
         match self.meta(index).shape.dims() {
             &[rows, cols] => Ok((rows, cols)),
             _ => Err(self.shape_error(index, "two dimensions")),
@@ -180,7 +180,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// Checks that a module with codes does not also have a plain weight.
-    pub(super) fn check_no_plain(&self, module: &str, codes: usize) -> Result<(), DequantError> {
+    pub(super) fn check_no_plain(&self, module: &str, codes: usize) -> Result<()> {
         let plain = format!("{module}.weight");
         if self.find(&plain).is_none() {
             return Ok(());
@@ -190,7 +190,7 @@ impl<'a> Tensors<'a> {
     }
 
     /// Checks that no byte matrix is left: in a quantized checkpoint it would be codes without scales.
-    pub(super) fn check_no_bare_codes(&self) -> Result<(), DequantError> {
+    pub(super) fn check_no_bare_codes(&self) -> Result<()> {
         let left = self
             .inner
             .source
@@ -211,7 +211,7 @@ impl<'a> Tensors<'a> {
     ///
     /// # Errors
     /// Tensors that only make sense in a quantized module and belong to none.
-    pub(super) fn finish(self) -> Result<DequantPlan, DequantError> {
+    pub(super) fn finish(self) -> Result<DequantPlan> {
         let (mut weights, mut members) = (Vec::new(), Vec::new());
         let replaced = self.fates.iter().filter_map(|fate| match fate {
             TensorUse::Replaced(made) => Some(made),
@@ -282,7 +282,7 @@ fn is_runtime_only(name: &str) -> bool {
 }
 
 /// Refuses a tensor of a quantized module that no method consumed.
-fn check_plain(meta: &WeightMeta) -> Result<(), DequantError> {
+fn check_plain(meta: &WeightMeta) -> Result<()> {
     let orphan = |problem: String| DequantError::OrphanTensor { tensor: meta.name.clone(), problem };
     if let Some(of) = why("tensor of a quantized module", &meta.name) {
         return Err(orphan(format!(

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::rectangle::Rectangle;
-use crate::{DequantError, InnerSource, Tensors};
+use crate::{DequantError, InnerSource, Result, Tensors};
 use gguf_blocks::{NotANumber, decode_elements};
 use gguf_core::ElementType;
 use gguf_core::simd::SimdLevel;
@@ -25,11 +25,7 @@ pub(super) struct NumberTensor {
 
 impl NumberTensor {
     /// Creates a reader for a tensor of one of these element types.
-    pub(super) fn new(
-        tensors: &Tensors<'_>,
-        index: usize,
-        types: &[ElementType],
-    ) -> Result<Self, DequantError> {
+    pub(super) fn new(tensors: &Tensors<'_>, index: usize, types: &[ElementType]) -> Result<Self> {
         tensors.check_type(index, types)?;
         let meta = tensors.meta(index);
         Ok(Self { index, ty: meta.ty, n: meta.shape.n_elems(), is_exponent: false })
@@ -41,7 +37,7 @@ impl NumberTensor {
         index: usize,
         types: &[ElementType],
         n_rows: u64,
-    ) -> Result<Self, DequantError> {
+    ) -> Result<Self> {
         let values = Self::new(tensors, index, types)?;
         if values.n != n_rows {
             return Err(tensors.shape_error(index, format!("{n_rows} elements, one for each row")));
@@ -70,12 +66,7 @@ impl NumberTensor {
     ///
     /// # Panics
     /// If the range is outside the tensor.
-    pub(super) fn read(
-        &self,
-        inner: InnerSource<'_>,
-        range: Range<u64>,
-        out: &mut Vec<f32>,
-    ) -> Result<(), DequantError> {
+    pub(super) fn read(&self, inner: InnerSource<'_>, range: Range<u64>, out: &mut Vec<f32>) -> Result<()> {
         let (start, n) = (out.len(), (range.end - range.start) as usize);
         out.resize(start + n, 0.0);
         let values = &mut out[start..];
@@ -113,18 +104,14 @@ impl NumberTensor {
     }
 
     /// Reads one element.
-    pub(super) fn get(&self, inner: InnerSource<'_>, at: u64) -> Result<f32, DequantError> {
+    pub(super) fn get(&self, inner: InnerSource<'_>, at: u64) -> Result<f32> {
         let mut one = Vec::with_capacity(1);
         self.read(inner, at..at + 1, &mut one)?;
         Ok(one[0])
     }
 
     /// Returns true if `test` holds for every element.
-    pub(super) fn all(
-        &self,
-        inner: InnerSource<'_>,
-        test: impl Fn(f32) -> bool,
-    ) -> Result<bool, DequantError> {
+    pub(super) fn all(&self, inner: InnerSource<'_>, test: impl Fn(f32) -> bool) -> Result<bool> {
         const STEP: u64 = 1 << 14;
         let mut values = Vec::new();
         let mut at = 0;
@@ -159,8 +146,8 @@ pub(super) fn each_stretch(
     ScaleLines { n_cols, width }: ScaleLines,
     part: &Rectangle,
     out: &mut [f32],
-    mut visit: impl FnMut(u64, Range<u64>, &mut [f32]) -> Result<(), DequantError>,
-) -> Result<(), DequantError> {
+    mut visit: impl FnMut(u64, Range<u64>, &mut [f32]) -> Result<()>,
+) -> Result<()> {
     for (row, out) in part.split_rows(out, part.width()) {
         let Range { start: first, end } = part.elems(row, n_cols);
         let mut at = first;

@@ -3,6 +3,8 @@
 use gguf_core::text::escape;
 use gguf_core::{Hint, Shape, SourceError};
 
+pub(crate) type Result<T, E = EngineError> = std::result::Result<T, E>;
+
 /// Errors of the reference engine.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]

@@ -36,6 +36,7 @@ mod outputs;
 mod resolve;
 
 pub use error::EngineError;
+pub(crate) use error::Result;
 pub use exec::activation::{Activation, GateFunction, GatedActivation, PlainActivation, Xielu};
 pub use exec::batch::TokenChunk;
 pub use exec::buffers::{Buffer, BufferPool};

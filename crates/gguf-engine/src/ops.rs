@@ -74,9 +74,9 @@ use self::rwkv7::Rwkv7;
 use self::shortconv::ShortConv;
 use self::switched::Switch;
 use self::twin::Twin;
-use crate::EngineError;
 use crate::exec::weights::Matrix;
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 use gguf_arch::graph::{MixerChoice, MixerRule, ResidualRule};
 
 /// Words of mixers that have none of their own in cards.
@@ -129,7 +129,7 @@ macro_rules! mixers {
                 b: &mut Resolver<'_>,
                 layer: usize,
                 choice: &MixerChoice,
-            ) -> Result<Self, EngineError> {
+            ) -> Result<Self> {
                 match choice.name.as_str() {
                     ATTENTION => attention::resolve::mixer(b, layer),
                     $($($name)|+ => {
@@ -141,7 +141,7 @@ macro_rules! mixers {
             }
 
             /// Returns an error for a name that no mixer has, or words that the mixer does not have.
-            fn check(arch: &str, choice: &MixerChoice) -> Result<(), EngineError> {
+            fn check(arch: &str, choice: &MixerChoice) -> Result<()> {
                 match choice.name.as_str() {
                     ATTENTION => own_words::<NoWords>(choice).map(drop),
                     $($($name)|+ => own_words::<words_of!($($words)?)>(choice).map(drop),)+
@@ -190,7 +190,7 @@ macro_rules! model_extras {
 
         impl ModelExtra {
             /// Resolves the extras of the model, in the order in which a run begins with them.
-            pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Vec<Self>, EngineError> {
+            pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Vec<Self>> {
                 let all = [$(<$type>::resolve(b)?.map(Self::$variant),)+];
                 Ok(all.into_iter().flatten().collect())
             }
@@ -224,7 +224,7 @@ impl Mixer {
     }
 
     /// Resolves the mixer of a layer.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Self, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Self> {
         if b.is_single() && has_ffn(b, layer) {
             return Ok(Self::None);
         }
@@ -238,7 +238,7 @@ impl Mixer {
     }
 
     /// Returns an error for names and words of a card that the mixers do not have.
-    pub(crate) fn check_words(arch: &str, rule: &MixerRule) -> Result<(), EngineError> {
+    pub(crate) fn check_words(arch: &str, rule: &MixerRule) -> Result<()> {
         rule.choices().into_iter().try_for_each(|choice| Self::check(arch, choice))
     }
 }
@@ -248,7 +248,7 @@ fn unknown(arch: &str, choice: &MixerChoice) -> EngineError {
 }
 
 /// Reads the words that a card gives a mixer of its own.
-fn own_words<T: DeserializeOwned>(choice: &MixerChoice) -> Result<T, EngineError> {
+fn own_words<T: DeserializeOwned>(choice: &MixerChoice) -> Result<T> {
     choice.words.clone().try_into().map_err(|error: toml::de::Error| EngineError::MixerWords {
         mixer: choice.name.clone(),
         problem: error.message().to_owned(),
@@ -261,7 +261,7 @@ fn has_ffn(b: &Resolver<'_>, layer: usize) -> bool {
 }
 
 /// Returns the card's choice of the mixer of a layer.
-fn layer_choice<'a>(b: &Resolver<'a>, layer: usize) -> Result<&'a MixerChoice, EngineError> {
+fn layer_choice<'a>(b: &Resolver<'a>, layer: usize) -> Result<&'a MixerChoice> {
     const RECURRENT: &str = "attention.recurrent_layers";
     Ok(match &b.features.mixer {
         MixerRule::All(all) => all,

@@ -1,5 +1,6 @@
 //! Requests: access to the token, retries, and checks that a response matches its request.
 
+use crate::Result;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -143,7 +144,7 @@ impl Client {
         access: Access,
         patience: Patience,
         is_cancelled: Arc<dyn Fn() -> bool + Send + Sync>,
-    ) -> Result<Self, RemoteError> {
+    ) -> Result<Self> {
         let roots = tls::roots()?.map_or(RootCerts::WebPki, RootCerts::Specific);
         let tls = tls::with_primitives(TlsConfig::builder().root_certs(roots)).build();
         let config = Agent::config_builder()
@@ -172,7 +173,7 @@ impl Client {
     }
 
     /// Returns the length of a file in bytes, with a request if it is unknown; `None` if the file does not exist.
-    pub(super) fn n_bytes(&self, target: &RequestTarget) -> Result<Option<u64>, RemoteError> {
+    pub(super) fn n_bytes(&self, target: &RequestTarget) -> Result<Option<u64>> {
         if let Some(n_bytes) = target.state().n_bytes {
             return Ok(Some(n_bytes));
         }
@@ -206,12 +207,7 @@ impl Client {
     }
 
     /// Fills `out` with the bytes of a file from `offset` on. An interrupted transfer resumes where it stopped.
-    pub(super) fn read(
-        &self,
-        target: &RequestTarget,
-        offset: u64,
-        out: &mut [u8],
-    ) -> Result<(), RemoteError> {
+    pub(super) fn read(&self, target: &RequestTarget, offset: u64, out: &mut [u8]) -> Result<()> {
         self.read_past(target, offset, 0, out)
     }
 
@@ -223,7 +219,7 @@ impl Client {
         offset: u64,
         most_skipped: u64,
         out: &mut [u8],
-    ) -> Result<(), RemoteError> {
+    ) -> Result<()> {
         let range = offset..offset.saturating_add(out.len() as u64);
         let mut done = 0;
         self.stream(target, range, most_skipped, &mut |bytes| {
@@ -239,8 +235,8 @@ impl Client {
         target: &RequestTarget,
         range: Range<u64>,
         most_skipped: u64,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), RemoteError>,
-    ) -> Result<(), RemoteError> {
+        take: &mut dyn FnMut(&[u8]) -> Result<()>,
+    ) -> Result<()> {
         let mut next = range.start;
         let mut attempts = 0;
         while next < range.end {
@@ -264,7 +260,7 @@ impl Client {
         target: &RequestTarget,
         range: Range<u64>,
         most_skipped: u64,
-        take: &mut dyn FnMut(&[u8]) -> Result<(), RemoteError>,
+        take: &mut dyn FnMut(&[u8]) -> Result<()>,
     ) -> Result<(), AttemptFailure> {
         let whole = range.start == 0 && target.state().n_bytes == Some(range.end);
         let (url, mut answer) = self.ask(target, (!whole).then_some(&range))?;
@@ -308,11 +304,7 @@ impl Client {
     }
 
     /// Fetches a text of limited length, with the headers of the response; `None` if it does not exist.
-    pub(super) fn text(
-        &self,
-        target: &RequestTarget,
-        limit: u64,
-    ) -> Result<Option<(HeaderMap, Vec<u8>)>, RemoteError> {
+    pub(super) fn text(&self, target: &RequestTarget, limit: u64) -> Result<Option<(HeaderMap, Vec<u8>)>> {
         let got = self.persist(target, |target| {
             let (url, mut answer) = self.ask(target, None)?;
             let expected = content_length(&answer.headers);
@@ -346,7 +338,7 @@ impl Client {
         &self,
         target: &RequestTarget,
         attempt: impl Fn(&RequestTarget) -> Result<T, AttemptFailure>,
-    ) -> Result<T, RemoteError> {
+    ) -> Result<T> {
         let mut attempts = 0;
         loop {
             match attempt(target) {
@@ -357,7 +349,7 @@ impl Client {
     }
 
     /// Pauses after a failure that may be temporary.
-    fn pause(&self, failure: AttemptFailure, attempts: &mut u32) -> Result<(), RemoteError> {
+    fn pause(&self, failure: AttemptFailure, attempts: &mut u32) -> Result<()> {
         let (error, asked) = match failure {
             AttemptFailure::Lasting(error) => return Err(error),
             AttemptFailure::Passing { error, pause } => (error, pause),
@@ -455,7 +447,7 @@ impl Client {
 }
 
 /// Refuses an answer that is compressed in transfer, which was not asked for: its ranges are those of other bytes.
-fn refuse_encoded(url: &Url, headers: &HeaderMap) -> Result<(), RemoteError> {
+fn refuse_encoded(url: &Url, headers: &HeaderMap) -> Result<()> {
     let mut found = headers.get_all("content-encoding").iter();
     match found.find(|found| !found.as_bytes().trim_ascii().eq_ignore_ascii_case(b"identity")) {
         Some(found) => Err(RemoteError::Encoded { url: shown(url), found: escape_bytes(found.as_bytes()) }),
@@ -464,7 +456,7 @@ fn refuse_encoded(url: &Url, headers: &HeaderMap) -> Result<(), RemoteError> {
 }
 
 /// Returns the target of a redirect.
-fn redirect(url: &Url, status: StatusCode, headers: &HeaderMap) -> Result<Option<Url>, RemoteError> {
+fn redirect(url: &Url, status: StatusCode, headers: &HeaderMap) -> Result<Option<Url>> {
     if !matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);
     }

@@ -9,7 +9,7 @@ use crate::fetch::{FetchedFile, Fetcher};
 use crate::listing::{FileListing, RemoteEntry};
 use crate::names::{FileRole, role};
 use crate::sums::RunningDigest;
-use crate::{RemoteOptions, in_parallel};
+use crate::{RemoteOptions, Result, in_parallel};
 use gguf_core::progress::Progress;
 use gguf_core::ranged::{self, RangedDirectory, RangedFile};
 use gguf_core::text::escape;
@@ -43,7 +43,7 @@ pub(super) fn open(
     shown: &str,
     options: &RemoteOptions,
     progress: &dyn Progress,
-) -> Result<ranged::Registration, RemoteError> {
+) -> Result<ranged::Registration> {
     let (small, other): (Vec<_>, Vec<_>) =
         listing.entries.into_iter().partition(|entry| role(&entry.name, entry.n_bytes) == FileRole::Small);
     let total: u64 = small.iter().map(|entry| entry.n_bytes).fold(0, u64::saturating_add);
@@ -108,7 +108,7 @@ pub(super) fn open(
 }
 
 /// Fetches a whole file and verifies it against the server's digest.
-fn whole(client: &Client, entry: &RemoteEntry) -> Result<Vec<u8>, RemoteError> {
+fn whole(client: &Client, entry: &RemoteEntry) -> Result<Vec<u8>> {
     // The list may declare any length, so the buffer only grows as bytes arrive.
     let mut bytes = Vec::new();
     while (bytes.len() as u64) < entry.n_bytes {

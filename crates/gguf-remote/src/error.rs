@@ -7,6 +7,8 @@ use crate::address::AddressError;
 use gguf_core::Hint;
 use gguf_core::text::escape;
 
+pub(crate) type Result<T, E = RemoteError> = std::result::Result<T, E>;
+
 /// Use of the token in a request that was denied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenUse {

@@ -6,6 +6,7 @@
 //! for an evicted piece raises the budget by the size of the piece. This ends when everything that is read together
 //! fits.
 
+use crate::Result;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Duration;
@@ -88,12 +89,7 @@ impl FetcherState {
 
     /// Fetches a piece. It is added to the checksum of its file before readers get it; the last piece completes the
     /// check.
-    fn fetch(
-        &self,
-        (file, offset): PieceKey,
-        n_bytes: u64,
-        max_waiting: u64,
-    ) -> Result<Arc<MmapMut>, RemoteError> {
+    fn fetch(&self, (file, offset): PieceKey, n_bytes: u64, max_waiting: u64) -> Result<Arc<MmapMut>> {
         // Separate pages: an allocator that gets back many blocks of this size keeps them, several times the budget.
         let mut bytes = MmapMut::map_anon(n_bytes as usize)?;
         let entry = &self.files[file];

@@ -14,7 +14,7 @@ use crate::error::RemoteError;
 use crate::kind::{FileKind, GGUF, WEIGHTS};
 use crate::listing::{below, decoded, is_inside, of_hub};
 use crate::target::RequestTarget;
-use crate::{RemoteOptions, client_for, endpoint};
+use crate::{RemoteOptions, Result, client_for, endpoint};
 use gguf_core::ranged::{self, RangedDirectory, RangedFile};
 use gguf_core::sync::Unpoisoned;
 use gguf_core::text::escape;
@@ -136,7 +136,7 @@ pub struct RemoteFile {
 
 impl RemoteFile {
     /// Opens a file.
-    pub fn open(address: &FileAddress, options: &RemoteOptions) -> Result<Self, RemoteError> {
+    pub fn open(address: &FileAddress, options: &RemoteOptions) -> Result<Self> {
         let shown = address.directory.to_string().trim_end_matches('/').to_owned();
         let root = match &address.directory {
             Address::Hub { repository, revision } => {
@@ -173,7 +173,7 @@ impl RemoteFile {
     ///
     /// # Errors
     /// [`RemoteError`]; an address that is no repository.
-    pub fn list(repository: &Address, options: &RemoteOptions) -> Result<Vec<String>, RemoteError> {
+    pub fn list(repository: &Address, options: &RemoteOptions) -> Result<Vec<String>> {
         let Address::Hub { repository: name, revision } = repository else {
             return Err(RemoteError::NotFound { url: repository.to_string() });
         };
@@ -220,7 +220,7 @@ impl fmt::Debug for ServerDirectory {
 
 impl ServerDirectory {
     /// Requests the file with a name, if it exists.
-    fn ask(&self, name: &str, query: Option<&str>) -> Result<Option<ServerFile>, RemoteError> {
+    fn ask(&self, name: &str, query: Option<&str>) -> Result<Option<ServerFile>> {
         let mut url = below(&self.root, &name.split('/').collect::<Vec<_>>());
         url.set_query(query);
         let target = RequestTarget::new(url, None);

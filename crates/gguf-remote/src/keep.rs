@@ -10,6 +10,7 @@
 //! verified, and the file's metadata at that time. While the metadata are unchanged, the file is trusted; otherwise its
 //! digest is computed again. `COMMIT.files` lists the files of a commit: without a network, all of them must exist.
 
+use crate::Result;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -129,7 +130,7 @@ impl<'a> Cache<'a> {
         &self,
         address: &Address,
         is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<Vec<CachedFile>, RemoteError> {
+    ) -> Result<Vec<CachedFile>> {
         let missing = |missing| RemoteError::Offline {
             address: address.to_string(),
             cache: Some(self.root.to_owned()),
@@ -223,7 +224,7 @@ impl<'a> Cache<'a> {
         address: &Address,
         listing: &FileListing,
         progress: &dyn Progress,
-    ) -> Result<Option<Vec<CachedFile>>, RemoteError> {
+    ) -> Result<Option<Vec<CachedFile>>> {
         let entries = wanted(listing);
         let has_version = |entry: &&RemoteEntry| entry.digest.is_some() || entry.target.tag().is_some();
         if !entries.iter().all(has_version) {
@@ -262,7 +263,7 @@ impl<'a> Cache<'a> {
         entry: &RemoteEntry,
         commit: &str,
         progress: &dyn Progress,
-    ) -> Result<CachedFile, RemoteError> {
+    ) -> Result<CachedFile> {
         let paths = CachedPaths::new(self, entry, commit);
         let is_cancelled = || client.is_cancelled();
         let mut found = paths.whole(entry, &is_cancelled)?;
@@ -308,7 +309,7 @@ impl<'a> Cache<'a> {
         paths: &CachedPaths,
         entry: &RemoteEntry,
         progress: &dyn Progress,
-    ) -> Result<EditLock, RemoteError> {
+    ) -> Result<EditLock> {
         let path = self.notes.join(format!("{}.lock", paths.id));
         File::options()
             .create(true)
@@ -356,11 +357,7 @@ impl CachedPaths {
     }
 
     /// Returns the path of the file if it has the right bytes: under its digest or, without links, under its name.
-    fn whole(
-        &self,
-        entry: &RemoteEntry,
-        is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<Option<PathBuf>, RemoteError> {
+    fn whole(&self, entry: &RemoteEntry, is_cancelled: &dyn Fn() -> bool) -> Result<Option<PathBuf>> {
         for path in [&self.blob, &self.link] {
             let is_file = path.symlink_metadata().is_ok_and(|found| found.is_file());
             if is_file
@@ -374,12 +371,7 @@ impl CachedPaths {
     }
 
     /// Returns true if a file of the right length has the right bytes.
-    fn is_right(
-        &self,
-        entry: &RemoteEntry,
-        path: &Path,
-        is_cancelled: &dyn Fn() -> bool,
-    ) -> Result<bool, RemoteError> {
+    fn is_right(&self, entry: &RemoteEntry, path: &Path, is_cancelled: &dyn Fn() -> bool) -> Result<bool> {
         let note = fs_err::read_to_string(&self.note).unwrap_or_default();
         let (stamp, sum) = note.trim_end().rsplit_once(' ').unwrap_or_default();
         if !sum.is_empty() && stamp_of(path)? == stamp {
@@ -399,12 +391,12 @@ impl CachedPaths {
     }
 
     /// Records the digest and the metadata of a file.
-    fn note(&self, path: &Path, sum: &str) -> Result<(), RemoteError> {
+    fn note(&self, path: &Path, sum: &str) -> Result<()> {
         write(&self.note, format!("{} {sum}\n", stamp_of(path)?).as_bytes())
     }
 
     /// Links the file to its name in the snapshot.
-    fn link(&self, entry: &RemoteEntry) -> Result<(), RemoteError> {
+    fn link(&self, entry: &RemoteEntry) -> Result<()> {
         if let Some(parent) = self.link.parent() {
             fs_err::create_dir_all(parent)?;
         }
@@ -443,7 +435,7 @@ pub(super) fn fetch_once(
     dir: &Path,
     shown: &str,
     progress: &dyn Progress,
-) -> Result<(), RemoteError> {
+) -> Result<()> {
     let entries = wanted(listing);
     progress.begin(&format!("fetching {shown}"), entries.iter().map(|entry| entry.n_bytes).sum());
     let fetched = in_parallel(&entries, |entry| {
@@ -459,12 +451,7 @@ pub(super) fn fetch_once(
 
 /// Fetches a file to a path, resumes an earlier run, and verifies the written file against the server's digest. Returns
 /// its digest.
-fn download(
-    client: &Client,
-    entry: &RemoteEntry,
-    part: &Path,
-    progress: &dyn Progress,
-) -> Result<String, RemoteError> {
+fn download(client: &Client, entry: &RemoteEntry, part: &Path, progress: &dyn Progress) -> Result<String> {
     let mut file =
         fs_err::OpenOptions::new().read(true).write(true).create(true).truncate(false).open(part)?;
     let present = file.metadata()?.len();
@@ -492,7 +479,7 @@ fn download(
 }
 
 /// Computes the digest of a file on disk: of the kind that the server declares, else SHA-256.
-fn sum_of(entry: &RemoteEntry, path: &Path, is_cancelled: &dyn Fn() -> bool) -> Result<String, RemoteError> {
+fn sum_of(entry: &RemoteEntry, path: &Path, is_cancelled: &dyn Fn() -> bool) -> Result<String> {
     let mut file = fs_err::File::open(path)?;
     let mut sum = RunningDigest::new(entry);
     let mut buffer = vec![0; CHUNK_BYTES];
@@ -513,7 +500,7 @@ fn stamp_of(path: &Path) -> std::io::Result<String> {
     Ok(format!("{}, inode {index}", stamp(&fs_err::metadata(path)?)))
 }
 
-fn write(path: &Path, bytes: &[u8]) -> Result<(), RemoteError> {
+fn write(path: &Path, bytes: &[u8]) -> Result<()> {
     OutputFile::write(path, bytes, false).map_err(|error| std::io::Error::from(error).into())
 }
 

@@ -56,6 +56,7 @@ use gguf_core::{input, platform, ranged};
 
 pub use address::{Address, AddressError};
 pub use client::Patience;
+pub(crate) use error::Result;
 pub use error::{RemoteError, TokenUse};
 pub use fetch::FetchFailure;
 pub use file::{FileAddress, RemoteFile};
@@ -114,11 +115,7 @@ pub struct RemoteCheckpoint {
 
 impl RemoteCheckpoint {
     /// Opens a checkpoint and fetches its small files.
-    pub fn open(
-        address: &Address,
-        options: &RemoteOptions,
-        progress: &dyn Progress,
-    ) -> Result<Self, RemoteError> {
+    pub fn open(address: &Address, options: &RemoteOptions, progress: &dyn Progress) -> Result<Self> {
         let shown = address.to_string();
         let is_offline = is_set("HF_HUB_OFFLINE") && matches!(address, Address::Hub { .. });
         let Some(root) = &options.cache else {
@@ -162,7 +159,7 @@ impl RemoteCheckpoint {
         address: &FileAddress,
         options: &RemoteOptions,
         progress: &dyn Progress,
-    ) -> Result<(Self, PathBuf), RemoteError> {
+    ) -> Result<(Self, PathBuf)> {
         let shown = address.to_string();
         if is_set("HF_HUB_OFFLINE") && matches!(address.directory, Address::Hub { .. }) {
             return Err(RemoteError::Offline { address: shown, cache: None, missing: None });
@@ -182,7 +179,7 @@ impl RemoteCheckpoint {
         place: &Path,
         folder: &Path,
         address: &Address,
-    ) -> Result<Self, RemoteError> {
+    ) -> Result<Self> {
         let (dir, path) = scratch_directory(place, address)?;
         let folder = fs_err::canonicalize(folder)?;
         for file in cached {
@@ -219,7 +216,7 @@ impl ranged::RangedDirectory for LinkDirectory {
 }
 
 /// Creates a temporary directory, and in it the directory of the checkpoint.
-fn scratch_directory(place: &Path, address: &Address) -> Result<(ScratchDirectory, PathBuf), RemoteError> {
+fn scratch_directory(place: &Path, address: &Address) -> Result<(ScratchDirectory, PathBuf)> {
     let failed = |error| RemoteError::Scratch { place: place.to_owned(), error };
     // Canonical, so that it equals the paths of its files after links are resolved.
     #[cfg(unix)]
@@ -231,10 +228,7 @@ fn scratch_directory(place: &Path, address: &Address) -> Result<(ScratchDirector
 }
 
 /// Requests the list of a checkpoint's files.
-fn ask(
-    address: &Address,
-    options: &RemoteOptions,
-) -> Result<(Arc<Client>, listing::FileListing), RemoteError> {
+fn ask(address: &Address, options: &RemoteOptions) -> Result<(Arc<Client>, listing::FileListing)> {
     let client = client_for(address, options)?;
     let listing = match address {
         Address::Web(url) => listing::of_web(&client, url)?,
@@ -244,7 +238,7 @@ fn ask(
 }
 
 /// Requests the list that a hub has of its files; none of a web server.
-fn stored(client: &Client, address: &Address) -> Result<listing::FileListing, RemoteError> {
+fn stored(client: &Client, address: &Address) -> Result<listing::FileListing> {
     match address {
         Address::Hub { repository, revision } => listing::of_hub(client, &endpoint()?, repository, revision),
         Address::Web(_) => Ok(listing::FileListing { entries: Vec::new(), commit: None }),
@@ -252,7 +246,7 @@ fn stored(client: &Client, address: &Address) -> Result<listing::FileListing, Re
 }
 
 /// Creates a client for the server of an address, with the token for the hub.
-fn client_for(address: &Address, options: &RemoteOptions) -> Result<Arc<Client>, RemoteError> {
+fn client_for(address: &Address, options: &RemoteOptions) -> Result<Arc<Client>> {
     let access = match address {
         Address::Hub { .. } => {
             let origin = endpoint()?.origin();
@@ -264,7 +258,7 @@ fn client_for(address: &Address, options: &RemoteOptions) -> Result<Arc<Client>,
 }
 
 /// Returns the hub's address; `HF_ENDPOINT` sets it for mirrors and private hubs.
-fn endpoint() -> Result<Url, RemoteError> {
+fn endpoint() -> Result<Url> {
     let text =
         std::env::var("HF_ENDPOINT").ok().filter(|text| !text.is_empty()).unwrap_or_else(|| HUB.to_owned());
     let parsed =
@@ -274,7 +268,7 @@ fn endpoint() -> Result<Url, RemoteError> {
 }
 
 /// Returns the hub's token: `HF_TOKEN`, else the file written by the hub's own programs.
-fn token() -> Result<Option<String>, RemoteError> {
+fn token() -> Result<Option<String>> {
     if is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
         return Ok(None);
     }
@@ -304,10 +298,7 @@ fn is_set(name: &str) -> bool {
 }
 
 /// Processes all items over several connections; the first failure stops it.
-fn in_parallel<T: Sync, R: Send>(
-    items: &[T],
-    work: impl Fn(&T) -> Result<R, RemoteError> + Sync,
-) -> Result<Vec<R>, RemoteError> {
+fn in_parallel<T: Sync, R: Send>(items: &[T], work: impl Fn(&T) -> Result<R> + Sync) -> Result<Vec<R>> {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, R)>> = Mutex::new(Vec::with_capacity(items.len()));
     let failure: Mutex<Option<RemoteError>> = Mutex::new(None);

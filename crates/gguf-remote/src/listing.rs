@@ -1,6 +1,7 @@
 //! List of a remote checkpoint's files: the hub's list, a bucket's list, a web server's index, or, without a list, the
 //! usual names of checkpoint files.
 
+use crate::Result;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
@@ -62,7 +63,7 @@ pub(super) fn of_hub(
     endpoint: &Url,
     repository: &str,
     revision: &str,
-) -> Result<FileListing, RemoteError> {
+) -> Result<FileListing> {
     let address =
         || if revision == "main" { repository.to_owned() } else { format!("{repository}@{revision}") };
     let api = below(
@@ -120,7 +121,7 @@ pub(super) fn of_hub(
 
 /// Lists the files of a directory of a web server: those in its index, else those with the usual names of checkpoint
 /// files.
-pub(super) fn of_web(client: &Client, directory: &Url) -> Result<FileListing, RemoteError> {
+pub(super) fn of_web(client: &Client, directory: &Url) -> Result<FileListing> {
     let is_page = |headers: &ureq::http::HeaderMap| {
         text_of(headers, "content-type").is_some_and(|kind| kind.starts_with("text/html"))
     };
@@ -172,7 +173,7 @@ pub(super) fn of_names(
     directory: &Url,
     query: Option<&str>,
     names: &[String],
-) -> Result<Vec<RemoteEntry>, RemoteError> {
+) -> Result<Vec<RemoteEntry>> {
     super::in_parallel(names, |name| {
         let mut url = below(directory, &name.split('/').collect::<Vec<_>>());
         url.set_query(query);
@@ -241,7 +242,7 @@ pub(super) fn below(url: &Url, parts: &[&str]) -> Url {
 }
 
 /// Sorts a list; refuses names that lead out of the directory, and lists that are too long.
-pub(super) fn checked(mut entries: Vec<RemoteEntry>, url: &Url) -> Result<Vec<RemoteEntry>, RemoteError> {
+pub(super) fn checked(mut entries: Vec<RemoteEntry>, url: &Url) -> Result<Vec<RemoteEntry>> {
     if entries.len() > MAX_FILES {
         let (found, limit) = (entries.len() as u64, MAX_FILES as u64);
         return Err(RemoteError::TooMuch { url: shown(url), what: "files", found, limit });

@@ -3,6 +3,7 @@
 //! Pieces of a file arrive roughly in output order, but a checksum runs from front to back. Pieces wait for missing
 //! ones before them as long as these arrive soon; if too much would wait, the file is not verified.
 
+use crate::Result;
 use gguf_core::text::hex;
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -49,12 +50,12 @@ impl RunningDigest {
     }
 
     /// Compares the digest with the server's.
-    pub(super) fn check(self, entry: &RemoteEntry) -> Result<(), RemoteError> {
+    pub(super) fn check(self, entry: &RemoteEntry) -> Result<()> {
         Self::compare(entry, &self.finish())
     }
 
     /// Compares a known digest with the server's.
-    pub(super) fn compare(entry: &RemoteEntry, found: &str) -> Result<(), RemoteError> {
+    pub(super) fn compare(entry: &RemoteEntry, found: &str) -> Result<()> {
         let (what, expected) = match &entry.digest {
             None => return Ok(()),
             Some(ExpectedDigest::Sha256(sum)) => ("SHA-256", sum.to_ascii_lowercase()),
@@ -92,7 +93,7 @@ impl<B: Deref<Target = [u8]>> PieceDigest<B> {
         offset: u64,
         bytes: &Arc<B>,
         max_waiting: u64,
-    ) -> Result<(), RemoteError> {
+    ) -> Result<()> {
         if self.sum.is_none() || offset < self.next || self.waiting.contains_key(&offset) {
             return Ok(());
         }

@@ -1,5 +1,6 @@
 //! Target of requests: an address, and the facts that responses have given about its file.
 
+use crate::Result;
 use std::fmt;
 use std::sync::Mutex;
 
@@ -66,12 +67,7 @@ impl RequestTarget {
     }
 
     /// Checks that the facts in a response agree with those of earlier responses. A refusal (416) need not have a tag.
-    pub(super) fn check(
-        &self,
-        headers: &HeaderMap,
-        status: StatusCode,
-        total: Option<u64>,
-    ) -> Result<(), RemoteError> {
+    pub(super) fn check(&self, headers: &HeaderMap, status: StatusCode, total: Option<u64>) -> Result<()> {
         let mut state = self.state();
         let changed = |what, expected: String, found: String| RemoteError::Changed {
             url: self.shown(),

@@ -1,5 +1,6 @@
 //! Requirements of encrypted connections: processor instructions, and trusted certificates.
 
+use crate::Result;
 use std::sync::Arc;
 
 use ureq::tls::{Certificate, PemItem, TlsConfigBuilder, parse_pem};
@@ -19,7 +20,7 @@ pub(super) fn with_primitives(builder: TlsConfigBuilder) -> TlsConfigBuilder {
 }
 
 /// Checks that the processor has the instructions that encryption needs.
-pub(super) fn check_processor() -> Result<(), RemoteError> {
+pub(super) fn check_processor() -> Result<()> {
     #[cfg(target_arch = "x86_64")]
     let features =
         features!(is_x86_feature_detected: "aes", "ssse3", "avx", "avx2", "adx", "bmi1", "bmi2", "pclmulqdq");
@@ -45,7 +46,7 @@ use features;
 
 /// Reads the certificates of `SSL_CERT_FILE`, which replace the built-in ones (Mozilla's). A company's own proxy or
 /// server needs them. `None` without the variable.
-pub(super) fn roots() -> Result<Option<Arc<Vec<Certificate<'static>>>>, RemoteError> {
+pub(super) fn roots() -> Result<Option<Arc<Vec<Certificate<'static>>>>> {
     let Some(path) = std::env::var_os("SSL_CERT_FILE").filter(|path| !path.is_empty()) else {
         return Ok(None);
     };

@@ -1,5 +1,6 @@
 //! Weights that are named by themselves: a repository may hold several models, or none where it is looked for.
 
+use crate::Result;
 use crate::address::Address;
 use crate::client::Client;
 use crate::error::RemoteError;
@@ -15,7 +16,7 @@ const MAX_SHARDS: usize = 1000;
 
 /// Returns an error that lists the weights of a repository if none of them are where a model is looked for, and no
 /// configuration describes one.
-pub(super) fn must_be_named(address: &Address, listing: &FileListing) -> Result<(), RemoteError> {
+pub(super) fn must_be_named(address: &Address, listing: &FileListing) -> Result<()> {
     let names = || listing.entries.iter().map(|entry| entry.name.as_str());
     let is_read = listing.entries.iter().any(|entry| role(&entry.name, entry.n_bytes) == FileRole::Weights);
     let has_configuration = names().any(|name| CONFIGURATIONS.contains(&name));
@@ -26,7 +27,7 @@ pub(super) fn must_be_named(address: &Address, listing: &FileListing) -> Result<
 }
 
 /// Returns a list of the weights that an address names, as if their folder were the repository, and the name of the file.
-pub(super) fn listed(client: &Client, address: &FileAddress) -> Result<(FileListing, String), RemoteError> {
+pub(super) fn listed(client: &Client, address: &FileAddress) -> Result<(FileListing, String)> {
     let (folder, name) = address.name.rsplit_once('/').unwrap_or(("", &address.name));
     let listing = if let Address::Web(url) = &address.directory {
         // A signature is that of one file.

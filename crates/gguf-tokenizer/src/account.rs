@@ -14,6 +14,7 @@ mod template;
 
 pub(super) use pieces::pieces;
 
+use crate::Result;
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
 use serde_json::Value as Json;
@@ -23,7 +24,7 @@ use super::encode::Vocab;
 use super::files::{CONFIG, Directory};
 use super::hf_json::{FILE, HfJson, VocabTable};
 use super::modes::MODEL_FILES;
-use super::{Mode, TokenizerError, TokenizerRequest, TokenizerWarning};
+use super::{Mode, TokenizerRequest, TokenizerWarning};
 
 /// Algorithms of llama.cpp, by `tokenizer.ggml.model`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +73,7 @@ pub(super) fn check(
     request: &TokenizerRequest,
     rows: &Metadata,
     warnings: &mut Vec<TokenizerWarning>,
-) -> Result<(), TokenizerError> {
+) -> Result<()> {
     if reads_json(mode) {
         known::check(hf, request, &directory.join(FILE))?;
     }
@@ -135,7 +136,7 @@ fn is_of_pieces(mode: Mode) -> bool {
 }
 
 /// Returns true if a SentencePiece model is next to the file.
-fn has_pieces(directory: &Directory<'_>) -> Result<bool, TokenizerError> {
+fn has_pieces(directory: &Directory<'_>) -> Result<bool> {
     for name in MODEL_FILES {
         if directory.bytes(name)?.is_some() {
             return Ok(true);

@@ -5,14 +5,15 @@
 
 use super::files::Directory;
 use super::hf_json::{HfJson, HfKind};
-use super::{Mode, ModeRequest, TokenizerError, TokenizerRequest};
+use super::{Mode, ModeRequest, TokenizerRequest};
+use crate::Result;
 
 /// Returns the modes that fit the existing files and that the request does not name.
 pub(super) fn modes(
     directory: &Directory<'_>,
     hf: Option<&HfJson>,
     request: &TokenizerRequest,
-) -> Result<Vec<ModeRequest>, TokenizerError> {
+) -> Result<Vec<ModeRequest>> {
     let is_asked = |mode: Mode| request.modes.iter().any(|asked| asked.mode == mode);
     // Some cards accept no files, or only those of Mistral's own format, on purpose.
     let is_apart = |asked: &ModeRequest| matches!(asked.mode, Mode::None | Mode::Mistral);

@@ -1,11 +1,12 @@
 //! Chat templates: one text, or several with names. They are copied, not rendered.
 
+use crate::Result;
 use serde_json::Value as Json;
 
 use gguf_format::{Metadata, Value};
 
+use super::TokenizerWarning;
 use super::files::{CONFIG, Directory};
-use super::{TokenizerError, TokenizerWarning};
 
 const JINJA: &str = "chat_template.jinja";
 /// Files that hold templates, in order of precedence. transformers prefers the template file over the configuration,
@@ -33,7 +34,7 @@ impl ChatTemplates {
         directory: &Directory<'_>,
         config: &Json,
         warnings: &mut Vec<TokenizerWarning>,
-    ) -> Result<Self, TokenizerError> {
+    ) -> Result<Self> {
         Ok(Self::find(directory, config, warnings)?.map_or(Self::None, |found| found.templates))
     }
 
@@ -41,7 +42,7 @@ impl ChatTemplates {
         directory: &Directory<'_>,
         config: &Json,
         warnings: &mut Vec<TokenizerWarning>,
-    ) -> Result<Option<FoundTemplates>, TokenizerError> {
+    ) -> Result<Option<FoundTemplates>> {
         let mut taken: Option<FoundTemplates> = None;
         for file in SOURCES {
             let templates = match file {
@@ -189,10 +190,7 @@ impl FoundTemplates {
 }
 
 /// Reads `chat_template.jinja` and `additional_chat_templates/*.jinja`, sorted by name.
-fn of_files(
-    directory: &Directory<'_>,
-    warnings: &mut Vec<TokenizerWarning>,
-) -> Result<ChatTemplates, TokenizerError> {
+fn of_files(directory: &Directory<'_>, warnings: &mut Vec<TokenizerWarning>) -> Result<ChatTemplates> {
     let default = directory.text(JINJA)?.filter(|text| {
         if text.is_empty() {
             warnings.push(TokenizerWarning::EmptyChatTemplate { file: JINJA });
@@ -210,7 +208,7 @@ fn of_files(
     })
 }
 
-fn additional(directory: &Directory<'_>) -> Result<Vec<(String, String)>, TokenizerError> {
+fn additional(directory: &Directory<'_>) -> Result<Vec<(String, String)>> {
     const FOLDER: &str = "additional_chat_templates";
     let folder = directory.join(FOLDER);
     if !folder.is_dir() {
@@ -236,7 +234,7 @@ pub(super) fn settle(
     directory: &Directory<'_>,
     rows: &Metadata,
     warnings: &mut Vec<TokenizerWarning>,
-) -> Result<(), TokenizerError> {
+) -> Result<()> {
     let config = directory.lenient_tree(CONFIG)?;
     let written = rows.get("tokenizer.chat_template").and_then(Value::as_str);
     let found = ChatTemplates::find(directory, &config, &mut Vec::new())?;
@@ -262,7 +260,7 @@ pub(super) fn settle(
 }
 
 /// Returns the name of a generative model if the name indicates a conversational model.
-fn conversational_name(directory: &Directory<'_>) -> Result<Option<String>, TokenizerError> {
+fn conversational_name(directory: &Directory<'_>) -> Result<Option<String>> {
     const CLASSES: [&str; 3] = ["ForCausalLM", "ForConditionalGeneration", "LMHeadModel"];
     const WORDS: [&str; 3] = ["instruct", "chat", "it"];
     let config = directory.lenient_tree("config.json")?;

@@ -1,5 +1,6 @@
 //! Token list of a GGUF file: texts, scores, types, and their keys.
 
+use crate::Result;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use super::{TokenizerError, TokenizerRequest, TokenizerWarning};
 pub(crate) const MAX_TOKENS: u64 = 1 << 22;
 
 /// Checks that a vocabulary of `size` tokens may be written.
-pub(crate) fn check_size(path: &Path, size: u64) -> Result<(), TokenizerError> {
+pub(crate) fn check_size(path: &Path, size: u64) -> Result<()> {
     if size > MAX_TOKENS {
         return Err(TokenizerError::TooManyTokens { path: path.into(), size, limit: MAX_TOKENS });
     }
@@ -50,7 +51,7 @@ pub(crate) struct TokenList {
 
 impl TokenList {
     /// Creates a list of `n` unused tokens `[PADi]`, with the given score if any.
-    pub(crate) fn unused(path: &Path, n: u64, score: Option<f32>) -> Result<Self, TokenizerError> {
+    pub(crate) fn unused(path: &Path, n: u64, score: Option<f32>) -> Result<Self> {
         let mut list = Self { scores: score.map(|_| Vec::new()), ..Self::default() };
         list.pad(path, n, score)?;
         Ok(list)
@@ -80,7 +81,7 @@ impl TokenList {
     }
 
     /// Appends unused tokens `[PADi]` up to `n` tokens.
-    pub(crate) fn pad(&mut self, path: &Path, n: u64, score: Option<f32>) -> Result<(), TokenizerError> {
+    pub(crate) fn pad(&mut self, path: &Path, n: u64, score: Option<f32>) -> Result<()> {
         check_size(path, n)?;
         for id in self.len()..n {
             self.push(format!("[PAD{id}]"), score.unwrap_or(0.0), TokenType::Unused);
@@ -138,7 +139,7 @@ impl TokenList {
 }
 
 /// Refuses a vocabulary in which two tokens have one text: llama.cpp aborts when it loads one. It renames empty tokens.
-pub(crate) fn check_texts(path: &Path, rows: &Metadata) -> Result<(), TokenizerError> {
+pub(crate) fn check_texts(path: &Path, rows: &Metadata) -> Result<()> {
     let Some(Array::String(tokens)) = rows.get("tokenizer.ggml.tokens").and_then(Value::as_array) else {
         return Ok(());
     };

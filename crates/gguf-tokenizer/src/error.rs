@@ -10,6 +10,8 @@ use super::Mode;
 use super::files::CONFIG;
 use super::hf_json::FILE;
 
+pub(crate) type Result<T, E = TokenizerError> = std::result::Result<T, E>;
+
 /// Reasons why no vocabulary could be built.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts that the messages name")]

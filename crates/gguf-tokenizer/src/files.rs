@@ -1,5 +1,6 @@
 //! Reader of the small files of a checkpoint directory.
 
+use crate::Result;
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -53,7 +54,7 @@ impl<'a> Directory<'a> {
     ///
     /// # Errors
     /// I/O errors, a file above the size limit.
-    pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>, TokenizerError> {
+    pub fn bytes(&self, name: &str) -> Result<Option<Vec<u8>>> {
         if let Some(files) = self.in_memory {
             return Ok(files.iter().find(|file| file.0 == name).map(|file| file.1.clone()));
         }
@@ -83,7 +84,7 @@ impl<'a> Directory<'a> {
     ///
     /// # Errors
     /// I/O errors, a file above the size limit, text that is not UTF-8.
-    pub fn text(&self, name: &str) -> Result<Option<String>, TokenizerError> {
+    pub fn text(&self, name: &str) -> Result<Option<String>> {
         let Some(bytes) = self.bytes(name)? else { return Ok(None) };
         String::from_utf8(bytes).map(Some).map_err(|error| TokenizerError::NotUtf8 {
             path: self.join(name),
@@ -92,7 +93,7 @@ impl<'a> Directory<'a> {
     }
 
     /// Reads the bytes of a JSON file without duplicate keys, or `None` if it does not exist.
-    fn checked(&self, name: &str) -> Result<Option<Vec<u8>>, TokenizerError> {
+    fn checked(&self, name: &str) -> Result<Option<Vec<u8>>> {
         let bytes = self.bytes(name)?;
         let keys = bytes.as_deref().map_or(Ok(()), json::check_keys);
         keys.map_err(|source| TokenizerError::KeyTwice { path: self.join(name), source })?;
@@ -103,7 +104,7 @@ impl<'a> Directory<'a> {
     ///
     /// # Errors
     /// I/O errors, a file above the size limit, malformed JSON, duplicate keys or members of the wrong type.
-    pub fn json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, TokenizerError> {
+    pub fn json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>> {
         let Some(bytes) = self.checked(name)? else { return Ok(None) };
         serde_json::from_slice(&bytes)
             .map(Some)
@@ -111,7 +112,7 @@ impl<'a> Directory<'a> {
     }
 
     /// Reads a JSON file as a tree; null if it does not exist, is malformed, or is not UTF-8.
-    pub(crate) fn lenient_tree(&self, name: &str) -> Result<Json, TokenizerError> {
+    pub(crate) fn lenient_tree(&self, name: &str) -> Result<Json> {
         match self.tree(name) {
             Err(TokenizerError::Json { .. } | TokenizerError::NotUtf8 { .. }) => Ok(Json::Null),
             found => found,
@@ -120,7 +121,7 @@ impl<'a> Directory<'a> {
 
     /// Reads a JSON file as a tree; null if it does not exist. Python's `NaN` and `Infinity` are accepted, because they
     /// occur in configurations.
-    pub fn tree(&self, name: &str) -> Result<Json, TokenizerError> {
+    pub fn tree(&self, name: &str) -> Result<Json> {
         let Some(bytes) = self.checked(name)? else { return Ok(Json::Null) };
         serde_json::from_slice(&bytes).or_else(|source| {
             let with_literals = json::parse(&bytes, self.limits.depth).ok();

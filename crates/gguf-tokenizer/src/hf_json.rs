@@ -1,5 +1,6 @@
 //! File format `tokenizer.json` of the Hugging Face tokenizers.
 
+use crate::Result;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -224,7 +225,7 @@ fn null_as_default<'de, D: serde::Deserializer<'de>, T: Deserialize<'de> + Defau
 
 impl HfJson {
     /// Returns the tokens of a Unigram model with their scores. `path` is that of the file.
-    pub(super) fn scored_pieces(&self, path: &Path) -> Result<&[(String, f64)], TokenizerError> {
+    pub(super) fn scored_pieces(&self, path: &Path) -> Result<&[(String, f64)]> {
         match &self.model.vocab {
             VocabTable::Scores(pieces) => Ok(pieces),
             VocabTable::Ids(_) => Err(TokenizerError::Member {
@@ -239,14 +240,14 @@ impl HfJson {
     ///
     /// # Errors
     /// I/O errors, malformed JSON, members of the wrong type, a token or an id twice.
-    pub fn read(directory: &Directory<'_>) -> Result<Option<Self>, TokenizerError> {
+    pub fn read(directory: &Directory<'_>) -> Result<Option<Self>> {
         let Some(file) = directory.json::<Self>(FILE)? else { return Ok(None) };
         file.check(&directory.join(FILE))?;
         Ok(Some(file))
     }
 
     /// Refuses a token or an id that occurs twice in `model.vocab`.
-    fn check(&self, path: &std::path::Path) -> Result<(), TokenizerError> {
+    fn check(&self, path: &std::path::Path) -> Result<()> {
         let VocabTable::Ids(ids) = &self.model.vocab else { return Ok(()) };
         let mut tokens = HashSet::with_capacity(ids.len());
         let mut owners = HashMap::with_capacity(ids.len());
@@ -263,7 +264,7 @@ impl HfJson {
     }
 
     /// Returns the table of ids of a BPE model.
-    pub(crate) fn bpe_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
+    pub(crate) fn bpe_vocab(&self, path: PathBuf) -> Result<&[(String, u64)]> {
         let kind = self.model.kind.as_deref();
         match (&self.model.vocab, kind) {
             // Files from before version 0.8 of the library do not name their kind.
@@ -276,7 +277,7 @@ impl HfJson {
     }
 
     /// Returns the table of ids of a BPE or WordPiece model.
-    pub(crate) fn id_vocab(&self, path: PathBuf) -> Result<&[(String, u64)], TokenizerError> {
+    pub(crate) fn id_vocab(&self, path: PathBuf) -> Result<&[(String, u64)]> {
         match (&self.model.vocab, self.model.kind.as_deref()) {
             (VocabTable::Ids(ids), Some("WordPiece")) => Ok(ids),
             _ => self.bpe_vocab(path),

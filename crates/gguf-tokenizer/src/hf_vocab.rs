@@ -6,6 +6,7 @@
 //! gets the next free one. Tokens of `added_tokens_decoder` follow those of the file, in order of their ids. Special
 //! tokens found nowhere come last.
 
+use crate::Result;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
@@ -118,7 +119,7 @@ impl<'a> HfVocabulary<'a> {
         hf: &'a HfJson,
         size: Option<u64>,
         warnings: &mut Vec<TokenizerWarning>,
-    ) -> Result<Self, TokenizerError> {
+    ) -> Result<Self> {
         let mut vocabulary = Self::of_file(hf, directory.join(FILE), warnings)?;
         let config = directory.tree(CONFIG)?;
         vocabulary.special = special_texts(directory, &config)?;
@@ -159,7 +160,7 @@ impl<'a> HfVocabulary<'a> {
         hf: &'a HfJson,
         path: PathBuf,
         warnings: &mut Vec<TokenizerWarning>,
-    ) -> Result<Self, TokenizerError> {
+    ) -> Result<Self> {
         let base = hf.id_vocab(path)?;
         let by_text = base.iter().map(|(text, id)| (text.as_str(), *id)).collect();
         let mut vocabulary = Self {
@@ -234,7 +235,7 @@ impl<'a> HfVocabulary<'a> {
         hf: &HfJson,
         directory: &Directory<'_>,
         mut visit: impl FnMut(&'a str),
-    ) -> Result<(), TokenizerError> {
+    ) -> Result<()> {
         let path = || directory.join(FILE);
         let mut merged = String::new();
         for (rank, merge) in hf.model.merges.iter().enumerate() {
@@ -268,7 +269,7 @@ impl<'a> HfVocabulary<'a> {
 
 /// Returns the texts of all special tokens: from the configuration, else `special_tokens_map.json`, else the class's
 /// own.
-pub(super) fn special_texts(directory: &Directory<'_>, config: &Json) -> Result<Vec<String>, TokenizerError> {
+pub(super) fn special_texts(directory: &Directory<'_>, config: &Json) -> Result<Vec<String>> {
     let map = match config.get("added_tokens_decoder") {
         Some(_) => Json::Null,
         None => directory.tree("special_tokens_map.json")?,
@@ -322,10 +323,7 @@ fn model_class(config: &Json) -> Option<&'static str> {
     })
 }
 /// Returns the tokens of `added_tokens_decoder` with their ids.
-fn decoder_tokens(
-    listed: &Json,
-    directory: &Directory<'_>,
-) -> Result<Vec<(u64, AddedToken)>, TokenizerError> {
+fn decoder_tokens(listed: &Json, directory: &Directory<'_>) -> Result<Vec<(u64, AddedToken)>> {
     let path = || directory.join(CONFIG);
     let token = |(id, token): (&String, &Json)| {
         let key = "added_tokens_decoder";
@@ -337,7 +335,7 @@ fn decoder_tokens(
 }
 
 /// Returns the tokens of `added_tokens.json`, which transformers reads if the configuration lists none.
-fn added_tokens(directory: &Directory<'_>) -> Result<Vec<(u64, AddedToken)>, TokenizerError> {
+fn added_tokens(directory: &Directory<'_>) -> Result<Vec<(u64, AddedToken)>> {
     const FILE: &str = "added_tokens.json";
     let listed = directory.tree(FILE)?;
     let token = |(content, id): (&String, &Json)| {

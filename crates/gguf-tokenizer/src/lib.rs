@@ -50,6 +50,7 @@ pub use byte_alphabet::{byte_of, char_of};
 pub use encode::read_alike;
 pub use encode::{EncodeError, Encoder};
 pub use ends::EndTokens;
+pub(crate) use error::Result;
 pub use error::{TokenizerError, TokenizerWarning};
 pub use given::{GivenKind, GivenToken, GivenVocabulary};
 pub use hf_json::{HfJson, HfKind};
@@ -86,7 +87,7 @@ pub struct Built {
 ///
 /// # Errors
 /// I/O errors, malformed files, inconsistent vocabularies, an unknown pre-tokenizer, no fitting mode.
-pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, TokenizerError> {
+pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built> {
     let files = Directory::new(directory, request.limits).with_others(request.others.as_ref());
     let mut tried = Vec::new();
     let mut warnings = Vec::new();
@@ -158,11 +159,7 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built, Toke
 ///
 /// # Errors
 /// [`TokenizerError`]: an unknown pre-tokenizer, more tokens than any model has, malformed files.
-pub fn build_given(
-    path: &Path,
-    given: &GivenVocabulary,
-    request: &TokenizerRequest,
-) -> Result<Built, TokenizerError> {
+pub fn build_given(path: &Path, given: &GivenVocabulary, request: &TokenizerRequest) -> Result<Built> {
     let directory = Directory::in_memory(path, request.limits, &given.files);
     let has_model = directory.bytes("tokenizer.model")?.is_some();
     // A SentencePiece model declares its own kind: the unigram mode passes a BPE model on.
@@ -194,7 +191,7 @@ fn settle(
     request: &TokenizerRequest,
     rows: &mut Metadata,
     warnings: &mut Vec<TokenizerWarning>,
-) -> Result<(), TokenizerError> {
+) -> Result<()> {
     if !rows.contains("tokenizer.ggml.tokens") {
         return Ok(());
     }

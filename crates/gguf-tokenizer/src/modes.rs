@@ -19,6 +19,7 @@ mod xlmr;
 
 pub(super) use self::spm::{MODEL_FILES, SENTINEL};
 
+use crate::Result;
 use gguf_format::Metadata;
 
 use super::chat_template::ChatTemplates;
@@ -48,7 +49,7 @@ pub(super) enum Attempt {
     Absent(String),
 }
 
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     match context.mode.mode {
         Mode::None => {
             context.out.set("tokenizer.ggml.model", "none");
@@ -77,10 +78,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
 }
 
 /// Writes the keys of a vocabulary in memory.
-pub(super) fn run_given(
-    context: &mut Context<'_>,
-    vocabulary: &GivenVocabulary,
-) -> Result<Attempt, TokenizerError> {
+pub(super) fn run_given(context: &mut Context<'_>, vocabulary: &GivenVocabulary) -> Result<Attempt> {
     in_memory::run(context, vocabulary)
 }
 
@@ -91,7 +89,7 @@ impl Context<'_> {
     }
 
     /// Collects the special tokens named by files and card.
-    fn special(&mut self, tokens: &TokenList) -> Result<SpecialTokens, TokenizerError> {
+    fn special(&mut self, tokens: &TokenList) -> Result<SpecialTokens> {
         let n_tokens = tokens.len();
         let roles = self.request.types.as_deref();
         let mut special = SpecialTokens::read(&self.directory, self.hf, n_tokens, roles, self.warnings)?;
@@ -112,12 +110,7 @@ impl Context<'_> {
         Ok(special)
     }
 
-    fn special_id(
-        &self,
-        tokens: &TokenList,
-        role: &str,
-        value: &SpecialToken,
-    ) -> Result<u64, TokenizerError> {
+    fn special_id(&self, tokens: &TokenList, role: &str, value: &SpecialToken) -> Result<u64> {
         match value {
             SpecialToken::Id(id) => Ok(u64::from(*id)),
             SpecialToken::Text(token) => tokens.id(token).ok_or_else(|| TokenizerError::UnknownSpecial {

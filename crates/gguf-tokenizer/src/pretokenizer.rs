@@ -6,6 +6,7 @@
 
 mod excerpt;
 
+use crate::Result;
 use gguf_core::isolated;
 use gguf_core::similar::nearest;
 use gguf_core::text::hex;
@@ -130,12 +131,7 @@ pub(crate) struct Identified {
 }
 
 /// Identifies the pre-tokenizer of a file. `text` is the file's own text, for the check text's hash.
-pub(crate) fn identify(
-    path: &Path,
-    hf: &HfJson,
-    text: &[u8],
-    setting: &HashSettings,
-) -> Result<Identified, TokenizerError> {
+pub(crate) fn identify(path: &Path, hf: &HfJson, text: &[u8], setting: &HashSettings) -> Result<Identified> {
     let table = PreTable::get();
     let steps = steps(&hf.pre_tokenizer);
     let normalizer = normalizer(&hf.normalizer);
@@ -211,7 +207,7 @@ pub(crate) fn identify(
 }
 
 /// Ends a run whose check text was not encoded because the user wants to stop: that says nothing about the file.
-fn stop_if_interrupted<T>(hashes: &Result<T, String>) -> Result<(), TokenizerError> {
+fn stop_if_interrupted<T>(hashes: &Result<T, String>) -> Result<()> {
     match hashes {
         Err(_) if isolated::is_cancelled() => {
             Err(std::io::Error::new(std::io::ErrorKind::Interrupted, "interrupted").into())
@@ -222,7 +218,7 @@ fn stop_if_interrupted<T>(hashes: &Result<T, String>) -> Result<(), TokenizerErr
 
 /// Identifies the pre-tokenizer of a WordPiece vocabulary by the check text's hash, since all of them split alike. An
 /// unknown one gets the name of BERT's English one; the runtime ignores it.
-pub(crate) fn word_piece(text: &[u8]) -> Result<Identified, TokenizerError> {
+pub(crate) fn word_piece(text: &[u8]) -> Result<Identified> {
     const NAMES: [&str; 2] = ["jina-v2-en", "bert-bge-large"];
     let chosen = NAMES[0].to_owned();
     let hashes = check_hashes(text, &HashSettings::default());
@@ -242,7 +238,7 @@ pub(crate) fn word_piece(text: &[u8]) -> Result<Identified, TokenizerError> {
 }
 
 /// Accepts a name given by the user if some runtime knows it.
-pub(crate) fn accept(name: &str) -> Result<String, TokenizerError> {
+pub(crate) fn accept(name: &str) -> Result<String> {
     let table = PreTable::get();
     if table.pre(name).is_some() {
         return Ok(name.to_owned());

@@ -11,6 +11,7 @@ mod rwkv;
 mod source;
 mod word_piece;
 
+use crate::Result;
 use serde_json::{Map, Value as Json, json};
 
 use gguf_format::{Array, Metadata, Value};
@@ -73,7 +74,7 @@ pub fn special_ids(metadata: &Metadata) -> Vec<(&'static str, u64)> {
 /// # Errors
 /// A kind of vocabulary or a pre-tokenizer without an inverse, keys of the wrong type or length, token texts that are
 /// not UTF-8 or occur twice.
-pub fn to_hf(metadata: &Metadata) -> Result<Option<HfTokenizerFiles>, TokenizerError> {
+pub fn to_hf(metadata: &Metadata) -> Result<Option<HfTokenizerFiles>> {
     let Some(vocabulary) = GgufVocabulary::read(metadata)? else { return Ok(None) };
     let mut config = Map::new();
     let (tokenizer, sentencepiece_model) = match vocabulary.model.as_str() {

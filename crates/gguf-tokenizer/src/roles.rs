@@ -5,6 +5,7 @@
 
 mod claims;
 
+use crate::Result;
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
 
@@ -13,7 +14,7 @@ use super::encode::{Vocab, ends_generation};
 use super::files::{CONFIG, Directory};
 use super::hf_json::HfJson;
 use super::special::id_key;
-use super::{TokenizerError, TokenizerRequest, TokenizerWarning};
+use super::{TokenizerRequest, TokenizerWarning};
 
 use claims::{Claim, GENERATION_CONFIG, MODEL_CONFIG, Rejection, RoleFiles};
 
@@ -30,7 +31,7 @@ pub(super) fn settle(
     request: &TokenizerRequest,
     rows: &mut Metadata,
     warnings: &mut Vec<TokenizerWarning>,
-) -> Result<(), TokenizerError> {
+) -> Result<()> {
     // No tokens, or a kind of vocabulary without roles.
     let Ok(vocab) = Vocab::from_metadata(rows) else { return Ok(()) };
     let sources = RoleFiles::read(directory)?;

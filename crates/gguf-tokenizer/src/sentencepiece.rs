@@ -2,6 +2,7 @@
 
 use super::TokenizerError;
 use super::files::Directory;
+use crate::Result;
 
 /// Message `sentencepiece.ModelProto`.
 #[derive(Clone, PartialEq, prost::Message)]
@@ -95,7 +96,7 @@ impl ModelProto {
     ///
     /// # Errors
     /// I/O errors, a malformed message, no pieces, a piece that is not UTF-8.
-    pub fn read(directory: &Directory<'_>, name: &str) -> Result<Option<Self>, TokenizerError> {
+    pub fn read(directory: &Directory<'_>, name: &str) -> Result<Option<Self>> {
         let Some(bytes) = directory.bytes(name)? else { return Ok(None) };
         let path = || directory.join(name);
         let model: Self = prost::Message::decode(bytes.as_slice())
@@ -124,10 +125,7 @@ impl ModelProto {
 }
 
 /// Reads the first SentencePiece model of a directory under one of these names.
-pub fn first_of<'n>(
-    directory: &Directory<'_>,
-    names: &[&'n str],
-) -> Result<Option<(&'n str, ModelProto)>, TokenizerError> {
+pub fn first_of<'n>(directory: &Directory<'_>, names: &[&'n str]) -> Result<Option<(&'n str, ModelProto)>> {
     for &name in names {
         if let Some(model) = ModelProto::read(directory, name)? {
             return Ok(Some((name, model)));

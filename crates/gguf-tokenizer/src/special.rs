@@ -5,14 +5,15 @@
 //! Follows gguf-py 0.5.0's `SpecialVocab` with its oddities: only the first and last member of a template are examined,
 //! and a begin token given as an object counts as different from its own text.
 
+use crate::Result;
 use serde_json::Value as Json;
 
 use gguf_format::{Array, FILE_ROLES, Metadata, SpecialToken, Value};
 
+use super::TokenizerWarning;
 use super::chat_template::ChatTemplates;
 use super::files::{CONFIG, Directory};
 use super::hf_json::HfJson;
-use super::{TokenizerError, TokenizerWarning};
 
 /// Roles that have a key; others are recognized but not written.
 const ID_KEYS: [(&str, &str); 8] = [
@@ -63,7 +64,7 @@ impl SpecialTokens {
         n_tokens: u64,
         roles: Option<&[String]>,
         warnings: &mut Vec<TokenizerWarning>,
-    ) -> Result<Self, TokenizerError> {
+    ) -> Result<Self> {
         let mut special = Self { n_tokens, ..Self::default() };
         let mut roles = match roles {
             Some(roles) => roles.to_vec(),

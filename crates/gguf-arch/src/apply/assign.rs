@@ -1,6 +1,7 @@
 //! Assigns weights to entries and entries to tensors in file order, and runs the checks that need only names and
 //! shapes.
 
+use crate::Result;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -84,7 +85,7 @@ pub(crate) fn assign(
     heads: &HeadRule<'_>,
     options: &ResolveOptions,
     is_untied: bool,
-) -> Result<Assigned, ArchError> {
+) -> Result<Assigned> {
     let own = card;
     let is_part = options.is_part;
     let (mut card, experts) = experts::with_all_layouts(own, weights);
@@ -130,15 +131,15 @@ pub(crate) fn assign(
 }
 
 impl Assigner<'_> {
-    fn holds(&self, at: &str, when: Option<&Expr>, captures: Captures) -> Result<bool, ArchError> {
+    fn holds(&self, at: &str, when: Option<&Expr>, captures: Captures) -> Result<bool> {
         self.matcher.holds(at, when, captures)
     }
 
-    fn count(&self, at: &str, expr: &Expr, captures: Captures) -> Result<u64, ArchError> {
+    fn count(&self, at: &str, expr: &Expr, captures: Captures) -> Result<u64> {
         self.matcher.count(at, expr, captures)
     }
 
-    fn block_limit(&self, domain: Domain) -> Result<u64, ArchError> {
+    fn block_limit(&self, domain: Domain) -> Result<u64> {
         let name = domain.limit();
         match self.card.lets.get(name) {
             Some(limit) => self.count(name, limit, Captures::default()),
@@ -147,7 +148,7 @@ impl Assigner<'_> {
     }
 
     /// Returns the block limits of all domains that entries use.
-    fn block_limits(&self) -> Result<HashMap<Domain, u64>, ArchError> {
+    fn block_limits(&self) -> Result<HashMap<Domain, u64>> {
         let mut limits = HashMap::new();
         for entry in &self.card.entries {
             if let Entry::Vacant(limit) = limits.entry(entry.domain) {
@@ -158,7 +159,7 @@ impl Assigner<'_> {
     }
 
     /// Returns the reason to leave a weight out before the entries are considered.
-    fn dropped(&self, tensor: &str, name: &str) -> Result<Option<DropReason>, ArchError> {
+    fn dropped(&self, tensor: &str, name: &str) -> Result<Option<DropReason>> {
         if names::is_recomputed(name) {
             return Ok(Some(DropReason::Recomputed));
         }
@@ -181,7 +182,7 @@ impl Assigner<'_> {
     }
 
     /// Returns the reason to leave out a weight that no entry maps.
-    fn unknown(&self, tensor: &str, name: &str) -> Result<Option<DropReason>, ArchError> {
+    fn unknown(&self, tensor: &str, name: &str) -> Result<Option<DropReason>> {
         let card = self.card;
         if card.kind == CardKind::Mmproj {
             let is_text = names::is_of_text_model(tensor);
@@ -202,7 +203,7 @@ impl Assigner<'_> {
             .unwrap_or("")
     }
 
-    fn match_all(&mut self) -> Result<(), ArchError> {
+    fn match_all(&mut self) -> Result<()> {
         let mut leftovers = Vec::new();
         let limits = self.block_limits()?;
         let tied = self.tied_head()?;
@@ -255,7 +256,7 @@ impl Assigner<'_> {
         Err(ArchError::Leftover { card: self.card.name(), names, drop })
     }
 
-    fn add(&mut self, weight: usize, entry: usize, found: &Match) -> Result<(), ArchError> {
+    fn add(&mut self, weight: usize, entry: usize, found: &Match) -> Result<()> {
         let spec = &self.card.entries[entry];
         let by = match spec.join {
             Some(Join::StackBy(by) | Join::ConcatBy(by)) => Some(by),
@@ -301,7 +302,7 @@ impl Assigner<'_> {
     }
 
     /// Returns the tensors in file order.
-    fn outputs(&self) -> Result<Vec<OutputSpec>, ArchError> {
+    fn outputs(&self) -> Result<Vec<OutputSpec>> {
         // Entries of a group are written where the last of them is complete.
         let mut groups: HashMap<(&str, Option<u64>), usize> = HashMap::new();
         for (key, emission) in &self.emissions {
@@ -349,7 +350,7 @@ impl Assigner<'_> {
     }
 
     /// Checks that the card's required outputs exist, and that every block has what one block has.
-    fn check_complete(&self, outputs: &[OutputSpec]) -> Result<(), ArchError> {
+    fn check_complete(&self, outputs: &[OutputSpec]) -> Result<()> {
         let present: HashSet<&str> = outputs.iter().map(|output| output.name.as_str()).collect();
         // With more blocks than tensors some block has none, so the search can stop there.
         let n_weights = self.weights.len() as u64 + 1;

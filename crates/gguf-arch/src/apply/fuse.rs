@@ -1,5 +1,6 @@
 //! Joins output tensors after mapping, for runtimes that read the joined form: `--fuse-qkv`, `--fuse-gate-up-exps`.
 
+use crate::Result;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::error::ArchError;
@@ -13,7 +14,7 @@ use gguf_core::Shape;
 ///
 /// # Errors
 /// The card does not list the join, no block has all parts, or shapes of parts do not join.
-pub(crate) fn fuse(card: &Card, fuse: Fuse, outputs: &mut Vec<OutputSpec>) -> Result<(), ArchError> {
+pub(crate) fn fuse(card: &Card, fuse: Fuse, outputs: &mut Vec<OutputSpec>) -> Result<()> {
     for (asked, fusion) in [(fuse.qkv, Fusion::Qkv), (fuse.gate_up_exps, Fusion::GateUpExps)] {
         if !asked {
             continue;
@@ -30,7 +31,7 @@ pub(crate) fn fuse(card: &Card, fuse: Fuse, outputs: &mut Vec<OutputSpec>) -> Re
 }
 
 /// Joins in every block that has all parts; returns false if none has.
-fn join(fusion: Fusion, outputs: &mut Vec<OutputSpec>) -> Result<bool, ArchError> {
+fn join(fusion: Fusion, outputs: &mut Vec<OutputSpec>) -> Result<bool> {
     let (part_names, joined_name) = fusion.names();
     let at: HashMap<&str, usize> =
         outputs.iter().enumerate().map(|(at, output)| (output.name.as_str(), at)).collect();
@@ -69,7 +70,7 @@ fn one<'o>(
     name: String,
     axis: usize,
     parts: impl Iterator<Item = &'o OutputSpec> + Clone,
-) -> Result<OutputSpec, ArchError> {
+) -> Result<OutputSpec> {
     let mut joined: Option<Vec<u64>> = None;
     let mut last = None;
     for part in parts.clone() {

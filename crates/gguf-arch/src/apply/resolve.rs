@@ -1,5 +1,6 @@
 //! From a checkpoint's headers and configuration to a [`Mapping`].
 
+use crate::Result;
 use std::cell::RefCell;
 use std::sync::LazyLock;
 
@@ -53,20 +54,12 @@ const TOKEN_TYPE_COUNT: &str = "tokenizer.ggml.token_type_count";
 ///
 /// # Errors
 /// [`ArchError`]: no card, tensors that the card does not know, missing tensors, shapes that do not fit.
-pub fn resolve(
-    registry: &Registry,
-    inputs: &Inputs<'_>,
-    options: &ResolveOptions,
-) -> Result<Mapping, ArchError> {
+pub fn resolve(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) -> Result<Mapping> {
     let mapping = resolved(registry, inputs, options);
     mapping.map_err(|error| absent::in_files(error, registry, inputs, options.mistral_format))
 }
 
-fn resolved(
-    registry: &Registry,
-    inputs: &Inputs<'_>,
-    options: &ResolveOptions,
-) -> Result<Mapping, ArchError> {
+fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) -> Result<Mapping> {
     let mut config = detect::with_text_config(inputs.config);
     let mut cut = Vec::new();
     if registry.kind() == CardKind::Text {
@@ -190,7 +183,7 @@ pub(crate) fn chosen<'r>(
     config: &Map<String, Json>,
     inputs: &Inputs<'_>,
     options: ResolveOptions,
-) -> Result<&'r Card, ArchError> {
+) -> Result<&'r Card> {
     // A card whose defaults cannot be computed for this configuration is skipped if another card fits.
     let unfit = RefCell::new(None);
     let card =
@@ -244,7 +237,7 @@ fn file_type(
     config: &Map<String, Json>,
     inputs: &Inputs<'_>,
     options: ResolveOptions,
-) -> Result<OutType, ArchError> {
+) -> Result<OutType> {
     if let Some(file_type) = options.file_type {
         return Ok(file_type);
     }
@@ -264,7 +257,7 @@ fn file_type(
     Ok(OutType::auto(kept))
 }
 
-fn eval(card: &Card, at: &str, scope: &Scope<'_>, expr: &Expr) -> Result<Datum, ArchError> {
+fn eval(card: &Card, at: &str, scope: &Scope<'_>, expr: &Expr) -> Result<Datum> {
     let failed = |source| ArchError::Eval { card: card.name(), at: at.to_owned(), source };
     scope.eval(expr, Captures::default()).map_err(failed)
 }
@@ -291,7 +284,7 @@ fn default_size() -> &'static Expr {
 }
 
 /// Evaluates the card's `[tokenizer]` table.
-fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchError> {
+fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest> {
     let spec = &card.tokenizer;
     let size = eval(card, "[tokenizer] `size`", scope, spec.size.as_ref().unwrap_or(default_size()))?;
     let option = Expr::parse("opt.mistral_format").unwrap_or(Expr::Null);
@@ -322,7 +315,7 @@ fn tokenizer(card: &Card, scope: &Scope<'_>) -> Result<TokenizerRequest, ArchErr
 }
 
 /// Returns the modes whose conditions hold. Special tokens of the table follow those of the mode.
-fn modes(card: &Card, scope: &Scope<'_>) -> Result<Vec<ModeRequest>, ArchError> {
+fn modes(card: &Card, scope: &Scope<'_>) -> Result<Vec<ModeRequest>> {
     let spec = &card.tokenizer;
     let failed = |source| ArchError::Eval { card: card.name(), at: "[tokenizer] `try`".to_owned(), source };
     let mut modes = Vec::new();
@@ -341,7 +334,7 @@ fn modes(card: &Card, scope: &Scope<'_>) -> Result<Vec<ModeRequest>, ArchError> 
     Ok(modes)
 }
 
-fn tokenizer_rows(card: &Card, rows: &[MetadataRow], scope: &Scope<'_>) -> Result<Metadata, ArchError> {
+fn tokenizer_rows(card: &Card, rows: &[MetadataRow], scope: &Scope<'_>) -> Result<Metadata> {
     let mut metadata = Metadata::new();
     metadata_rows::apply_rows(card, "[tokenizer]", rows, scope, &mut metadata)?;
     Ok(metadata)

@@ -1,5 +1,6 @@
 //! Embedding and output head of a model: compares the configuration with the tensors of the checkpoint.
 
+use crate::Result;
 use serde_json::{Map, Value as Json};
 
 use crate::attributes::{AttributeDefault, Attributes};
@@ -50,7 +51,7 @@ pub(crate) fn check(
     weights: &[WeightMeta],
     (outputs, dropped): (&[OutputSpec], &[Dropped]),
     heads: &[usize],
-) -> Result<Option<Tie>, ArchError> {
+) -> Result<Option<Tie>> {
     let source = |tensor: &str| {
         let output = outputs.iter().find(|output| is_named(&output.name, tensor))?;
         match &output.content {

@@ -1,5 +1,6 @@
 //! Card of one architecture of image or video models.
 
+use crate::Result;
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
@@ -135,7 +136,7 @@ impl DiffusionCard {
     ///
     /// # Errors
     /// [`ArchError::Card`]: no TOML, an unknown or missing key, a value of the wrong kind.
-    pub fn parse(stem: &str, text: &str) -> Result<Self, ArchError> {
+    pub fn parse(stem: &str, text: &str) -> Result<Self> {
         let wrong = |problem| ArchError::Card { card: stem.to_owned(), problem: Box::new(problem) };
         let card: Self =
             toml::from_str(text).map_err(|error| wrong(CardProblem::Toml(error.message().to_owned())))?;

@@ -1,5 +1,6 @@
 //! Rules that image and video models share (`converters/diffusion/base.toml`).
 
+use crate::Result;
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -178,7 +179,7 @@ impl CommonRules {
         bare.split_once('.').map(|(module, _)| module)
     }
 
-    pub(super) fn parse(text: &str) -> Result<Self, ArchError> {
+    pub(super) fn parse(text: &str) -> Result<Self> {
         let wrong = |problem| ArchError::Card { card: "base".to_owned(), problem: Box::new(problem) };
         let rules: Self =
             toml::from_str(text).map_err(|error| wrong(CardProblem::Toml(error.message().to_owned())))?;

@@ -1,11 +1,11 @@
 //! All cards of image and video models, and the recognition of a checkpoint.
 
+use crate::Result;
 use std::sync::{Arc, OnceLock};
 
 use super::card::DiffusionCard;
 use super::common::{CommonRules, NamePrefix};
 use super::layout::Layout;
-use crate::error::ArchError;
 
 /// Name and text of each embedded card: files of `converters/diffusion/`.
 const TEXTS: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/diffusion.rs"));
@@ -51,7 +51,7 @@ impl DiffusionCards {
     ///
     /// # Errors
     /// [`ArchError::Card`] if an embedded card is invalid; never in a program that passes its tests.
-    pub fn embedded() -> Result<&'static Self, ArchError> {
+    pub fn embedded() -> Result<&'static Self> {
         if let Some(cards) = EMBEDDED.get() {
             return Ok(cards);
         }
@@ -65,7 +65,7 @@ impl DiffusionCards {
     }
 
     /// Adds a card before all others; it replaces one of the same architecture.
-    pub fn with(&self, stem: &str, text: &str) -> Result<Self, ArchError> {
+    pub fn with(&self, stem: &str, text: &str) -> Result<Self> {
         let card = Arc::new(DiffusionCard::parse(stem, text)?);
         let others = self.cards.iter().filter(|other| other.gguf != card.gguf).cloned();
         Ok(Self {

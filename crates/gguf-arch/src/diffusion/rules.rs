@@ -1,5 +1,6 @@
 //! Types of the tensors of image and video models.
 
+use crate::Result;
 use std::collections::HashSet;
 use std::sync::Arc;
 
@@ -7,7 +8,6 @@ use super::card::DiffusionCard;
 use super::common::{ClassTypes, CommonRules};
 use super::layout::fewest;
 use super::registry::{DiffusionCards, Recognition};
-use crate::error::ArchError;
 use gguf_core::text::escape;
 use gguf_core::{ElementType, GgmlType, Shape, TensorMeta};
 use gguf_format::{FileType, Metadata, Value};
@@ -54,7 +54,7 @@ impl DiffusionRules {
     ///
     /// # Errors
     /// [`ArchError::Card`]; never in a program that passes its tests.
-    pub fn of_file(metadata: &Metadata, tensors: &[TensorMeta]) -> Result<Option<Self>, ArchError> {
+    pub fn of_file(metadata: &Metadata, tensors: &[TensorMeta]) -> Result<Option<Self>> {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let cards = DiffusionCards::embedded()?;
         if let Some(card) = cards.by_gguf(arch) {

@@ -1,5 +1,6 @@
 //! Rebuilds the configuration that a file's keys came from, or may have come from.
 
+use crate::Result;
 use serde_json::{Map, Value as Json, json};
 
 use super::inverse_rows;
@@ -91,7 +92,7 @@ pub(super) fn rebuilt(
 
 /// Returns the scope's configuration with the card's `[inverse]` applied. Its expressions see the unchanged
 /// configuration.
-pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Json>, ArchError> {
+pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Json>> {
     let mut config = scope.config.clone();
     for (key, rule) in card.inverse.iter().filter(|(_, rule)| rule.tensor.is_none()) {
         let failed = |source| ArchError::Eval { card: card.name(), at: format!("[inverse] `{key}`"), source };
@@ -103,7 +104,7 @@ pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Jso
             None => set_member(&mut config, key, value(Captures::default())?),
             Some((list, member)) => {
                 let blocks = blocks(scope).map_err(failed)?;
-                let values = blocks.into_iter().map(value).collect::<Result<Vec<_>, ArchError>>()?;
+                let values = blocks.into_iter().map(value).collect::<Result<Vec<_>>>()?;
                 set_members(&mut config, list, member, values);
             }
         }

@@ -1,5 +1,6 @@
 //! Restores the names of a checkpoint from those after rewriting, as far as possible.
 
+use crate::Result;
 use crate::error::ArchError;
 use crate::language::eval::Scope;
 use crate::language::names::{Captures, undo_shared_rewrite};
@@ -20,7 +21,7 @@ pub(super) struct SourceNames<'a> {
 
 impl<'a> SourceNames<'a> {
     /// Collects the shifts of the card's rewriting.
-    pub(super) fn new(card: &'a Card, scope: &Scope<'_>) -> Result<Self, ArchError> {
+    pub(super) fn new(card: &'a Card, scope: &Scope<'_>) -> Result<Self> {
         let failed = |source| ArchError::Eval { card: card.name(), at: "rewrite".to_owned(), source };
         let mut shifted = Vec::new();
         for rewrite in card.rewrite.iter().rev() {

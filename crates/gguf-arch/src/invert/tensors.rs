@@ -1,5 +1,6 @@
 //! Tensors of the checkpoint that a GGUF file stores as keys.
 
+use crate::Result;
 use crate::error::ArchError;
 use crate::language::datum::Datum;
 use crate::language::eval::Scope;
@@ -12,7 +13,7 @@ use crate::read::schema::{Card, EntryType, InverseRule, Phase};
 use gguf_core::Shape;
 
 /// Returns the tensors of the card's `[inverse]`: one per rule, or one per block.
-pub(super) fn of_keys(card: &Card, scope: &Scope<'_>) -> Result<Vec<OutputSpec>, ArchError> {
+pub(super) fn of_keys(card: &Card, scope: &Scope<'_>) -> Result<Vec<OutputSpec>> {
     let mut outputs = Vec::new();
     for (name, rule) in &card.inverse {
         let failed =

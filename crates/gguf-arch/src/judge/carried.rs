@@ -5,12 +5,12 @@
 //! its graph declares what the runtime computes regardless of the configuration, the value is compared with that
 //! instead.
 
+use crate::Result;
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value as Json};
 
 use crate::attributes::{AttributeDefault, Attributes};
-use crate::error::ArchError;
 use crate::error::lost_value::LostValue;
 use crate::judge::long_rope;
 use crate::keys::hparams::{self, ConfigMap};
@@ -89,7 +89,7 @@ pub(crate) fn lost<'a>(
     outputs: &[OutputSpec],
     origins: &Origins,
     annotate: bool,
-) -> Result<(Vec<LostValue>, Vec<Piece>), ArchError> {
+) -> Result<(Vec<LostValue>, Vec<Piece>)> {
     // The configuration of a draft model partly describes its target model.
     if target::is_used_by(card) {
         return Ok((Vec::new(), of_read(card, config)));
@@ -112,11 +112,7 @@ pub(crate) fn lost<'a>(
 }
 
 /// Computes the keys and generated tensors for a configuration, and the annotations.
-fn config_plan(
-    card: &Card,
-    config: &ConfigMap,
-    scope: &mut Scope<'_>,
-) -> Result<(ConfigPlan, Metadata), ArchError> {
+fn config_plan(card: &Card, config: &ConfigMap, scope: &mut Scope<'_>) -> Result<(ConfigPlan, Metadata)> {
     scope.roots.retain(|root| root.0 != "raw");
     scope.roots.push(("raw", Root::Value(Json::Object(config.clone()))));
     configure(card, config, scope)?;

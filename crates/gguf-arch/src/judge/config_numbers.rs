@@ -1,6 +1,7 @@
 //! Numbers of a configuration: an attribute whose default is a number in transformers' class has one, and sizes are
 //! positive. A text, a list or a value with the wrong sign would give a key that means something else.
 
+use crate::Result;
 use serde_json::{Map, Value as Json};
 
 use crate::attributes::{AttributeDefault, Attributes};
@@ -53,7 +54,7 @@ impl Expected {
 }
 
 /// Checks the numbers of a configuration and its text part.
-pub(crate) fn check(config: &Map<String, Json>) -> Result<(), ArchError> {
+pub(crate) fn check(config: &Map<String, Json>) -> Result<()> {
     let attributes = Attributes::of_text(config);
     let text = config.get("text_config").and_then(Json::as_object);
     // With a text part, the attributes are those of this part.
@@ -62,7 +63,7 @@ pub(crate) fn check(config: &Map<String, Json>) -> Result<(), ArchError> {
     text.map_or(Ok(()), |text| check_part(text, attributes))
 }
 
-fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Result<(), ArchError> {
+fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Result<()> {
     for (key, value) in part {
         let is_object = value.is_object() || value.is_null() || *value == Json::Bool(false);
         if OBJECTS.contains(&key.as_str()) && !is_object {

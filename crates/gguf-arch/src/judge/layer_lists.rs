@@ -1,6 +1,7 @@
 //! Lists of a configuration that have an entry for each layer. A model whose layers were removed, or a configuration of
 //! another model, has lists of another length; nothing says which entry then belongs to which layer.
 
+use crate::Result;
 use serde_json::{Map, Value as Json};
 
 use crate::error::ArchError;
@@ -16,7 +17,7 @@ const STRICT: [&str; 3] = ["layer_types", "layers_block_type", "mlp_layer_types"
 ///
 /// # Errors
 /// A list with too few entries, or a longer one that transformers refuses.
-pub(crate) fn settle(config: &mut Map<String, Json>) -> Result<Vec<ArchWarning>, ArchError> {
+pub(crate) fn settle(config: &mut Map<String, Json>) -> Result<Vec<ArchWarning>> {
     let mut warnings = settle_part(config)?;
     if let Some(Json::Object(text)) = config.get_mut("text_config") {
         warnings.extend(settle_part(text)?);
@@ -24,7 +25,7 @@ pub(crate) fn settle(config: &mut Map<String, Json>) -> Result<Vec<ArchWarning>,
     Ok(warnings)
 }
 
-fn settle_part(part: &mut Map<String, Json>) -> Result<Vec<ArchWarning>, ArchError> {
+fn settle_part(part: &mut Map<String, Json>) -> Result<Vec<ArchWarning>> {
     let mut warnings = Vec::new();
     let Some((layers_key, n_layers)) = own_blocks_key(part) else { return Ok(warnings) };
     let most = n_layers.saturating_add(stated_heads(part));

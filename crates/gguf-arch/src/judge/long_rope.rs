@@ -4,6 +4,7 @@
 //! Cards whose models always have this rope write the factors themselves. For other cards, the factors are written only
 //! if llama.cpp's graph of the architecture reads them.
 
+use crate::Result;
 use serde_json::{Map, Value as Json};
 
 use crate::error::ArchError;
@@ -37,12 +38,7 @@ pub(crate) fn parameters(scope: &Scope<'_>) -> Option<Map<String, Json>> {
 ///
 /// # Errors
 /// A list is missing, or its length differs from half of the rotated dimensions.
-pub(crate) fn complete(
-    card: &Card,
-    scope: &Scope<'_>,
-    keys_only: bool,
-    mapping: &mut Mapping,
-) -> Result<(), ArchError> {
+pub(crate) fn complete(card: &Card, scope: &Scope<'_>, keys_only: bool, mapping: &mut Mapping) -> Result<()> {
     let Some(rope) = parameters(scope) else { return Ok(()) };
     let Some(found) = rope.get("rope_type").and_then(Json::as_str) else { return Ok(()) };
     let arch = card.gguf.as_str();
@@ -97,7 +93,7 @@ fn set(metadata: &mut Metadata, key: &str, arch: &str, value: impl Into<Value>) 
 }
 
 /// Returns a list of factors as F32.
-fn factors(rope: &Map<String, Json>, key: &'static str, n_dims: Option<u64>) -> Result<Vec<f32>, ArchError> {
+fn factors(rope: &Map<String, Json>, key: &'static str, n_dims: Option<u64>) -> Result<Vec<f32>> {
     let list = rope.get(key).and_then(Json::as_array);
     let values = list.and_then(|list| list.iter().map(Json::as_f64).collect::<Option<Vec<f64>>>());
     let values = values.ok_or_else(|| ArchError::Required {

@@ -1,5 +1,6 @@
 //! From a configuration to the one that expressions see.
 
+use crate::Result;
 use serde_json::{Map, Value as Json};
 
 use crate::attributes::Attributes;
@@ -63,7 +64,7 @@ pub(crate) const ROPE_KEYS: &[&str] = &[
 ///
 /// # Exactness
 /// Equals what llama.cpp's converter reads through transformers 4.57.6, for the keys a card lists.
-pub(crate) fn complete(card: &Card, config: &ConfigMap, scope: &Scope<'_>) -> Result<ConfigMap, ArchError> {
+pub(crate) fn complete(card: &Card, config: &ConfigMap, scope: &Scope<'_>) -> Result<ConfigMap> {
     let mut config = config.clone();
     if card.kind == CardKind::Mmproj {
         return with_part_defaults(card, config, scope);
@@ -88,7 +89,7 @@ pub(crate) fn complete(card: &Card, config: &ConfigMap, scope: &Scope<'_>) -> Re
 
 /// Returns the configuration for a card of towers: its parts stay nested, each with the defaults of its own type. A
 /// part without a type has that of the card's only defaults.
-fn with_part_defaults(card: &Card, config: ConfigMap, scope: &Scope<'_>) -> Result<ConfigMap, ArchError> {
+fn with_part_defaults(card: &Card, config: ConfigMap, scope: &Scope<'_>) -> Result<ConfigMap> {
     let mut config = config;
     let only = match card.defaults.keys().collect::<Vec<_>>()[..] {
         [only] => Some(only),
@@ -134,7 +135,7 @@ const NULLABLE: &[&str] = &[
     "topk_group",
 ];
 
-fn with_defaults(card: &Card, mut config: ConfigMap, scope: &Scope<'_>) -> Result<ConfigMap, ArchError> {
+fn with_defaults(card: &Card, mut config: ConfigMap, scope: &Scope<'_>) -> Result<ConfigMap> {
     let Some(model_type) = config.get("model_type").and_then(Json::as_str).map(str::to_owned) else {
         return Ok(config);
     };
@@ -167,7 +168,7 @@ fn evaluate_default(
     value: &DefaultValue,
     config: &ConfigMap,
     outer: &Scope<'_>,
-) -> Result<Json, ArchError> {
+) -> Result<Json> {
     match value {
         DefaultValue::Literal(json) => Ok(json.clone()),
         DefaultValue::Expr(expr) => {
@@ -230,7 +231,7 @@ pub(crate) fn two_ropes(config: &ConfigMap) -> Option<ArchWarning> {
 }
 
 /// Returns the roots `rope`, `rope_full` and `rope_swa`, after checking the rope type.
-pub(crate) fn rope_roots(config: &ConfigMap) -> Result<[(&'static str, Root<'static>); 3], ArchError> {
+pub(crate) fn rope_roots(config: &ConfigMap) -> Result<[(&'static str, Root<'static>); 3]> {
     let rope = rope(config);
     let member = |name: &str| rope.get(name).and_then(Json::as_object).cloned();
     let full = member("full_attention").unwrap_or_else(|| rope.clone());
@@ -252,7 +253,7 @@ pub(crate) fn rope_roots(config: &ConfigMap) -> Result<[(&'static str, Root<'sta
 }
 
 /// Applies the changes of the configuration that metadata sees and tensors do not.
-pub(crate) fn set_for_metadata(card: &Card, scope: &mut Scope<'_>) -> Result<(), ArchError> {
+pub(crate) fn set_for_metadata(card: &Card, scope: &mut Scope<'_>) -> Result<()> {
     change(card, "`metadata_set`", &card.metadata_set, &card.metadata_drop, scope)
 }
 
@@ -264,7 +265,7 @@ pub(crate) fn change(
     set: &[(String, Expr)],
     drop: &[String],
     scope: &mut Scope<'_>,
-) -> Result<(), ArchError> {
+) -> Result<()> {
     for (key, value) in set {
         let failed = |source| ArchError::Eval { card: card.name(), at: section.to_owned(), source };
         let value = scope.eval(value, Captures::default()).map_err(failed)?;

@@ -6,6 +6,7 @@
 //! The attention factor is that of `_compute_yarn_parameters` in transformers 5.24, divided by the one that llama.cpp
 //! 0.5.0 computes.
 
+use crate::Result;
 use serde_json::{Map, Value as Json};
 
 use crate::error::ArchError;
@@ -29,12 +30,7 @@ const PERIODS: [&str; 3] =
     ["sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers"];
 
 /// Adds the keys whose defaults in the runtime would be wrong.
-pub(crate) fn add(
-    card: &Card,
-    scope: &Scope<'_>,
-    early: &Metadata,
-    metadata: &mut Metadata,
-) -> Result<(), ArchError> {
+pub(crate) fn add(card: &Card, scope: &Scope<'_>, early: &Metadata, metadata: &mut Metadata) -> Result<()> {
     let (CardKind::Text, Some(graph)) = (card.kind, &card.graph) else { return Ok(()) };
     let mut keys = RuntimeKeys { arch: &card.gguf, early, metadata };
     if !keys.attends() {
@@ -109,7 +105,7 @@ fn number(of: &Map<String, Json>, name: &str) -> Option<f64> {
 }
 
 /// Returns a number of the configuration as F32.
-fn held(of: &Map<String, Json>, name: &str) -> Result<Option<f32>, ArchError> {
+fn held(of: &Map<String, Json>, name: &str) -> Result<Option<f32>> {
     let Some(value) = of.get(name).filter(|value| !value.is_null()).and_then(json::as_f64) else {
         return Ok(None);
     };
@@ -140,7 +136,7 @@ fn rotation(
     config: &Map<String, Json>,
     graph: &GraphFeatures,
     keys: &mut RuntimeKeys<'_>,
-) -> Result<(), ArchError> {
+) -> Result<()> {
     if let Some(base) = held(rope, "rope_theta")?.filter(|&base| base != ASSUMED_BASE) {
         keys.set_if_absent("rope.freq_base", base);
     }

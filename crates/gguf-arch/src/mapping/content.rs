@@ -1,5 +1,6 @@
 //! Checks of the content of weights.
 
+use crate::Result;
 use std::collections::HashSet;
 
 use crate::error::ArchError;
@@ -11,7 +12,7 @@ const MAX_INDICES: u64 = 1 << 24;
 
 impl WeightValues<'_> {
     /// Checks that every element of a weight is zero.
-    pub(crate) fn require_zero(&self, name: &str) -> Result<(), ArchError> {
+    pub(crate) fn require_zero(&self, name: &str) -> Result<()> {
         let Some((source, index, meta)) = self.weight(name) else { return Ok(()) };
         elem_bytes(meta).map_err(|_| not_numbers(meta))?;
         let mut found = 0;
@@ -23,7 +24,7 @@ impl WeightValues<'_> {
     }
 
     /// Returns true if two weights have the same shape and the same values.
-    pub(crate) fn are_equal(&self, name: &str, other: &str) -> Result<bool, ArchError> {
+    pub(crate) fn are_equal(&self, name: &str, other: &str) -> Result<bool> {
         let meta = |name| self.by_name.get(name).and_then(|&index| self.source?.weights().get(index));
         match (meta(name), meta(other)) {
             (Some(a), Some(b)) if a.shape == b.shape => {}
@@ -60,7 +61,7 @@ impl WeightValues<'_> {
     }
 
     /// Checks that the elements of an index list, each plus its position, are below a limit and unique.
-    pub(crate) fn check_indices(&self, name: &str, below: u64) -> Result<(), ArchError> {
+    pub(crate) fn check_indices(&self, name: &str, below: u64) -> Result<()> {
         let Some((source, index, meta)) = self.weight(name) else { return Ok(()) };
         let n = meta.shape.n_elems();
         if n > MAX_INDICES || elem_bytes(meta).is_err() {

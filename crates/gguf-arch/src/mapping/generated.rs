@@ -1,5 +1,6 @@
 //! Tensors without a source in the checkpoint.
 
+use crate::Result;
 use std::sync::Arc;
 
 use serde_json::Value as Json;
@@ -26,11 +27,7 @@ const UNROTATED: f32 = 1e30;
 
 /// Returns the tensor of a rule if the configuration needs it. Tensors that precede a weight are emitted with the
 /// weight.
-pub(crate) fn generated(
-    card: &Card,
-    generate: &Generate,
-    scope: &Scope<'_>,
-) -> Result<Option<OutputSpec>, ArchError> {
+pub(crate) fn generated(card: &Card, generate: &Generate, scope: &Scope<'_>) -> Result<Option<OutputSpec>> {
     let none = Captures::default();
     if let GenerateKind::Fill(Fill { before: Some(_), .. }) = generate.kind {
         return Ok(None);
@@ -83,7 +80,7 @@ pub(crate) fn fill(
     generate: &Generate,
     scope: &Scope<'_>,
     captures: Captures,
-) -> Result<Option<OutputSpec>, ArchError> {
+) -> Result<Option<OutputSpec>> {
     let GenerateKind::Fill(rule) = &generate.kind else { return Ok(None) };
     let name = generate.to.render(captures).unwrap_or_default();
     let length = |expr| scope.count(expr, captures, &[]).map_err(|source| failed(card, source));
@@ -108,14 +105,14 @@ fn failed(card: &Card, source: EvalError) -> ArchError {
 }
 
 /// Evaluates a size between 1 and [`MAX_DIM`].
-fn count(card: &Card, name: &str, expr: &Expr, scope: &Scope<'_>) -> Result<u64, ArchError> {
+fn count(card: &Card, name: &str, expr: &Expr, scope: &Scope<'_>) -> Result<u64> {
     let dim = scope.count(expr, Captures::default(), &[]).map_err(|source| failed(card, source))?;
     let found = Some(dim).filter(|dim| (1..=MAX_DIM).contains(dim));
     found.ok_or_else(|| ArchError::Shape { target: name.to_owned(), shape: format!("[{dim} / 2]") })
 }
 
 /// Returns an F32 tensor of these dimensions in [`Phase::Generated`].
-pub(crate) fn output(name: &str, dims: Vec<u64>, content: TensorContent) -> Result<OutputSpec, ArchError> {
+pub(crate) fn output(name: &str, dims: Vec<u64>, content: TensorContent) -> Result<OutputSpec> {
     let shown = format!("{dims:?}");
     let fits = !dims.is_empty() && !dims.contains(&0) && dims.len() <= 4;
     let shape = Shape::new(dims).filter(|_| fits);
@@ -125,7 +122,7 @@ pub(crate) fn output(name: &str, dims: Vec<u64>, content: TensorContent) -> Resu
 }
 
 /// Returns the values of a list as F32.
-fn floats(card: &Card, name: &str, values: &Datum) -> Result<Arc<[f32]>, ArchError> {
+fn floats(card: &Card, name: &str, values: &Datum) -> Result<Arc<[f32]>> {
     let Datum::List(items) = values else {
         return Err(failed(card, EvalError::Kind { op: "rope_factors", found: values.kind() }));
     };
@@ -142,12 +139,7 @@ fn floats(card: &Card, name: &str, values: &Datum) -> Result<Arc<[f32]>, ArchErr
 }
 
 /// Returns Llama 3's rope factors if the configuration has that rope type.
-fn llama3(
-    card: &Card,
-    name: &str,
-    rule: &Llama3Rope,
-    scope: &Scope<'_>,
-) -> Result<Option<OutputSpec>, ArchError> {
+fn llama3(card: &Card, name: &str, rule: &Llama3Rope, scope: &Scope<'_>) -> Result<Option<OutputSpec>> {
     let Some(Root::Value(rope)) = scope.roots.iter().find(|root| root.0 == "rope_full").map(|root| &root.1)
     else {
         return Ok(None);

@@ -4,6 +4,7 @@
 //! A configuration may count heads that are not stored: transformers drops the tensors on saving and leaves the count
 //! unchanged. In this case, and under `--no-mtp`, the card sees a configuration without the count.
 
+use crate::Result;
 use serde_json::{Map, Value as Json};
 
 use crate::error::ArchError;
@@ -146,7 +147,7 @@ impl<'c> HeadRule<'c> {
         heads: DraftHeads,
         config: &Map<String, Json>,
         scope: &Scope<'_>,
-    ) -> Result<Self, ArchError> {
+    ) -> Result<Self> {
         let mut rule = Self { heads, shared: &card.mtp_keep, first_block: u64::MAX };
         let Some(option) = heads.option() else { return Ok(rule) };
         let text = config.get("text_config").and_then(Json::as_object);

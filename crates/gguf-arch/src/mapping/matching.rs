@@ -1,5 +1,6 @@
 //! Finds the card entry that a tensor name of the checkpoint matches.
 
+use crate::Result;
 use std::collections::HashMap;
 
 use crate::error::ArchError;
@@ -40,7 +41,7 @@ pub(crate) struct Matcher<'a> {
 
 impl<'a> Matcher<'a> {
     /// Builds the index.
-    pub(crate) fn new(card: &'a Card, scope: &'a Scope<'a>) -> Result<Self, ArchError> {
+    pub(crate) fn new(card: &'a Card, scope: &'a Scope<'a>) -> Result<Self> {
         let mut steps = Vec::new();
         for rewrite in &card.rewrite {
             let holds = scope.holds(rewrite.when.as_ref(), Captures::default());
@@ -75,17 +76,17 @@ impl<'a> Matcher<'a> {
         Self { card, scope, index, others, steps }
     }
 
-    pub(crate) fn holds(&self, at: &str, when: Option<&Expr>, captures: Captures) -> Result<bool, ArchError> {
+    pub(crate) fn holds(&self, at: &str, when: Option<&Expr>, captures: Captures) -> Result<bool> {
         self.scope.holds(when, captures).map_err(|source| eval_error(self.card, at, source))
     }
 
-    pub(crate) fn count(&self, at: &str, expr: &Expr, captures: Captures) -> Result<u64, ArchError> {
+    pub(crate) fn count(&self, at: &str, expr: &Expr, captures: Captures) -> Result<u64> {
         self.scope.count(expr, captures, &[]).map_err(|source| eval_error(self.card, at, source))
     }
 
     /// Returns a name after the card's own rewriting. Tower names exist in layouts that differ by one level; the layout
     /// that the card knows is used.
-    pub(crate) fn rewritten(&self, name: String) -> Result<String, ArchError> {
+    pub(crate) fn rewritten(&self, name: String) -> Result<String> {
         if self.card.kind == CardKind::Text {
             return self.stepped(name);
         }
@@ -113,7 +114,7 @@ impl<'a> Matcher<'a> {
     }
 
     /// Returns a name after the rewriting steps.
-    fn stepped(&self, mut name: String) -> Result<String, ArchError> {
+    fn stepped(&self, mut name: String) -> Result<String> {
         for step in &self.steps {
             name = match step {
                 RewriteStep::Strip(text) => name.replace(text.as_str(), ""),
@@ -148,12 +149,7 @@ impl<'a> Matcher<'a> {
 
     /// Returns the reason to leave a name out, by the rules that apply at this point. `tensor` is the name in the
     /// checkpoint. Rules about content read it here.
-    pub(crate) fn ignored(
-        &self,
-        tensor: &str,
-        name: &str,
-        asked: IgnoreStage,
-    ) -> Result<Option<DropReason>, ArchError> {
+    pub(crate) fn ignored(&self, tensor: &str, name: &str, asked: IgnoreStage) -> Result<Option<DropReason>> {
         let is_asked = |ignore: &&Ignore| match asked {
             IgnoreStage::BeforeEntries => ignore.is_conditional(),
             IgnoreStage::AfterEntries => !ignore.is_conditional(),
@@ -179,7 +175,7 @@ impl<'a> Matcher<'a> {
     }
 
     /// Returns the index of the entry that a rewritten name matches; `tensor` is the name in the checkpoint.
-    pub(crate) fn entry_of(&self, tensor: &str, name: &str) -> Result<Option<(usize, Match)>, ArchError> {
+    pub(crate) fn entry_of(&self, tensor: &str, name: &str) -> Result<Option<(usize, Match)>> {
         let mut found: Option<(usize, Match)> = None;
         for index in self.candidates(name) {
             let entry = &self.card.entries[index];

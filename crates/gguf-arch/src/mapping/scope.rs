@@ -1,10 +1,10 @@
 //! Scope of a card's expressions for a checkpoint.
 
+use crate::Result;
 use std::collections::HashMap;
 
 use serde_json::{Map, Value as Json, json};
 
-use crate::error::ArchError;
 use crate::error::warning::ArchWarning;
 use crate::keys::hparams;
 use crate::language::eval::{Root, Scope};
@@ -24,7 +24,7 @@ pub(crate) fn scope<'a>(
     inputs: &Inputs<'a>,
     options: ResolveOptions,
     file_type: u32,
-) -> Result<Scope<'a>, ArchError> {
+) -> Result<Scope<'a>> {
     scope_of(card, class, config, inputs, options, file_type).map(|made| made.0)
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn scope_of<'a>(
     inputs: &Inputs<'a>,
     options: ResolveOptions,
     file_type: u32,
-) -> Result<(Scope<'a>, Option<ArchWarning>), ArchError> {
+) -> Result<(Scope<'a>, Option<ArchWarning>)> {
     let map = |map: Option<&'a Map<String, Json>>| map.map_or(Root::Value(json!({})), Root::Map);
     let mut scope = Scope {
         config: Map::new(),
@@ -101,11 +101,7 @@ pub(crate) fn scope_of<'a>(
 }
 
 /// Sets the configuration of a scope: completed, with the card's changes, and with the rope roots.
-pub(crate) fn configure(
-    card: &Card,
-    config: &Map<String, Json>,
-    scope: &mut Scope<'_>,
-) -> Result<(), ArchError> {
+pub(crate) fn configure(card: &Card, config: &Map<String, Json>, scope: &mut Scope<'_>) -> Result<()> {
     scope.config = hparams::complete(card, config, scope)?;
     // Drafts made with `speculators` have their block parameters in a nested object.
     if let Some(Json::Object(layer)) = scope.config.get("transformer_layer_config").cloned() {

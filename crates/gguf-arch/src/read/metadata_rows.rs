@@ -1,5 +1,6 @@
 //! Rows of cards: the metadata keys that they write, and the values of these keys.
 
+use crate::Result;
 use crate::error::ArchError;
 use crate::language::datum::Datum;
 use crate::language::eval::Scope;
@@ -83,7 +84,7 @@ pub fn derived_keys(card: &Card) -> Vec<String> {
 }
 
 /// Evaluates the card's `annotate`: keys under `gguf_foundry.`, in the order of the rows.
-pub(crate) fn annotations(card: &Card, scope: &Scope<'_>) -> Result<Metadata, ArchError> {
+pub(crate) fn annotations(card: &Card, scope: &Scope<'_>) -> Result<Metadata> {
     let mut metadata = Metadata::new();
     for row in &card.annotate {
         let MetadataRow::Key { key, .. } = row else { continue };
@@ -104,7 +105,7 @@ pub(crate) fn apply_rows(
     rows: &[MetadataRow],
     scope: &Scope<'_>,
     metadata: &mut Metadata,
-) -> Result<(), ArchError> {
+) -> Result<()> {
     for row in rows {
         match row {
             MetadataRow::Base => {
@@ -135,7 +136,7 @@ fn apply_row(
     row: &MetadataRow,
     scope: &Scope<'_>,
     metadata: &mut Metadata,
-) -> Result<(), ArchError> {
+) -> Result<()> {
     let MetadataRow::Key { key, .. } = row else { return Ok(()) };
     if let Some(datum) = row_value(card, section, row, scope)?
         && let Some(full) = full_key(key, &card.gguf)
@@ -148,12 +149,7 @@ fn apply_row(
 }
 
 /// Returns a row's value; `None` if its condition is false.
-fn row_value(
-    card: &Card,
-    section: &str,
-    row: &MetadataRow,
-    scope: &Scope<'_>,
-) -> Result<Option<Datum>, ArchError> {
+fn row_value(card: &Card, section: &str, row: &MetadataRow, scope: &Scope<'_>) -> Result<Option<Datum>> {
     let MetadataRow::Key { key, value, when } = row else { return Ok(None) };
     let failed = |source| ArchError::Eval { card: card.name(), at: format!("{section} `{key}`"), source };
     if !scope.holds(when.as_ref(), Captures::default()).map_err(failed)? {
@@ -166,7 +162,7 @@ fn row_value(
 ///
 /// A scalar takes the type of its key. A list takes the type of its first element (integers are I32), as in gguf-py,
 /// unless the key's elements have a type of 64 bits.
-fn typed(key: &str, info: &KeyInfo, datum: &Datum) -> Result<Option<Value>, ArchError> {
+fn typed(key: &str, info: &KeyInfo, datum: &Datum) -> Result<Option<Value>> {
     let wrong = |datum: &Datum, expected| ArchError::KeyValue {
         key: key.to_owned(),
         value: datum.to_string(),

@@ -1,5 +1,6 @@
 //! Finds the class that a configuration names, and the card that converts it.
 
+use crate::Result;
 use serde_json::{Map, Value as Json};
 
 use crate::error::ArchError;
@@ -54,7 +55,7 @@ fn first_class(config: &Map<String, Json>) -> Option<&str> {
 ///
 /// # Exactness
 /// Equals `get_model_architecture` of llama.cpp 0.5.0 for text models. `model_type` is not consulted.
-pub fn class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
+pub fn class_of(config: &Map<String, Json>) -> Result<String> {
     let outer = match (first_class(config), config.get("ssm_cfg")) {
         (Some(class), _) => Some(class.to_owned()),
         (None, Some(ssm)) => {
@@ -76,7 +77,7 @@ pub fn class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
 ///
 /// # Exactness
 /// Equals `get_model_architecture` of llama.cpp 0.5.0 for `--mmproj`.
-pub(crate) fn tower_class_of(config: &Map<String, Json>) -> Result<String, ArchError> {
+pub(crate) fn tower_class_of(config: &Map<String, Json>) -> Result<String> {
     let inner = config.get("vision_config").and_then(Json::as_object).and_then(first_class);
     inner.or_else(|| first_class(config)).map(str::to_owned).ok_or_else(|| ArchError::NoClass {
         model_type: config.get("model_type").and_then(Json::as_str).map(str::to_owned),
@@ -98,10 +99,7 @@ pub fn named_classes(config: &Map<String, Json>, kind: CardKind, mistral_format:
 }
 
 /// Returns the class of the towers, or that of the whole model if a card lists only the latter.
-pub(crate) fn claimed_tower_class_of(
-    registry: &Registry,
-    config: &Map<String, Json>,
-) -> Result<String, ArchError> {
+pub(crate) fn claimed_tower_class_of(registry: &Registry, config: &Map<String, Json>) -> Result<String> {
     let class = tower_class_of(config)?;
     let is_claimed =
         |class: &str| registry.cards().iter().any(|card| card.classes.iter().any(|own| own == class));
@@ -158,8 +156,8 @@ pub(crate) fn mistral_class(config: &Map<String, Json>) -> &'static str {
 pub(crate) fn choose<'r>(
     registry: &'r Registry,
     class: &str,
-    holds: &dyn Fn(&Card) -> Result<bool, ArchError>,
-) -> Result<&'r Card, ArchError> {
+    holds: &dyn Fn(&Card) -> Result<bool>,
+) -> Result<&'r Card> {
     let candidates: Vec<&Card> =
         registry.cards().iter().filter(|card| card.classes.iter().any(|own| own == class)).collect();
     if candidates.is_empty() {
@@ -206,7 +204,7 @@ fn similar(registry: &Registry, class: &str) -> Vec<String> {
 }
 
 /// Evaluates a card's condition; a name that the configuration lacks makes it false.
-pub(crate) fn condition(card: &Card, scope: &Scope<'_>) -> Result<bool, ArchError> {
+pub(crate) fn condition(card: &Card, scope: &Scope<'_>) -> Result<bool> {
     match scope.holds(card.when.as_ref(), Captures::default()) {
         Ok(holds) => Ok(holds),
         Err(EvalError::Absent(_)) => Ok(false),

@@ -2,6 +2,7 @@
 //! wrapper: FSDP, PEFT and others write their own name into `architectures`, around the model's class or instead of it.
 //! Names of wrappers are in `base.toml`.
 
+use crate::Result;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
@@ -32,9 +33,9 @@ const WITH_HEAD: [&str; 4] = ["ForCausalLM", "LMHeadModel", "ModelLM", "ForCondi
 /// names.
 pub(crate) fn recognized(
     registry: &Registry,
-    named: Result<String, ArchError>,
+    named: Result<String>,
     config: &Map<String, Json>,
-) -> Result<(String, Option<ArchWarning>), ArchError> {
+) -> Result<(String, Option<ArchWarning>)> {
     let classes = registry.classes();
     let is_known = |class: &str| classes.iter().any(|row| row.class == class);
     let of_type = || {

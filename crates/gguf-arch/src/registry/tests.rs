@@ -1,3 +1,4 @@
+use crate::Result;
 use std::collections::BTreeSet;
 
 use super::*;
@@ -14,7 +15,7 @@ const PARENT: &str = r#"
     "k" = "attn_k"
 "#;
 
-fn load(child: &str) -> Result<Registry, ArchError> {
+fn load(child: &str) -> Result<Registry> {
     Registry::from_texts([("parent", PARENT), ("child", child)])
 }
 

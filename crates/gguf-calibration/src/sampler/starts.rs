@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::CalibrateError;
+use crate::Result;
 use crate::sampler::chance::Chance;
 use gguf_core::isolated::IsolatedError;
 use gguf_core::text::escape;
@@ -56,7 +56,7 @@ pub(super) struct Starts {
 
 impl Starts {
     /// Reads the beginnings of a model; a chat of more than `longest` tokens is left out.
-    pub(super) fn of(model: &Model<'_>, plan: &GraphPlan, longest: usize) -> Result<Self, CalibrateError> {
+    pub(super) fn of(model: &Model<'_>, plan: &GraphPlan, longest: usize) -> Result<Self> {
         let n_vocab = plan.n_vocab.min(plan.embedding.n_rows);
         let id = |key: &str| {
             let id = model.metadata.get(&format!("tokenizer.ggml.{key}_token_id"))?.as_u64()?;

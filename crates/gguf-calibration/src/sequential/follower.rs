@@ -10,7 +10,7 @@ use crate::matrices::{Corrected, MatrixJob, MatrixSolver, SolveFailure, SolveTar
 use crate::sequential::lockstep::{FollowerEnd, LockstepEvent};
 use crate::sequential::stream::QuantizedStream;
 use crate::sequential::sums::{Compensation, ResidualGap, SolverSums, StreamInputs};
-use crate::{CalibrateError, NotSolved, SolverOptions};
+use crate::{CalibrateError, NotSolved, Result, SolverOptions};
 use gguf_blocks::first_non_finite;
 use gguf_core::TensorSource;
 use gguf_core::sync::Unpoisoned;
@@ -135,7 +135,7 @@ impl Follower<'_> {
     }
 
     /// Solves matrices that share their inputs.
-    fn solve(&self, matrices: &[&Matrix], x: &[f32], quantized: &[f32]) -> Result<(), CalibrateError> {
+    fn solve(&self, matrices: &[&Matrix], x: &[f32], quantized: &[f32]) -> Result<()> {
         let Some(first) = matrices.first() else { return Ok(()) };
         let n_cols = first.n_cols;
         let n_rows = quantized.len() / n_cols.max(1);
@@ -230,11 +230,7 @@ impl Follower<'_> {
     }
 
     /// Rounds matrices with these sums. If the sums cannot be used, the matrices are left to the importance matrix.
-    fn round(
-        &self,
-        jobs: &[MatrixJob<'_>],
-        sums: Result<SolverSums, SolveError>,
-    ) -> Result<(), CalibrateError> {
+    fn round(&self, jobs: &[MatrixJob<'_>], sums: Result<SolverSums, SolveError>) -> Result<()> {
         let left = |name: &str, matrix, reason| {
             let (tensor, reason) = (name.to_owned(), SolveError::to_string(&reason));
             self.state().left.push(NotSolved { tensor, matrix, reason });
@@ -289,7 +285,7 @@ impl Follower<'_> {
     }
 
     /// Solves experts that no token chose with the moments of all experts of the layer.
-    fn unseen(&self) -> Result<(), CalibrateError> {
+    fn unseen(&self) -> Result<()> {
         let shared = std::mem::take(&mut self.state().shared);
         for shared in shared.values() {
             let unseen = |&tensor: &usize| {
@@ -311,14 +307,14 @@ impl Follower<'_> {
         Ok(())
     }
 
-    fn keep(&self, result: Result<(), CalibrateError>) {
+    fn keep(&self, result: Result<()>) {
         if let Err(error) = result {
             self.state().failed.get_or_insert(error);
         }
     }
 
     /// Solves the head with the final states of both runs.
-    pub(super) fn head(&self, head: &Matrix, x: &[f32], quantized: &[f32]) -> Result<(), CalibrateError> {
+    pub(super) fn head(&self, head: &Matrix, x: &[f32], quantized: &[f32]) -> Result<()> {
         self.engine.install(|| self.solve(&[head], x, quantized))
     }
 }

@@ -1,7 +1,7 @@
 //! Held-out text, on which the result is measured: separate text, or a part of each kind.
 
 use crate::text::{count, spread, windows};
-use crate::{CalibrateError, CalibrationText, TextKind, TextSource};
+use crate::{CalibrateError, CalibrationText, Result, TextKind, TextSource};
 use gguf_verification::{Model, Window};
 
 /// Text that is given only to measure the result; no solver uses it.
@@ -26,12 +26,7 @@ impl CalibrationText {
     ///
     /// # Errors
     /// Text that cannot be encoded, or that is too short for one sequence with a prediction.
-    pub fn add_held_out(
-        &mut self,
-        model: &Model<'_>,
-        sources: &[TextSource],
-        n_tokens: usize,
-    ) -> Result<(), CalibrateError> {
+    pub fn add_held_out(&mut self, model: &Model<'_>, sources: &[TextSource], n_tokens: usize) -> Result<()> {
         let plan = model.plan()?;
         let share = n_tokens.checked_div(sources.len()).unwrap_or(0);
         for source in sources {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use crate::CalibrateError;
+use crate::{CalibrateError, Result};
 use gguf_blocks::states::StateError;
 use gguf_core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use gguf_engine::{EngineError, Gradients, Matrix, Vector};
@@ -24,10 +24,7 @@ pub(super) struct HeldModel<'a> {
 
 impl<'a> HeldModel<'a> {
     /// Reads the tensors that `is_held` chooses.
-    pub(super) fn read(
-        plan: &'a QuantizePlan<'a>,
-        is_held: impl Fn(&TensorMeta) -> bool,
-    ) -> Result<Self, CalibrateError> {
+    pub(super) fn read(plan: &'a QuantizePlan<'a>, is_held: impl Fn(&TensorMeta) -> bool) -> Result<Self> {
         let mut blocks = BTreeMap::new();
         for (tensor, meta) in plan.tensors().iter().enumerate().filter(|(_, meta)| is_held(meta)) {
             let n_bytes = meta.n_bytes().and_then(|n| usize::try_from(n).ok()).unwrap_or(0);
@@ -113,7 +110,7 @@ pub(super) struct MovingModel<'a> {
 
 impl<'a> MovingModel<'a> {
     /// Lets all blocks of a model move that have codes.
-    pub(super) fn new(start: &HeldModel<'a>) -> Result<Self, CalibrateError> {
+    pub(super) fn new(start: &HeldModel<'a>) -> Result<Self> {
         let (mut tensors, mut moving) = (start.tensors().to_vec(), BTreeMap::new());
         for (&tensor, blocks) in &start.blocks {
             let meta = &mut tensors[tensor];
@@ -143,7 +140,7 @@ impl<'a> MovingModel<'a> {
     }
 
     /// Packs all blocks as a file would have them. Runs on the threads of the current pool.
-    pub(super) fn packed(&self) -> Result<HeldModel<'a>, CalibrateError> {
+    pub(super) fn packed(&self) -> Result<HeldModel<'a>> {
         let mut held = self.start.clone();
         for (&tensor, own) in &self.moving {
             let meta = &held.plan.tensors()[tensor];

@@ -1,7 +1,7 @@
 //! Text of the tuning: what is learned from, and what chooses among the states.
 
 use crate::sampler::chance::Chance;
-use crate::{CalibrateError, CalibrationText, SelfText};
+use crate::{CalibrationText, Result, SelfText};
 use gguf_core::progress::Progress;
 use gguf_engine::{EngineOptions, TokenChunk};
 use gguf_verification::{Model, Window};
@@ -30,7 +30,7 @@ impl TuningText {
         model: &Model<'_>,
         engine: EngineOptions,
         progress: &dyn Progress,
-    ) -> Result<Self, CalibrateError> {
+    ) -> Result<Self> {
         let mut found = Self { learned: Vec::new(), order: Vec::new(), choosing: Vec::new() };
         let (mut n_given, mut given) = (0, Vec::new());
         let parts = PARTS.max(text.n_tokens() / CHOOSING_TOKENS);

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::journal::{sealed, unsealed};
 use crate::program::program;
 use crate::work::{TEXT, WorkFolder, identity};
-use crate::{CalibrateError, SelfText};
+use crate::{Result, SelfText};
 use gguf_core::output::OutputFile;
 use gguf_engine::{EngineOptions, TokenChunk};
 use gguf_verification::{Fingerprint, Model, Window};
@@ -52,7 +52,7 @@ struct WindowEntry {
 }
 
 impl TextKey<'_> {
-    fn digest(&self) -> Result<String, CalibrateError> {
+    fn digest(&self) -> Result<String> {
         let (weights, tokenizer) = identity(self.model)?;
         let mut digest = Fingerprint::default();
         digest.bytes(program().as_bytes());
@@ -66,7 +66,7 @@ impl TextKey<'_> {
 
 impl WorkFolder {
     /// Text that an earlier run wrote with this model and these options, if it is intact.
-    pub(crate) fn written_text(&self, key: TextKey<'_>) -> Result<Option<KeptText>, CalibrateError> {
+    pub(crate) fn written_text(&self, key: TextKey<'_>) -> Result<Option<KeptText>> {
         let Ok(bytes) = fs_err::read(self.path.join(TEXT)) else { return Ok(None) };
         let stored = unsealed(&bytes).and_then(|json| serde_json::from_slice::<StoredText>(json).ok());
         let Some(stored) = stored else { return Ok(None) };
@@ -74,7 +74,7 @@ impl WorkFolder {
     }
 
     /// Keeps text that the model has written.
-    pub(crate) fn keep_text(&self, key: TextKey<'_>, text: &KeptText) -> Result<(), CalibrateError> {
+    pub(crate) fn keep_text(&self, key: TextKey<'_>, text: &KeptText) -> Result<()> {
         let path = self.path.join(TEXT);
         // The text of an earlier run is not overwritten: this run is about to be refused.
         if self.is_resumed() && path.exists() {

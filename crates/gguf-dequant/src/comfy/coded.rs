@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use super::description::{Description, FORMATS, Format, Scales};
 use super::{decode, wrong_type};
-use crate::DequantError;
+use crate::{DequantError, Result};
 use gguf_blocks::{NotANumber, decode_elements};
 use gguf_core::simd::SimdLevel;
 use gguf_core::small_float::{E2M1, E4M3};
@@ -64,11 +64,7 @@ struct Loaded {
 
 impl Coded {
     /// Describes a weight; reads factors of tensors, rows and square blocks, and those of columns.
-    pub(super) fn new(
-        source: &dyn WeightSource,
-        level: SimdLevel,
-        members: Members,
-    ) -> Result<Self, DequantError> {
+    pub(super) fn new(source: &dyn WeightSource, level: SimdLevel, members: Members) -> Result<Self> {
         let meta = &source.weights()[members.codes];
         let described = members.description.as_ref();
         let format = described.map_or(&FORMATS[0], |own| own.format);
@@ -105,7 +101,7 @@ impl Coded {
     }
 
     /// Checks the parts that are read later, and combinations without a known meaning.
-    fn check(&self, source: &dyn WeightSource) -> Result<(), DequantError> {
+    fn check(&self, source: &dyn WeightSource) -> Result<()> {
         let metas = source.weights();
         let rotated = self.rotated();
         let is_row_wise = matches!(&self.factors, Factors::Grid { cols, .. } if *cols >= self.shape.n_cols());
@@ -178,7 +174,7 @@ impl Coded {
         level: SimdLevel,
         first: u64,
         out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    ) -> Result<()> {
         let read = Reader { source, level };
         let loaded = self.loaded(&read)?;
         let n_cols = self.shape.n_cols().max(1);
@@ -200,7 +196,7 @@ impl Coded {
         row: u64,
         col: u64,
         out: &mut [f32],
-    ) -> Result<(), DequantError> {
+    ) -> Result<()> {
         if let Some(group) = self.rotated() {
             let (first, end) = (col / group * group, (col + out.len() as u64).next_multiple_of(group));
             let mut codes = vec![0.0; usize::try_from(end - first).unwrap_or(0)];
@@ -238,7 +234,7 @@ impl Coded {
     }
 
     /// Reads the codes of a part of a row, as numbers.
-    fn codes(&self, read: &Reader<'_>, row: u64, col: u64, out: &mut [f32]) -> Result<(), DequantError> {
+    fn codes(&self, read: &Reader<'_>, row: u64, col: u64, out: &mut [f32]) -> Result<()> {
         let (first, n) = (row * self.n_stored + col, out.len());
         let meta = &read.source.weights()[self.members.codes];
         if self.format.per_byte() == 1 {
@@ -274,7 +270,7 @@ impl Coded {
         }
     }
 
-    fn loaded(&self, read: &Reader<'_>) -> Result<Arc<Loaded>, DequantError> {
+    fn loaded(&self, read: &Reader<'_>) -> Result<Arc<Loaded>> {
         let mut held = self.loaded.lock().unpoisoned();
         if let Some(loaded) = &*held {
             return Ok(Arc::clone(loaded));
@@ -306,7 +302,7 @@ impl Coded {
 }
 
 /// Returns the shape of the values, and the number of columns that are stored.
-fn shape_of(meta: &WeightMeta, format: &Format, members: &Members) -> Result<(Shape, u64), DequantError> {
+fn shape_of(meta: &WeightMeta, format: &Format, members: &Members) -> Result<(Shape, u64)> {
     let wrong = |expected: String| DequantError::ShapeMismatch {
         tensor: meta.name.clone(),
         found: meta.shape.clone(),
@@ -374,7 +370,7 @@ impl Reader<'_> {
         &self.source.weights()[index]
     }
 
-    fn bytes(&self, index: usize) -> Result<Vec<u8>, DequantError> {
+    fn bytes(&self, index: usize) -> Result<Vec<u8>> {
         let meta = self.meta(index);
         let n = usize::try_from(meta.shape.n_elems()).unwrap_or(0);
         let mut bytes = vec![0; n * meta.ty.bytes().unwrap_or(4)];
@@ -382,7 +378,7 @@ impl Reader<'_> {
         Ok(bytes)
     }
 
-    fn floats(&self, index: usize) -> Result<Vec<f32>, DequantError> {
+    fn floats(&self, index: usize) -> Result<Vec<f32>> {
         let meta = self.meta(index);
         let bytes = self.bytes(index)?;
         let mut values = vec![0.0; bytes.len() / meta.ty.bytes().unwrap_or(4)];
@@ -391,7 +387,7 @@ impl Reader<'_> {
     }
 
     /// Reads a tensor of finite numbers that has one of these lengths.
-    fn numbers(&self, index: usize, lengths: &[(u64, &str)]) -> Result<Vec<f32>, DequantError> {
+    fn numbers(&self, index: usize, lengths: &[(u64, &str)]) -> Result<Vec<f32>> {
         let meta = self.meta(index);
         if !meta.ty.is_plain_float() {
             let (tensor, expected) = (meta.name.clone(), "floats".to_owned());
@@ -419,7 +415,7 @@ impl Reader<'_> {
     }
 
     /// Factors of the tensor, of rows, of the first dimension, or of square blocks.
-    fn grid(&self, members: &Members, format: &Format, shape: &Shape) -> Result<Factors, DequantError> {
+    fn grid(&self, members: &Members, format: &Format, shape: &Shape) -> Result<Factors> {
         let (n_rows, n_cols) = (shape.n_rows().max(1), shape.n_cols().max(1));
         let whole = |values: Vec<f32>, rows| Factors::Grid { values, rows, cols: n_cols, n_across: 1 };
         let Some(factor) = members.factor else { return Ok(whole(vec![1.0], n_rows)) };
@@ -445,7 +441,7 @@ impl Reader<'_> {
         format: &Format,
         codes: &WeightMeta,
         n_stored: u64,
-    ) -> Result<Factors, DequantError> {
+    ) -> Result<Factors> {
         let missing =
             DequantError::MissingTensor { module: codes.name.clone(), tensor: "weight_scale".to_owned() };
         let Some(factor) = members.factor else { return Err(missing) };

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::Value as Json;
 
-use crate::DequantError;
+use crate::{DequantError, Result};
 use gguf_checkpoint::json::check_keys;
 use gguf_core::{ElementType, WeightSource};
 
@@ -83,10 +83,7 @@ impl Format {
 ///
 /// # Errors
 /// [`DequantError::BadConfig`]: no JSON, or no `layers`.
-pub fn layers_of_header(
-    text: &str,
-    own: impl Fn(&str) -> Option<String>,
-) -> Result<HashMap<String, Json>, DequantError> {
+pub fn layers_of_header(text: &str, own: impl Fn(&str) -> Option<String>) -> Result<HashMap<String, Json>> {
     let wrong = |problem: String| DequantError::BadConfig {
         file: "__metadata__".to_owned(),
         key: "_quantization_metadata".to_owned(),
@@ -115,7 +112,7 @@ pub(super) struct Description {
 
 impl Description {
     /// Reads the description in a tensor of bytes.
-    pub(super) fn read(source: &dyn WeightSource, index: usize) -> Result<Self, DequantError> {
+    pub(super) fn read(source: &dyn WeightSource, index: usize) -> Result<Self> {
         let meta = &source.weights()[index];
         let broken = |problem: String| DequantError::BadMetadata { tensor: meta.name.clone(), problem };
         let n = meta.shape.n_elems();
@@ -132,7 +129,7 @@ impl Description {
     }
 
     /// Parses a description; `tensor` is the name of its tensor.
-    pub(super) fn parse(described: &Json, tensor: &str) -> Result<Self, DequantError> {
+    pub(super) fn parse(described: &Json, tensor: &str) -> Result<Self> {
         let broken = |problem: String| DequantError::BadMetadata { tensor: tensor.to_owned(), problem };
         let mut members = described.as_object().cloned().unwrap_or_default();
         // Older versions of a quantizer have the numbers one level deeper.

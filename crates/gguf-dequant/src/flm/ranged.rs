@@ -8,7 +8,7 @@ use crate::flm::affine::{Affine, AffineForm, Reading};
 use crate::nibbles::look_up;
 use crate::rectangle::Rectangle;
 use crate::values::{ScaleLines, each_stretch};
-use crate::{CodedWeight, DequantError, InnerSource};
+use crate::{CodedWeight, InnerSource, Result};
 use gguf_blocks::pack::{BLOCK_ELEMS, f16_error, pack_q4_0, pack_q4_1, pack_q8_0};
 use gguf_checkpoint::fastllm::{Coding, Ranges};
 use gguf_core::little_endian::f32s;
@@ -69,8 +69,8 @@ impl Ranged {
     pub(super) fn each_range(
         &self,
         inner: InnerSource<'_>,
-        mut visit: impl FnMut(u64, f32, f32) -> Result<(), DequantError>,
-    ) -> Result<(), DequantError> {
+        mut visit: impl FnMut(u64, f32, f32) -> Result<()>,
+    ) -> Result<()> {
         let [_, ranges] = self.members;
         let mut first = 0;
         while first < self.ranges.n {
@@ -88,19 +88,13 @@ impl Ranged {
     }
 
     /// Reads a range and computes its parameters.
-    fn affine(&self, inner: InnerSource<'_>, index: u64) -> Result<Affine, DequantError> {
+    fn affine(&self, inner: InnerSource<'_>, index: u64) -> Result<Affine> {
         let (min, max) = inner.with_elems(self.members[1], index * 2..index * 2 + 2, split)?;
         self.affine_of(inner, index, min, max)
     }
 
     /// Computes the parameters of a range that was read already.
-    pub(super) fn affine_of(
-        &self,
-        inner: InnerSource<'_>,
-        index: u64,
-        min: f32,
-        max: f32,
-    ) -> Result<Affine, DequantError> {
+    pub(super) fn affine_of(&self, inner: InnerSource<'_>, index: u64, min: f32, max: f32) -> Result<Affine> {
         let broken = || RangeError { index, min, max }.into();
         if min.is_nan() {
             // The Python exporter divides by zero where all values are zero; it then also stores zeros as codes.
@@ -112,7 +106,7 @@ impl Ranged {
     }
 
     /// Returns true if all codes of a range are zero.
-    fn is_zero(&self, inner: InnerSource<'_>, index: u64) -> Result<bool, DequantError> {
+    fn is_zero(&self, inner: InnerSource<'_>, index: u64) -> Result<bool> {
         self.with_codes(inner, self.elems_of(index), |codes| codes.iter().all(|code| code == 0))
     }
 
@@ -122,7 +116,7 @@ impl Ranged {
         inner: InnerSource<'_>,
         elems: Range<u64>,
         use_them: impl FnOnce(CodeRun<'_>) -> T,
-    ) -> Result<T, DequantError> {
+    ) -> Result<T> {
         let (coding, bits) = (self.coding, u64::from(self.coding.bits()));
         let bytes = elems.start * bits / 8..(elems.end * bits).div_ceil(8);
         let (skip, n) = ((elems.start * bits / 4 % 2) as usize, (elems.end - elems.start) as usize);
@@ -136,7 +130,7 @@ impl Ranged {
         inner: InnerSource<'_>,
         elems: Range<u64>,
         mut visit: impl FnMut(usize, Affine, CodeRun<'_>),
-    ) -> Result<(), DequantError> {
+    ) -> Result<()> {
         let mut at = elems.start;
         while at < elems.end {
             let index = self.range_of(at);
@@ -149,7 +143,7 @@ impl Ranged {
     }
 
     /// Returns true if all codes of a range, minus its zero point, fit a signed byte.
-    fn fits_i8(&self, inner: InnerSource<'_>, index: u64, affine: Affine) -> Result<bool, DequantError> {
+    fn fits_i8(&self, inner: InnerSource<'_>, index: u64, affine: Affine) -> Result<bool> {
         // 0 - 128 and 255 - 128 fit, so the codes need not be read.
         if affine.zero == 128.0 || affine.scale == 0.0 {
             return Ok(true);
@@ -200,7 +194,7 @@ fn split(pair: &[u8]) -> (f32, f32) {
 }
 
 impl CodedWeight for Ranged {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let form = AffineForm::of(self.coding);
         // Rows of ranges differ from rows of the weight: a range may cover a whole tensor.
         let lines = ScaleLines { n_cols: self.n_cols, width: self.ranges.cols };
@@ -223,7 +217,7 @@ impl CodedWeight for Ranged {
         })
     }
 
-    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>> {
         if !self.has_whole_blocks() {
             return Ok(Vec::new());
         }
@@ -250,13 +244,7 @@ impl CodedWeight for Ranged {
         Ok(holds.map(|(ty, _, error)| Packing::rounded(ty, error)).collect())
     }
 
-    fn pack(
-        &self,
-        inner: InnerSource<'_>,
-        ty: GgmlType,
-        part: &Rectangle,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    fn pack(&self, inner: InnerSource<'_>, ty: GgmlType, part: &Rectangle, out: &mut [u8]) -> Result<()> {
         let block_bytes = ty.block_bytes();
         for (row, out) in part.split_rows(out, part.width() / BLOCK_ELEMS * block_bytes) {
             self.each_span(inner, part.elems(row, self.n_cols), |at, affine, codes| {

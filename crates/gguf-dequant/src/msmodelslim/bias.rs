@@ -9,7 +9,7 @@ use super::grid::{NumberFormat, ScaleGrid};
 use super::labelled::Labelled;
 use super::linear::Linear;
 use crate::rectangle::Rectangle;
-use crate::{CodedWeight, DequantError, InnerSource};
+use crate::{CodedWeight, InnerSource, Result};
 use gguf_core::ElementType;
 use gguf_core::little_endian::i32s;
 
@@ -110,7 +110,7 @@ impl StaticBias {
 
 impl CodedWeight for Bias {
     /// Computes some elements: a bias is one row.
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         let mut codes = Vec::new();
         let mut values = Vec::new();
         for (row, out) in part.cols.clone().zip(out) {

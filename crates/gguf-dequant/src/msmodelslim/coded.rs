@@ -7,28 +7,22 @@ use super::linear::Linear;
 use super::pack;
 use crate::encoding::along_rows;
 use crate::rectangle::Rectangle;
-use crate::{CodedWeight, DequantError, InnerSource};
+use crate::{CodedWeight, InnerSource, Result};
 use gguf_core::{GgmlType, Packing, Shape};
 
 impl CodedWeight for Arc<Linear> {
-    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<(), DequantError> {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
         for (row, out) in part.split_rows(out, part.width()) {
             self.read_values(inner, row, part.cols.start, out)?;
         }
         Ok(())
     }
 
-    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>, DequantError> {
+    fn packings(&self, inner: InnerSource<'_>) -> Result<Vec<Packing>> {
         Ok(pack::packings(inner, self)?)
     }
 
-    fn pack(
-        &self,
-        inner: InnerSource<'_>,
-        ty: GgmlType,
-        part: &Rectangle,
-        out: &mut [u8],
-    ) -> Result<(), DequantError> {
+    fn pack(&self, inner: InnerSource<'_>, ty: GgmlType, part: &Rectangle, out: &mut [u8]) -> Result<()> {
         for (row, out) in part.split_rows(out, pack::n_bytes(ty, part.width() as u64)) {
             pack::pack(inner, self, ty, row, &part.cols, out)?;
         }

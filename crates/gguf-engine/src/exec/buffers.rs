@@ -8,8 +8,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::workers::Tasks;
+use crate::{EngineError, Result};
 use gguf_core::spill::SpilledFloats;
 use gguf_core::sync::Unpoisoned;
 
@@ -176,7 +176,7 @@ impl BufferPool {
     ///
     /// # Errors
     /// If a buffer that was to be a file is in memory: a run that goes on would use memory that was not granted.
-    pub fn check(&self) -> Result<(), EngineError> {
+    pub fn check(&self) -> Result<()> {
         let failed = self.failed.lock().unpoisoned().take();
         failed.map_or(Ok(()), |error| Err(EngineError::Spill(error)))
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::count::MemoryCount;
@@ -56,8 +56,8 @@ impl Context<'_> {
     pub(crate) fn each(
         &self,
         n_tasks: usize,
-        task: impl Fn(&mut WorkerBuffers, usize) -> Result<(), EngineError> + Sync,
-    ) -> Result<(), EngineError> {
+        task: impl Fn(&mut WorkerBuffers, usize) -> Result<()> + Sync,
+    ) -> Result<()> {
         if self.count.is_some() { Ok(()) } else { self.workers.each(n_tasks, task) }
     }
 

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::EngineError;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
 use crate::exec::matmul::{MatrixTile, MatrixView, TileGrid};
@@ -10,6 +9,7 @@ use crate::exec::panel::{BLOCK_BYTES, DecodedPanel, Panel, STRIP_ROWS, cuts};
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::Matrix;
 use crate::exec::workers::{WorkerBuffers, lend};
+use crate::{EngineError, Result};
 
 enum BlockWeights {
     /// Weights for this block only.
@@ -34,8 +34,8 @@ impl Context<'_> {
     pub(crate) fn each_block(
         &self,
         panels: &[Panel<'_>],
-        mut work: impl FnMut(&[Panel<'_>], usize, &[DecodedPanel<'_>]) -> Result<(), EngineError>,
-    ) -> Result<(), EngineError> {
+        mut work: impl FnMut(&[Panel<'_>], usize, &[DecodedPanel<'_>]) -> Result<()>,
+    ) -> Result<()> {
         let mut first = 0;
         while first < panels.len() {
             let mut end = first;
@@ -70,7 +70,7 @@ impl Context<'_> {
     }
 
     /// Returns the decoded weights of a block; a continued run keeps as many as its budget holds.
-    fn weights_of(&self, block: &[Panel<'_>]) -> Result<BlockWeights, EngineError> {
+    fn weights_of(&self, block: &[Panel<'_>]) -> Result<BlockWeights> {
         let kept = self.past.map(|past| &past.kept);
         if let Some(weights) = kept.and_then(|kept| kept.get(block)) {
             if self.progress.is_cancelled() {
@@ -94,7 +94,7 @@ impl Context<'_> {
     }
 
     /// Decodes all sides of the panels, one after another.
-    fn decode(&self, panels: &[Panel<'_>], mut floats: &mut [f32]) -> Result<(), EngineError> {
+    fn decode(&self, panels: &[Panel<'_>], mut floats: &mut [f32]) -> Result<()> {
         let mut strips = Vec::new();
         let mut sides = Vec::new();
         for panel in panels {

@@ -5,13 +5,13 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
 use crate::exec::matmul::{MatrixView, TileGrid, multiply_add, multiply_transposed_add};
 use crate::exec::panel::{BLOCK_BYTES, SLICE_TOKENS, STRIP_ROWS, cuts};
 use crate::exec::strips::STRIP;
 use crate::exec::weights::{Matrix, Vector};
+use crate::{EngineError, Result};
 
 /// Receives the gradients of a loss with respect to the weights. What is received of a weight in one run adds up.
 pub trait Gradients {
@@ -39,7 +39,7 @@ impl Context<'_> {
         x: &[f32],
         dy: &[f32],
         dx: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let (n_rows, n_cols) = (matrix.n_rows, matrix.n_cols);
         let n = dy.len() / n_rows.max(1);
         if let Some(bias) = &matrix.bias {
@@ -88,12 +88,12 @@ impl Context<'_> {
         Ok(())
     }
 
-    fn uncancelled(&self) -> Result<(), EngineError> {
+    fn uncancelled(&self) -> Result<()> {
         if self.progress.is_cancelled() { Err(EngineError::Cancelled) } else { Ok(()) }
     }
 
     /// Decodes rows `first ..` of a matrix, as they are stored.
-    fn decode_rows(&self, matrix: &Matrix, first: usize, out: &mut [f32]) -> Result<(), EngineError> {
+    fn decode_rows(&self, matrix: &Matrix, first: usize, out: &mut [f32]) -> Result<()> {
         let n_cols = matrix.n_cols.max(1);
         self.workers.install(|| {
             out.par_chunks_mut(STRIP_ROWS * n_cols).enumerate().try_for_each(|(strip, out)| {

@@ -4,7 +4,7 @@ mod gradient;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::context::Context;
 use crate::exec::math::{self, AffineMap};
 use crate::exec::timings::WorkKind;
@@ -118,12 +118,7 @@ impl Context<'_> {
     }
 
     /// Normalizes rows in place if there is a norm.
-    pub(crate) fn norm_in_place(
-        &self,
-        norm: Option<&Norm>,
-        x: &mut [f32],
-        n_cols: usize,
-    ) -> Result<(), EngineError> {
+    pub(crate) fn norm_in_place(&self, norm: Option<&Norm>, x: &mut [f32], n_cols: usize) -> Result<()> {
         if let Some(norm) = norm {
             self.norm_parts(&self.weights.norm(norm)?, x, n_cols, 1);
         }

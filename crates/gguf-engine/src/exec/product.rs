@@ -1,7 +1,6 @@
 //! Matrices times activations: each block of decoded panels is multiplied with the whole batch before the next block is
 //! decoded, so that every weight is decoded once.
 
-use crate::EngineError;
 use crate::exec::activation::{Activation, GatedActivation, PlainActivation};
 use crate::exec::context::Context;
 use crate::exec::math;
@@ -10,6 +9,7 @@ use crate::exec::panel::{DecodedPanel, Panel, SLICE_TOKENS, cuts, panel_rows};
 use crate::exec::timings::WorkKind;
 use crate::exec::weights::Matrix;
 use crate::exec::workers::lend;
+use crate::{EngineError, Result};
 
 /// Product `out = act(W x)`; all products of a call share `x`.
 pub(crate) struct Product<'a> {
@@ -73,7 +73,7 @@ struct ProductJob<'a> {
 
 impl Context<'_> {
     /// Loads the scale and bias of a matrix.
-    pub(crate) fn affix(&self, matrix: &Matrix) -> Result<Affix, EngineError> {
+    pub(crate) fn affix(&self, matrix: &Matrix) -> Result<Affix> {
         let scale = self.weights.optional(matrix.scale.as_ref())?;
         let scale = scale.and_then(|s| s.first().copied()).unwrap_or(1.0);
         Ok(Affix { bias: self.weights.optional(matrix.bias.as_ref())?, scale })
@@ -95,12 +95,7 @@ impl Context<'_> {
     }
 
     /// Computes the products of `x` (`[n_tokens, n_cols]`).
-    pub(crate) fn products(
-        &self,
-        x: &[f32],
-        n_tokens: usize,
-        products: Vec<Product<'_>>,
-    ) -> Result<(), EngineError> {
+    pub(crate) fn products(&self, x: &[f32], n_tokens: usize, products: Vec<Product<'_>>) -> Result<()> {
         let n_cols = products.first().map_or(0, |p| p.weight.n_cols);
         if n_tokens == 0 {
             return Ok(());

@@ -3,8 +3,8 @@
 //! Angles are computed in f64, and their cos and sin are rounded to f32 once: the error at position 4096 stays below
 //! one unit in the last place of the table.
 
-use crate::EngineError;
 use crate::exec::weights::{Vector, WeightReader};
+use crate::{EngineError, Result};
 use gguf_core::simd::{SimdLevel, VectorLoop};
 
 /// Pairs of values of a head that are rotated together.
@@ -83,7 +83,7 @@ pub(crate) struct RopeTable {
 
 impl Rope {
     /// Returns the divisors of the rotated pairs. A file may store those of a whole head: the others must be 1.
-    fn divisors(&self, weights: WeightReader<'_>, stored: &Vector) -> Result<Vec<f32>, EngineError> {
+    fn divisors(&self, weights: WeightReader<'_>, stored: &Vector) -> Result<Vec<f32>> {
         let mut factors = weights.vector(stored)?;
         let n_pairs = self.n_dims / 2;
         if let Some(at) = factors.iter().skip(n_pairs).position(|&factor| factor != 1.0) {
@@ -146,11 +146,7 @@ pub(crate) struct RopeTables {
 
 impl RopeTables {
     /// Computes the tables of `ropes` for positions `0 .. n_positions`.
-    pub(crate) fn new(
-        ropes: &[Rope],
-        weights: WeightReader<'_>,
-        n_positions: usize,
-    ) -> Result<Self, EngineError> {
+    pub(crate) fn new(ropes: &[Rope], weights: WeightReader<'_>, n_positions: usize) -> Result<Self> {
         let mut tables = Self::default();
         for rope in ropes {
             let factors = rope.factors.as_ref().map(|factors| rope.divisors(weights, factors)).transpose()?;

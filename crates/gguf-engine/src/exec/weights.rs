@@ -1,7 +1,7 @@
 //! Weights: vectors, matrices and norms of a plan, and the decoding of their rows to f32.
 
-use crate::EngineError;
 use crate::exec::workers::lend;
+use crate::{EngineError, Result};
 use gguf_blocks::dequantize;
 use gguf_core::TensorSource;
 use gguf_core::simd::SimdLevel;
@@ -89,7 +89,7 @@ impl<'a> WeightReader<'a> {
     }
 
     /// Returns the bytes of `n_rows` rows of a tensor.
-    pub(crate) fn row_bytes(&self, tensor: usize, n_rows: usize) -> Result<usize, EngineError> {
+    pub(crate) fn row_bytes(&self, tensor: usize, n_rows: usize) -> Result<usize> {
         let meta = &self.source.tensors()[tensor];
         let bytes = meta.row_bytes().and_then(|row| row.checked_mul(n_rows as u64));
         bytes
@@ -108,7 +108,7 @@ impl<'a> WeightReader<'a> {
         n: usize,
         bytes: &mut Vec<u8>,
         out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let meta = &self.source.tensors()[tensor];
         let encoded = self.encoded(tensor, first, n, bytes)?;
         dequantize(meta.ty, self.level, encoded, out)
@@ -122,7 +122,7 @@ impl<'a> WeightReader<'a> {
         first: usize,
         n: usize,
         bytes: &'b mut Vec<u8>,
-    ) -> Result<&'b [u8], EngineError> {
+    ) -> Result<&'b [u8]> {
         if let Some(borrowed) = self.source.borrow_rows(tensor, first as u64, n as u64) {
             return Ok(borrowed);
         }
@@ -132,7 +132,7 @@ impl<'a> WeightReader<'a> {
     }
 
     /// Returns a vector, decoded.
-    pub(crate) fn vector(&self, vector: &Vector) -> Result<Vec<f32>, EngineError> {
+    pub(crate) fn vector(&self, vector: &Vector) -> Result<Vec<f32>> {
         let meta = &self.source.tensors()[vector.tensor];
         let n_cols = usize::try_from(meta.shape.n_cols()).unwrap_or(usize::MAX).max(1);
         let first_row = vector.first / n_cols;
@@ -151,12 +151,12 @@ impl<'a> WeightReader<'a> {
     }
 
     /// Returns a vector, decoded, if there is one.
-    pub(crate) fn optional(&self, vector: Option<&Vector>) -> Result<Option<Vec<f32>>, EngineError> {
+    pub(crate) fn optional(&self, vector: Option<&Vector>) -> Result<Option<Vec<f32>>> {
         vector.map(|vector| self.vector(vector)).transpose()
     }
 
     /// Loads the weight and bias of a norm.
-    pub(crate) fn norm(&self, norm: &Norm) -> Result<LoadedNorm, EngineError> {
+    pub(crate) fn norm(&self, norm: &Norm) -> Result<LoadedNorm> {
         Ok(LoadedNorm {
             formula: norm.formula,
             weight: self.optional(norm.weight.as_ref())?,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::iter::ParallelIterator;
 
-use crate::EngineError;
+use crate::{EngineError, Result};
 use gguf_core::sync::Unpoisoned;
 
 /// Number of rows that one task of a row-wise operation works on.
@@ -41,7 +41,7 @@ pub(crate) struct Workers {
 
 impl Workers {
     /// Starts this many threads, or fewer if the system does not allow as many.
-    pub(crate) fn new(n_threads: usize) -> Result<Self, EngineError> {
+    pub(crate) fn new(n_threads: usize) -> Result<Self> {
         let mut threads = n_threads.max(1);
         let pool = loop {
             let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
@@ -65,8 +65,8 @@ impl Workers {
     pub(crate) fn each(
         &self,
         n_tasks: usize,
-        task: impl Fn(&mut WorkerBuffers, usize) -> Result<(), EngineError> + Sync,
-    ) -> Result<(), EngineError> {
+        task: impl Fn(&mut WorkerBuffers, usize) -> Result<()> + Sync,
+    ) -> Result<()> {
         self.each_of(n_tasks, &task)
     }
 
@@ -74,8 +74,8 @@ impl Workers {
     fn each_of(
         &self,
         n_tasks: usize,
-        task: &(dyn Fn(&mut WorkerBuffers, usize) -> Result<(), EngineError> + Sync),
-    ) -> Result<(), EngineError> {
+        task: &(dyn Fn(&mut WorkerBuffers, usize) -> Result<()> + Sync),
+    ) -> Result<()> {
         let next = AtomicUsize::new(0);
         let failed: Mutex<Option<(usize, EngineError)>> = Mutex::new(None);
         self.pool.broadcast(|context| {

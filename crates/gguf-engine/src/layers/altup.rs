@@ -1,6 +1,6 @@
 //! Run of a layer with AltUp streams, of which it computes one.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::math;
@@ -16,7 +16,7 @@ pub(crate) fn altup_layer(
     layer: &LayerPlan,
     batch: &ChunkBatch,
     x: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let (n_embd, width) = (cx.n_embd, altup.n() * cx.n_embd);
     let mut active = cx.take(batch.n_tokens() * n_embd);
     copy_stream(cx, x, altup.active, &mut active);

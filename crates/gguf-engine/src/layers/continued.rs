@@ -3,7 +3,6 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
@@ -15,6 +14,7 @@ use crate::layers::ends::{begin, finish};
 use crate::layers::forward::Engine;
 use crate::layers::graph::GraphPlan;
 use crate::layers::layer_run::run_layer;
+use crate::{EngineError, Result};
 use gguf_core::progress::Progress;
 
 /// Sequences that continue from step to step.
@@ -45,7 +45,7 @@ impl<'a> Engine<'a> {
         n_sequences: usize,
         n_ctx: usize,
         kept_bytes: u64,
-    ) -> Result<Continuation<'_, 'a>, EngineError> {
+    ) -> Result<Continuation<'_, 'a>> {
         let plan = self.plan();
         plan.remembered(n_ctx)?;
         let weights = self.weights();
@@ -59,18 +59,13 @@ impl<'a> Engine<'a> {
     }
 
     /// Returns the bytes that a sequence of `n_ctx` tokens keeps.
-    pub fn remembered_bytes(&self, n_ctx: usize) -> Result<u64, EngineError> {
+    pub fn remembered_bytes(&self, n_ctx: usize) -> Result<u64> {
         Ok((self.plan().remembered(n_ctx)? as u64).saturating_mul(4))
     }
 
     /// Returns the largest number of bytes of [`Engine::continuation`] in addition to the weights: the kept values, a
     /// step of at most `step_tokens` over all sequences, and the logits from which each sequence's next token is drawn.
-    pub fn continuation_bytes(
-        &self,
-        n_sequences: usize,
-        n_ctx: usize,
-        step_tokens: usize,
-    ) -> Result<u64, EngineError> {
+    pub fn continuation_bytes(&self, n_sequences: usize, n_ctx: usize, step_tokens: usize) -> Result<u64> {
         let logits = 4 * self.plan().n_vocab as u64;
         let per_sequence = self.remembered_bytes(n_ctx)?.saturating_add(logits);
         let run = self.run_bytes(step_tokens, step_tokens, n_ctx);
@@ -108,7 +103,7 @@ impl Continuation<'_, '_> {
     ///
     /// # Panics
     /// If the number of token lists differs from the number of sequences.
-    pub fn step(&mut self, next: &[&[u32]], progress: &dyn Progress) -> Result<Hidden, EngineError> {
+    pub fn step(&mut self, next: &[&[u32]], progress: &dyn Progress) -> Result<Hidden> {
         let past = &mut self.past;
         assert_eq!(next.len(), past.tokens.len(), "tokens of every sequence");
         (past.sequences, past.before) = (Vec::new(), Vec::new());
@@ -154,12 +149,7 @@ impl Continuation<'_, '_> {
 }
 
 /// Runs the chunks of a step through all layers.
-fn step(
-    cx: &mut Context<'_>,
-    plan: &GraphPlan,
-    chunks: &[TokenChunk],
-    releases: bool,
-) -> Result<Hidden, EngineError> {
+fn step(cx: &mut Context<'_>, plan: &GraphPlan, chunks: &[TokenChunk], releases: bool) -> Result<Hidden> {
     let Some(past) = cx.past else { return Err(EngineError::Stopped) };
     let positions = chunks.iter().zip(&past.before);
     let positions = positions.map(|(chunk, &before)| before..before + chunk.tokens.len());

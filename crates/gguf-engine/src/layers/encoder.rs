@@ -1,6 +1,6 @@
 //! Encoder stack of encoder-decoder models.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::weights::Norm;
 use crate::layers::layer::LayerPlan;
 use crate::resolve::features::Sight;
@@ -20,7 +20,7 @@ pub struct EncoderPlan {
 
 impl EncoderPlan {
     /// Resolves the encoder of an encoder-decoder model; tensors resolved afterwards are the decoder's.
-    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<EncoderPlan>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<EncoderPlan>> {
         if b.features.kind != GraphKind::Encdec {
             // A file may have the encoder alone, under the names of an encoder-decoder model.
             if b.tensors.has("enc.blk.0.attn_norm.weight") {

@@ -2,7 +2,6 @@
 
 use std::ops::Range;
 
-use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -12,13 +11,10 @@ use crate::exec::timings::WorkKind;
 use crate::exec::weights::Norm;
 use crate::layers::graph::GraphPlan;
 use crate::ops::stream_mix::{MixRows, mix_streams};
+use crate::{EngineError, Result};
 
 /// Returns the residual stream before the first layer, or several streams, and keeps what later layers look up.
-pub(crate) fn begin(
-    cx: &mut Context<'_>,
-    plan: &GraphPlan,
-    chunks: &[TokenChunk],
-) -> Result<Buffer, EngineError> {
+pub(crate) fn begin(cx: &mut Context<'_>, plan: &GraphPlan, chunks: &[TokenChunk]) -> Result<Buffer> {
     let x = cx.clock.time(WorkKind::Embed, || embed(cx, plan, chunks))?;
     if plan.needs_tokens() {
         cx.carried.tokens = chunks.iter().flat_map(|chunk| &chunk.tokens).copied().collect();
@@ -30,7 +26,7 @@ pub(crate) fn begin(
 }
 
 /// Embeds the tokens: returns the residual stream before the first layer.
-fn embed(cx: &Context<'_>, plan: &GraphPlan, chunks: &[TokenChunk]) -> Result<Buffer, EngineError> {
+fn embed(cx: &Context<'_>, plan: &GraphPlan, chunks: &[TokenChunk]) -> Result<Buffer> {
     let n_embd = plan.n_embd;
     let vocabulary = plan.embedding.n_rows;
     let n_tokens: usize = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
@@ -73,7 +69,7 @@ pub(crate) fn finish(
     batches: Vec<(Range<usize>, ChunkBatch)>,
     x: &[f32],
     norm: Option<&Norm>,
-) -> Result<Hidden, EngineError> {
+) -> Result<Hidden> {
     let (n_embd, width) = (plan.n_embd, plan.stream_width());
     let mut rest = chunks;
     let narrow = |(tokens, batch): (Range<usize>, ChunkBatch)| {

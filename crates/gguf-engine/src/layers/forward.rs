@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::BufferPool;
 use crate::exec::carried::Carried;
@@ -25,6 +24,7 @@ use crate::layers::run_memory::RunMemory;
 use crate::layers::stacks::{LayerStack, Memory, SplitChunks, StackInput, give_memory};
 use crate::ops::mixer::MixerOp;
 use crate::ops::moe::Moe;
+use crate::{EngineError, Result};
 use gguf_core::TensorSource;
 use gguf_core::progress::{Progress, Silent};
 use gguf_core::simd::SimdLevel;
@@ -83,11 +83,7 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// If the threads cannot be started.
-    pub fn new(
-        plan: GraphPlan,
-        source: &'a dyn TensorSource,
-        options: EngineOptions,
-    ) -> Result<Self, EngineError> {
+    pub fn new(plan: GraphPlan, source: &'a dyn TensorSource, options: EngineOptions) -> Result<Self> {
         matmul::prepare();
         let workers = Workers::new(options.n_threads)?;
         let memory = RunMemory::count(&plan, source.tensors(), &workers, options.level)?;
@@ -182,13 +178,13 @@ impl<'a> Engine<'a> {
     ///
     /// # Errors
     /// [`EngineError::Memory`] if not even one chunk fits.
-    pub fn group_tokens(&self, chunk_len: usize) -> Result<usize, EngineError> {
+    pub fn group_tokens(&self, chunk_len: usize) -> Result<usize> {
         self.group_tokens_with_taken(0, chunk_len)
     }
 
     /// Returns [`Engine::group_tokens`] if `taken_bytes` of the budget are taken already. A single chunk may take all
     /// of it.
-    pub fn group_tokens_with_taken(&self, taken_bytes: u64, chunk_len: usize) -> Result<usize, EngineError> {
+    pub fn group_tokens_with_taken(&self, taken_bytes: u64, chunk_len: usize) -> Result<usize> {
         let (kept, inner) = self.token_bytes();
         let budget_bytes = self.options.memory_bytes;
         let fixed = self.fixed_bytes(chunk_len);
@@ -205,7 +201,7 @@ impl<'a> Engine<'a> {
 
     /// Returns the numbers of consecutive chunks that run together within the memory budget: each group decodes every
     /// weight of a layer once.
-    pub fn groups(&self, chunks: &[TokenChunk]) -> Result<Vec<usize>, EngineError> {
+    pub fn groups(&self, chunks: &[TokenChunk]) -> Result<Vec<usize>> {
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
         Ok(counts(chunks, self.group_tokens(longest)?.min(self.batch_tokens_at_most())))
     }
@@ -243,7 +239,7 @@ impl<'a> Engine<'a> {
         chunks: &[TokenChunk],
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
-    ) -> Result<Hidden, EngineError> {
+    ) -> Result<Hidden> {
         self.stacks(chunks, None, progress, observer)
     }
 
@@ -262,7 +258,7 @@ impl<'a> Engine<'a> {
         chunks: &[TokenChunk],
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
-    ) -> Result<Hidden, EngineError> {
+    ) -> Result<Hidden> {
         assert_eq!(batches.iter().sum::<usize>(), chunks.len(), "chunks of all batches");
         self.stacks(chunks, Some(batches), progress, observer)
     }
@@ -289,7 +285,7 @@ impl<'a> Engine<'a> {
         batches: Option<&[usize]>,
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
-    ) -> Result<Hidden, EngineError> {
+    ) -> Result<Hidden> {
         let plan = &self.plan;
         let n_before = plan.encoder.as_ref().map_or(0, |encoder| encoder.layers.len());
         let stack = LayerStack { layers: &plan.layers, final_norm: plan.final_norm.as_ref(), n_before };
@@ -316,7 +312,7 @@ impl<'a> Engine<'a> {
         input: StackInput<'_>,
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
-    ) -> Result<Hidden, EngineError> {
+    ) -> Result<Hidden> {
         let StackInput { chunks, batches: counts, memory } = input;
         let plan = &self.plan;
         let weights = self.weights();
@@ -385,7 +381,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Runs chunks as [`Engine::forward`], without progress or observer.
-    pub fn hidden(&self, chunks: &[TokenChunk]) -> Result<Hidden, EngineError> {
+    pub fn hidden(&self, chunks: &[TokenChunk]) -> Result<Hidden> {
         self.forward(chunks, &Silent, None)
     }
 }

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -25,6 +24,7 @@ use crate::ops::dense::FfnInputs;
 use crate::ops::mixer::MixerOp;
 use crate::outputs::head::BLOCK_LOGITS;
 use crate::resolve::features::ModelKind;
+use crate::{EngineError, Result};
 use gguf_core::progress::Progress;
 
 impl GraphPlan {
@@ -32,7 +32,7 @@ impl GraphPlan {
     ///
     /// # Errors
     /// [`EngineError::NoGradient`] names a part that has none.
-    pub fn check_gradient(&self) -> Result<(), EngineError> {
+    pub fn check_gradient(&self) -> Result<()> {
         let ends = [
             (
                 self.kind != ModelKind::Decoder || self.encoder.is_some(),
@@ -73,7 +73,7 @@ impl LayerPlan {
         batch: &ChunkBatch,
         x: &[f32],
         d: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let attention = self.branches().map_err(|what| EngineError::NoGradient { what })?;
         let (n_embd, scale) = (cx.n_embd, self.residual_scale);
         let is_serial = self.wiring == Wiring::Serial;
@@ -138,7 +138,7 @@ fn scaled(cx: &Context<'_>, x: &[f32], factor: f32) -> Buffer {
     copy
 }
 
-fn normed(cx: &Context<'_>, norm: Option<&Norm>, x: &[f32]) -> Result<Buffer, EngineError> {
+fn normed(cx: &Context<'_>, norm: Option<&Norm>, x: &[f32]) -> Result<Buffer> {
     let Some(norm) = norm else { return Ok(copied(cx, x)) };
     let mut out = cx.take(x.len());
     cx.norm_rows(&cx.weights.norm(norm)?, x, &mut out, cx.n_embd);
@@ -178,7 +178,7 @@ impl Engine<'_> {
         reference: Reference<'_, '_>,
         to: &mut dyn Gradients,
         progress: &dyn Progress,
-    ) -> Result<f64, EngineError> {
+    ) -> Result<f64> {
         let plan = &self.plan;
         plan.check_gradient()?;
         let longest = chunks.iter().map(|chunk| chunk.tokens.len()).max().unwrap_or(0);
@@ -217,7 +217,7 @@ impl Engine<'_> {
         x: &[f32],
         reference: Reference<'_, '_>,
         (to, d): (&mut dyn Gradients, &mut [f32]),
-    ) -> Result<f64, EngineError> {
+    ) -> Result<f64> {
         let (plan, other) = (&self.plan, &reference.engine.plan);
         let (n_embd, n_vocab, n_rows) = (plan.n_embd, plan.n_vocab, wanted.n_wanted());
         if n_vocab != other.n_vocab || reference.hidden.n_rows != n_rows {

@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use crate::EngineError;
 use crate::exec::math;
 use crate::exec::rope::Rope;
 use crate::exec::weights::{Matrix, Norm, NormFormula, Vector};
@@ -19,6 +18,7 @@ use crate::resolve::features::{BuiltFeatures, ModelKind, PositionRule, WiringRul
 use crate::resolve::keys::ArchKeys;
 use crate::resolve::resolver::Resolver;
 use crate::resolve::tensors::{TensorClaims, fits};
+use crate::{EngineError, Result};
 use gguf_arch::graph::{
     EmbedNorm, EmbedScale, EmbedScaleName, GraphFeatures, LogitScale, LogitScaleName, ResidualScale,
     ResidualScaleName,
@@ -102,11 +102,7 @@ impl GraphPlan {
     /// # Errors
     /// If a feature is not implemented, if keys or tensors are missing or contradict one another, or if tensors are not
     /// used.
-    pub fn new(
-        features: &GraphFeatures,
-        metadata: &Metadata,
-        tensors: &[TensorMeta],
-    ) -> Result<Self, EngineError> {
+    pub fn new(features: &GraphFeatures, metadata: &Metadata, tensors: &[TensorMeta]) -> Result<Self> {
         resolve_file(features, &ArchKeys::new(metadata, arch_of(metadata)?), tensors)
     }
 
@@ -124,17 +120,13 @@ impl GraphPlan {
     }
 }
 
-fn arch_of(metadata: &Metadata) -> Result<&str, EngineError> {
+fn arch_of(metadata: &Metadata) -> Result<&str> {
     let key = "general.architecture";
     let arch = metadata.get(key).and_then(|v| v.as_str());
     arch.ok_or_else(|| EngineError::MissingKey { key: key.to_owned() })
 }
 
-fn resolve_file(
-    features: &GraphFeatures,
-    keys: &ArchKeys<'_>,
-    tensors: &[TensorMeta],
-) -> Result<GraphPlan, EngineError> {
+fn resolve_file(features: &GraphFeatures, keys: &ArchKeys<'_>, tensors: &[TensorMeta]) -> Result<GraphPlan> {
     let arch = keys.arch();
     let mut built = BuiltFeatures::of(arch, features)?;
     Mixer::check_words(arch, &features.mixer)?;
@@ -163,7 +155,7 @@ fn resolve_file(
 }
 
 /// Returns the number of layers that are run: layers that only predict further tokens (MTP) are not.
-pub(crate) fn n_layers(b: &Resolver<'_>) -> Result<usize, EngineError> {
+pub(crate) fn n_layers(b: &Resolver<'_>) -> Result<usize> {
     if has_cycles(b) {
         return n_cycled_layers(b);
     }
@@ -174,7 +166,7 @@ pub(crate) fn n_layers(b: &Resolver<'_>) -> Result<usize, EngineError> {
 }
 
 /// Returns the factor of branches: the file's key `residual_scale`, else the card's.
-pub(crate) fn residual_scale(b: &Resolver<'_>) -> Result<f64, EngineError> {
+pub(crate) fn residual_scale(b: &Resolver<'_>) -> Result<f64> {
     let n_layers = b.n_layers as f64;
     Ok(match (b.keys.number("residual_scale")?, b.features.residual_scale) {
         (Some(scale), _) if scale > 0.0 => scale,
@@ -185,7 +177,7 @@ pub(crate) fn residual_scale(b: &Resolver<'_>) -> Result<f64, EngineError> {
     })
 }
 
-fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan, EngineError> {
+fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan> {
     let embedding = b.stream_matrix("token_embd")?;
     let positions = match b.built.positions {
         PositionRule::Learned => Some(b.stream_matrix("position_embd")?),
@@ -256,7 +248,7 @@ fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan, EngineEr
 }
 
 /// Returns the factor of the embedding: the file's key `embedding_scale`, else the card's.
-pub(crate) fn embed_scale(b: &Resolver<'_>) -> Result<f32, EngineError> {
+pub(crate) fn embed_scale(b: &Resolver<'_>) -> Result<f32> {
     Ok(match (b.keys.number("embedding_scale")?, b.features.embed_scale) {
         (Some(scale), _) if scale > 0.0 => scale as f32,
         (_, EmbedScale::Named(EmbedScaleName::None)) => 1.0,
@@ -266,7 +258,7 @@ pub(crate) fn embed_scale(b: &Resolver<'_>) -> Result<f32, EngineError> {
 }
 
 /// Claims the head: its own matrix, else the embedding.
-pub(crate) fn head(b: &mut Resolver<'_>, embedding: &Matrix) -> Result<Matrix, EngineError> {
+pub(crate) fn head(b: &mut Resolver<'_>, embedding: &Matrix) -> Result<Matrix> {
     if b.tensors.has("output.weight") {
         return b.stream_matrix("output");
     }
@@ -275,7 +267,7 @@ pub(crate) fn head(b: &mut Resolver<'_>, embedding: &Matrix) -> Result<Matrix, E
 }
 
 /// Returns the factor of the logits, by the card's rule and the key `logit_scale`.
-pub(crate) fn logit_scale(b: &Resolver<'_>, is_tied: bool) -> Result<f32, EngineError> {
+pub(crate) fn logit_scale(b: &Resolver<'_>, is_tied: bool) -> Result<f32> {
     let key = b.keys.nonzero("logit_scale")?;
     let n_embd = b.n_embd as f64;
     let scale = match (b.features.head.scale, key) {
@@ -315,7 +307,7 @@ fn name_unread(b: &mut Resolver<'_>) {
 
 /// Returns an error for tensors that no part of the plan has claimed, except those that the card lists as unused and
 /// those of layers that are not run.
-fn refuse_left_over(b: &Resolver<'_>) -> Result<(), EngineError> {
+fn refuse_left_over(b: &Resolver<'_>) -> Result<()> {
     // Layers that run again are counted, but have no tensors of their own.
     let n_blocks = if has_cycles(b) { b.n_layers } else { b.keys.need_count("block_count")? };
     let is_unused = |name: &str| {
@@ -356,7 +348,7 @@ impl GraphPlan {
     /// # Errors
     /// [`EngineError::NotContinued`] for models without a next token, encoder-decoder models, prefixes whose tokens see
     /// one another, attention to compressed rows, and n-grams; also if `n_ctx` is longer than the graph is defined for.
-    pub(crate) fn remembered(&self, n_ctx: usize) -> Result<usize, EngineError> {
+    pub(crate) fn remembered(&self, n_ctx: usize) -> Result<usize> {
         let refused = match self.kind {
             ModelKind::Encoder => Some("it predicts no next token"),
             ModelKind::Diffusion => Some("it predicts masked tokens, not the next one"),
@@ -375,7 +367,7 @@ impl GraphPlan {
     ///
     /// # Errors
     /// If the chunk is longer than the learned positions or the plan's limit.
-    pub(crate) fn check_length(&self, tokens: usize) -> Result<(), EngineError> {
+    pub(crate) fn check_length(&self, tokens: usize) -> Result<()> {
         if let Some(positions) = self.positions.as_ref().filter(|p| p.n_rows < tokens) {
             return Err(EngineError::ChunkTooLong { tokens, limit: positions.n_rows });
         }

@@ -1,6 +1,6 @@
 //! Layers with hyper-connections: each branch reads a mixture of the streams, and its output is distributed among them.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::math;
@@ -17,7 +17,7 @@ pub(crate) fn hyper_layer(
     connections: &LayerConnections,
     batch: &ChunkBatch,
     x: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let n_embd = cx.n_embd;
     let (n_tokens, n_wanted) = (batch.n_tokens(), batch.n_wanted());
     let width = x.len() / n_tokens.max(1);
@@ -54,12 +54,7 @@ pub(crate) fn hyper_layer(
     Ok(())
 }
 
-fn norm_branch_input(
-    cx: &Context<'_>,
-    norm: Option<&Norm>,
-    x: &[f32],
-    out: &mut [f32],
-) -> Result<(), EngineError> {
+fn norm_branch_input(cx: &Context<'_>, norm: Option<&Norm>, x: &[f32], out: &mut [f32]) -> Result<()> {
     match norm {
         Some(norm) => cx.norm_rows(&cx.weights.norm(norm)?, x, out, cx.n_embd),
         None => out.copy_from_slice(x),
@@ -67,12 +62,7 @@ fn norm_branch_input(
     Ok(())
 }
 
-fn finish_branch(
-    cx: &Context<'_>,
-    norm: Option<&Norm>,
-    scale: f32,
-    branch: &mut [f32],
-) -> Result<(), EngineError> {
+fn finish_branch(cx: &Context<'_>, norm: Option<&Norm>, scale: f32, branch: &mut [f32]) -> Result<()> {
     cx.norm_in_place(norm, branch, cx.n_embd)?;
     cx.scale_rows(branch, scale);
     Ok(())

@@ -1,6 +1,6 @@
 //! Layer: its two branches, their norms and their wiring.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::weights::{Norm, Vector};
 use crate::ops::Mixer;
 use crate::ops::altup::LayerAltUp;
@@ -90,7 +90,7 @@ pub struct LayerExtras {
 const POST_FFN: &str = "post_ffw_norm";
 
 impl LayerPlan {
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<LayerPlan, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<LayerPlan> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let features = b.features;
         let wiring = wiring(b, layer)?;
@@ -158,7 +158,7 @@ impl LayerPlan {
 }
 
 /// Claims the norm before the first mixer, which is optional in models that norm the embedding.
-fn first_norm(b: &mut Resolver<'_>) -> Result<Option<Norm>, EngineError> {
+fn first_norm(b: &mut Resolver<'_>) -> Result<Option<Norm>> {
     match b.features.embed_norm {
         EmbedNorm::None => b.need_norm("blk.0.attn_norm").map(Some),
         EmbedNorm::RmsFree | EmbedNorm::TokenEmbdNorm => b.norm("blk.0.attn_norm"),
@@ -166,7 +166,7 @@ fn first_norm(b: &mut Resolver<'_>) -> Result<Option<Norm>, EngineError> {
 }
 
 /// Returns the wiring of a layer, by the card's rule.
-pub(crate) fn wiring(b: &Resolver<'_>, layer: usize) -> Result<Wiring, EngineError> {
+pub(crate) fn wiring(b: &Resolver<'_>, layer: usize) -> Result<Wiring> {
     let parallel = match b.built.wiring {
         WiringRule::Normed => return Ok(Wiring::Normed),
         WiringRule::PostLn => return Ok(Wiring::PostLn),
@@ -181,7 +181,7 @@ pub(crate) fn wiring(b: &Resolver<'_>, layer: usize) -> Result<Wiring, EngineErr
 }
 
 /// Claims the norm after a branch, unless the tensor of that name is a norm before a branch.
-pub(crate) fn post_norm(b: &mut Resolver<'_>, layer: usize, name: &str) -> Result<Option<Norm>, EngineError> {
+pub(crate) fn post_norm(b: &mut Resolver<'_>, layer: usize, name: &str) -> Result<Option<Norm>> {
     if b.built.wiring == WiringRule::PostLn {
         return b.need_norm(&format!("blk.{layer}.{name}")).map(Some);
     }
@@ -197,7 +197,7 @@ pub(crate) fn post_norm(b: &mut Resolver<'_>, layer: usize, name: &str) -> Resul
 
 impl LayerExtras {
     /// Resolves the parts of a layer in addition to its branches.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<LayerExtras, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<LayerExtras> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let embedding = LayerEmbedding::resolve(b, layer)?;
         let out_scale = if b.features.extras.contains(&Extra::OutScale) {
@@ -226,7 +226,7 @@ impl LayerExtras {
 }
 
 /// Returns the factor of the stream after a layer: some models halve it every few layers.
-pub(crate) fn rescale(b: &Resolver<'_>, layer: usize) -> Result<f32, EngineError> {
+pub(crate) fn rescale(b: &Resolver<'_>, layer: usize) -> Result<f32> {
     let every = b.keys.count("rescale_every_n_layers")?.filter(|&n| n > 0);
     Ok(if every.is_some_and(|n| (layer + 1).is_multiple_of(n)) { 0.5 } else { 1.0 })
 }

@@ -1,6 +1,6 @@
 //! Run of a layer with any wiring.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::layers::altup::altup_layer;
@@ -17,7 +17,7 @@ pub(crate) fn run_layer(
     layer: &LayerPlan,
     batch: &ChunkBatch,
     x: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     if let Some(entry) = layer.extras.entry {
         enter_stack(cx, entry, batch, x);
     }

@@ -1,6 +1,6 @@
 //! Run of a layer with a single residual stream.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -17,7 +17,7 @@ pub(crate) fn plain_layer(
     layer: &LayerPlan,
     batch: &ChunkBatch,
     x: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let n_embd = cx.n_embd;
     // With normed wiring, the stream continues from the scaled normed inputs, and the branches are added unscaled.
     let is_normed = layer.wiring == Wiring::Normed;
@@ -109,7 +109,7 @@ fn read_mix(
     batch: &ChunkBatch,
     rows: MixRows,
     x: &[f32],
-) -> Result<Option<Buffer>, EngineError> {
+) -> Result<Option<Buffer>> {
     score.map(|score| mix_streams(cx, score, batch, rows, x)).transpose()
 }
 
@@ -121,12 +121,7 @@ fn observe_branch(cx: &Context<'_>, end: Option<BranchEnd<'_>>, factor: f32, str
 }
 
 /// Runs the parts after the branches on the wanted rows of the stream.
-fn run_extras(
-    cx: &Context<'_>,
-    extras: &LayerExtras,
-    batch: &ChunkBatch,
-    x: &mut [f32],
-) -> Result<(), EngineError> {
+fn run_extras(cx: &Context<'_>, extras: &LayerExtras, batch: &ChunkBatch, x: &mut [f32]) -> Result<()> {
     let n_embd = cx.n_embd;
     // With AltUp, the embedding is added to the streams that the layer does not compute.
     if let Some(embedding) = extras.embedding.as_ref().filter(|_| extras.altup.is_none()) {

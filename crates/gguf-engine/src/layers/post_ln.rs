@@ -1,6 +1,6 @@
 //! Run of a layer with post-LN wiring (BERT): the stream itself is normed after each branch is added.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::weights::Norm;
@@ -13,7 +13,7 @@ pub(crate) fn post_ln_layer(
     layer: &LayerPlan,
     batch: &ChunkBatch,
     x: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let n_embd = cx.n_embd;
     let mut input = cx.take(x.len());
     input.copy_from_slice(x);
@@ -44,12 +44,7 @@ pub(crate) fn post_ln_layer(
 }
 
 /// Norms the rows of the stream in place, with `scratch` of the same length.
-fn norm_stream(
-    cx: &Context<'_>,
-    norm: Option<&Norm>,
-    x: &mut [f32],
-    scratch: &mut [f32],
-) -> Result<(), EngineError> {
+fn norm_stream(cx: &Context<'_>, norm: Option<&Norm>, x: &mut [f32], scratch: &mut [f32]) -> Result<()> {
     let Some(norm) = norm else { return Ok(()) };
     scratch.copy_from_slice(x);
     cx.norm_rows(&cx.weights.norm(norm)?, scratch, x, cx.n_embd);

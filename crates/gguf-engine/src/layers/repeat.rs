@@ -1,6 +1,6 @@
 //! Repetition of layers: some models run their stacks several times.
 
-use crate::EngineError;
+use crate::Result;
 use crate::layers::layer::LayerPlan;
 use crate::ops::Mixer;
 use crate::ops::attention::KvSource;
@@ -10,10 +10,7 @@ use gguf_arch::graph::Extra;
 
 /// Returns the layers in the order in which they run: some models run their stack several times, with a norm in
 /// between.
-pub(crate) fn run_layers(
-    b: &mut Resolver<'_>,
-    mut layers: Vec<LayerPlan>,
-) -> Result<Vec<LayerPlan>, EngineError> {
+pub(crate) fn run_layers(b: &mut Resolver<'_>, mut layers: Vec<LayerPlan>) -> Result<Vec<LayerPlan>> {
     let sources: Vec<usize> = layers
         .iter()
         .filter_map(|layer| match &layer.mixer {
@@ -54,7 +51,7 @@ pub(crate) fn run_layers(
 
 /// Returns the layers of two stacks that run in turn; the low stack comes first in the file. Each run ends with a norm,
 /// the last one with the model's final norm.
-pub(crate) fn cycled(b: &mut Resolver<'_>, layers: &[LayerPlan]) -> Result<Vec<LayerPlan>, EngineError> {
+pub(crate) fn cycled(b: &mut Resolver<'_>, layers: &[LayerPlan]) -> Result<Vec<LayerPlan>> {
     let Cycles { n_stack, high, low } = cycles(b)?;
     let norm = match b.features.norms.output.as_str() {
         "none" => None,

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
@@ -47,7 +47,7 @@ impl RunMemory {
         tensors: &[TensorMeta],
         workers: &Workers,
         level: SimdLevel,
-    ) -> Result<Self, EngineError> {
+    ) -> Result<Self> {
         let weights = ZeroWeights(tensors);
         let counted = |stack| count_stack(plan, stack, WeightReader::new(&weights, level), workers);
         let n_before = plan.encoder.as_ref().map_or(0, |encoder| encoder.layers.len());
@@ -80,7 +80,7 @@ fn count_stack(
     stack: LayerStack<'_>,
     weights: WeightReader<'_>,
     workers: &Workers,
-) -> Result<RunMemory, EngineError> {
+) -> Result<RunMemory> {
     let n_tokens = counted_tokens(plan, stack, weights.source.tensors());
     let token = plan.extras().find_map(ModelExtraOp::busiest_token).unwrap_or(0);
     let chunks = [TokenChunk { tokens: vec![token; n_tokens], rows: 0..n_tokens, n_source: 0 }];

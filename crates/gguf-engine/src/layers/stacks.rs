@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::Buffer;
 use crate::exec::weights::Norm;
 use crate::layers::layer::LayerPlan;
+use crate::{EngineError, Result};
 
 /// Layers that run one after another.
 #[derive(Clone, Copy)]
@@ -48,7 +48,7 @@ impl SplitChunks {
     /// # Errors
     /// If a chunk has no tokens for one of the stacks, or if a wanted row belongs to the encoder, where it sees the
     /// token that it would predict.
-    pub(crate) fn of(chunks: &[TokenChunk]) -> Result<Self, EngineError> {
+    pub(crate) fn of(chunks: &[TokenChunk]) -> Result<Self> {
         let mut split = Self { sources: Vec::new(), answers: Vec::new(), cuts: vec![0] };
         let mut n_states = 0;
         for (prompt, TokenChunk { tokens, rows, n_source }) in chunks.iter().enumerate() {

@@ -1,6 +1,5 @@
 //! Tests of plans, of a tiny model whose tensors have shapes and no data.
 
-use crate::EngineError;
 use crate::exec::activation::{Activation, GatedActivation, PlainActivation};
 use crate::exec::mask::Mask;
 use crate::exec::weights::NormFormula;
@@ -11,6 +10,7 @@ use crate::ops::Mixer;
 use crate::ops::attention::KvSource;
 use crate::ops::ffn::Ffn;
 use crate::resolve::features::ModelKind;
+use crate::{EngineError, Result};
 use gguf_arch::graph::GraphFeatures;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{GgmlType, Shape, TensorMeta};
@@ -79,7 +79,7 @@ fn model() -> (Metadata, Vec<TensorMeta>) {
     (metadata, tensors)
 }
 
-fn plan(graph: &str, metadata: &Metadata, tensors: &[TensorMeta]) -> Result<GraphPlan, EngineError> {
+fn plan(graph: &str, metadata: &Metadata, tensors: &[TensorMeta]) -> Result<GraphPlan> {
     GraphPlan::new(&GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap(), metadata, tensors)
 }
 

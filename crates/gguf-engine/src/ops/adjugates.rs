@@ -2,7 +2,7 @@
 //!
 //! `out += s Σ w_e A_g(x)` over the experts `e` that a token chose, with their groups `g`.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::context::Context;
 use crate::ops::dense::Dense;
 use crate::ops::experts::{ExpertChoice, add_expert};
@@ -29,7 +29,7 @@ impl Adjugates {
         chosen: &[Vec<ExpertChoice>],
         x: &[f32],
         out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         for (expert, group) in self.experts.iter().zip(chosen.chunks(self.per_group)) {
             let choices = joined(group, self.scale);
             if !choices.is_empty() {
@@ -60,11 +60,7 @@ fn joined(group: &[Vec<ExpertChoice>], scale: f32) -> Vec<ExpertChoice> {
 
 impl Adjugates {
     /// Resolves the adjugate experts of a layer, if it has any.
-    pub(crate) fn resolve(
-        b: &mut Resolver<'_>,
-        layer: usize,
-        n_experts: usize,
-    ) -> Result<Option<Adjugates>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize, n_experts: usize) -> Result<Option<Adjugates>> {
         // Weights that multiply inputs cannot be summed before the expert: the tensors are then not used.
         let is_after = b.features.moe.weigh == Weigh::After;
         if !is_after || !b.tensors.has(&format!("blk.{layer}.ffn_up_chexps.weight")) {

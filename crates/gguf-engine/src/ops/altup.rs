@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::TokenChunk;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -58,7 +58,7 @@ const TOKENS_PER_TASK: usize = 64;
 const LEAST_SQUARE: f32 = 1e-5;
 
 impl ModelExtraOp for AltUp {
-    fn resolve(b: &mut Resolver<'_>) -> Result<Option<AltUp>, EngineError> {
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<AltUp>> {
         let Some(n) = n_streams(b)? else { return Ok(None) };
         active_stream(b, n)?;
         let n_embd = b.n_embd;
@@ -73,7 +73,7 @@ impl ModelExtraOp for AltUp {
 
     /// Returns the streams of the embeddings: the first is the embedding, each other one its projection, scaled to the
     /// magnitude of the embedding.
-    fn begin(&self, cx: &mut Context<'_>, _: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
+    fn begin(&self, cx: &mut Context<'_>, _: &[TokenChunk], x: Buffer) -> Result<Buffer> {
         let cx = &*cx;
         let (n_embd, width, level) = (cx.n_embd, self.n * cx.n_embd, cx.weights.level);
         let n_tokens = x.len() / n_embd;
@@ -97,7 +97,7 @@ impl ModelExtraOp for AltUp {
     }
 
     /// Returns the mean of the first stream and of the others' projections, each scaled to the magnitude of the first.
-    fn end(&self, cx: &Context<'_>, streams: Buffer) -> Result<Buffer, EngineError> {
+    fn end(&self, cx: &Context<'_>, streams: Buffer) -> Result<Buffer> {
         let (n_embd, width, level) = (cx.n_embd, self.n * cx.n_embd, cx.weights.level);
         let n_tokens = streams.len() / width;
         let mut sum = cx.take(n_tokens * n_embd);
@@ -120,12 +120,7 @@ impl ModelExtraOp for AltUp {
 
 /// Computes `x_i += Σ_j (P r)_ij x_j` for each stream of `x`, `[n_tokens, n, n_embd]`. `r` are the router's values of
 /// the active stream.
-pub(crate) fn predict(
-    cx: &Context<'_>,
-    own: &LayerAltUp,
-    active: &[f32],
-    x: &mut [f32],
-) -> Result<(), EngineError> {
+pub(crate) fn predict(cx: &Context<'_>, own: &LayerAltUp, active: &[f32], x: &mut [f32]) -> Result<()> {
     let (n, n_tokens, level) = (own.n(), active.len() / cx.n_embd, cx.weights.level);
     let (mut routes, mut factors) = (cx.take(n_tokens * n), cx.take(n_tokens * n * n));
     route(cx, own, active, &mut routes)?;
@@ -139,12 +134,7 @@ pub(crate) fn predict(
 
 /// Computes `x_i += (1 + (C r)_i) (y - x_a)` for each stream of `x`, `[n_tokens, n, n_embd]`. `y`,
 /// `[n_tokens, n_embd]`, is the layer's output for the active stream `a`, and `r` are the router's values of `y`.
-pub(crate) fn correct(
-    cx: &Context<'_>,
-    own: &LayerAltUp,
-    computed: &[f32],
-    x: &mut [f32],
-) -> Result<(), EngineError> {
+pub(crate) fn correct(cx: &Context<'_>, own: &LayerAltUp, computed: &[f32], x: &mut [f32]) -> Result<()> {
     let (n, n_embd, level) = (own.n(), cx.n_embd, cx.weights.level);
     let n_tokens = computed.len() / n_embd;
     let (mut routes, mut gains) = (cx.take(n_tokens * n), cx.take(n_tokens * n));
@@ -160,7 +150,7 @@ pub(crate) fn correct(
 }
 
 /// Writes the router's values `tanh(R norm(x) / n_embd)` of `x`, `[n_tokens, n_embd]`, to `out`.
-fn route(cx: &Context<'_>, own: &LayerAltUp, x: &[f32], out: &mut [f32]) -> Result<(), EngineError> {
+fn route(cx: &Context<'_>, own: &LayerAltUp, x: &[f32], out: &mut [f32]) -> Result<()> {
     let n_embd = cx.n_embd;
     let mut normed = cx.take(x.len());
     cx.norm_rows(&cx.weights.norm(&own.router_norm)?, x, &mut normed, n_embd);
@@ -233,7 +223,7 @@ fn add_change(level: SimdLevel, streams: &mut [f32], change: &[f32], gains: &[f3
 const MOST_STREAMS: usize = 64;
 
 /// Returns the number of AltUp streams, if the model has them.
-pub(crate) fn n_streams(b: &Resolver<'_>) -> Result<Option<usize>, EngineError> {
+pub(crate) fn n_streams(b: &Resolver<'_>) -> Result<Option<usize>> {
     if !b.features.extras.contains(&Extra::Altup) {
         return Ok(None);
     }
@@ -246,7 +236,7 @@ pub(crate) fn n_streams(b: &Resolver<'_>) -> Result<Option<usize>, EngineError> 
 }
 
 /// Returns the index of the stream that layers compute, of `n`.
-fn active_stream(b: &Resolver<'_>, n: usize) -> Result<usize, EngineError> {
+fn active_stream(b: &Resolver<'_>, n: usize) -> Result<usize> {
     let key = "altup.active_idx";
     let active = b.keys.count(key)?.ok_or_else(|| b.keys.missing(key))?;
     if active >= n {
@@ -257,7 +247,7 @@ fn active_stream(b: &Resolver<'_>, n: usize) -> Result<usize, EngineError> {
 
 impl LayerAltUp {
     /// Resolves the AltUp of a layer, if the model has AltUp streams.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<LayerAltUp>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<LayerAltUp>> {
         let Some(n) = n_streams(b)? else { return Ok(None) };
         let at = |name: &str| format!("blk.{layer}.altup_{name}");
         let n_embd = b.n_embd;

@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenPlace};
 use crate::exec::context::Context;
 use crate::exec::mask::Mask;
@@ -23,6 +22,7 @@ use crate::ops::output_gate::OutputGate;
 use crate::ops::prefix::rotate_2d;
 use crate::ops::relative::{RelativeBias, RelativeScores};
 use crate::ops::switched::{SwitchedAttention, SwitchedHeads, switch_heads, switch_output};
+use crate::{EngineError, Result};
 use gguf_core::simd::SimdLevel;
 
 /// Part of a projection that a q or k norm spans.
@@ -168,13 +168,7 @@ impl<'a> QkTransform<'a> {
 }
 
 impl MixerOp for Attention {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let (n_tokens, n_wanted) = (batch.n_tokens(), batch.n_wanted());
         let mut q = cx.take(n_wanted * self.q.n_rows);
         let mut k = cx.take(n_tokens * self.k.n_rows);
@@ -272,7 +266,7 @@ pub(crate) fn norm_and_rotate(
     transform: &QkTransform<'_>,
     places: &[TokenPlace],
     values: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let norm = match transform.norm {
         Some(plan) => Some((plan.span, cx.weights.norm(&plan.norm)?)),
         None => None,
@@ -332,7 +326,7 @@ pub(crate) fn mix(
     keys: &[usize],
     projected: Projected<'_>,
     out: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let mut cache = cx.past.map(|past| past.take(kv_cache::sequence_floats(&a, past.capacity)));
     let kept = match (cx.past, &mut cache) {
         (Some(past), Some(cache)) => Some(cache_step(cx, &a, batch, projected, past, cache)),

@@ -1,11 +1,11 @@
 //! Experts by token id (hash layers, the first layers of DeepSeek-V4): a table with a row per token chooses the
 //! experts, and the router only weights them.
 
-use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::weights::Matrix;
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 use gguf_core::Shape;
 
 /// Returns the experts of every wanted token, `table.n_cols` each.
@@ -14,7 +14,7 @@ pub(crate) fn experts_by_token(
     table: &Matrix,
     n_experts: usize,
     batch: &ChunkBatch,
-) -> Result<Vec<usize>, EngineError> {
+) -> Result<Vec<usize>> {
     let tokens = &cx.carried.tokens[batch.start..batch.start + batch.n_tokens()];
     let tokens = batch.select(tokens, 1);
     let mut experts = Vec::with_capacity(tokens.len() * table.n_cols);
@@ -39,11 +39,7 @@ fn expert(id: f32, n_experts: usize) -> Option<usize> {
 }
 
 /// Resolves a layer's table of experts by token, `[n_vocab, n_used]`. Layers before `hash_layer_count` have one.
-pub(crate) fn by_token_table(
-    b: &mut Resolver<'_>,
-    layer: usize,
-    n_used: usize,
-) -> Result<Option<Matrix>, EngineError> {
+pub(crate) fn by_token_table(b: &mut Resolver<'_>, layer: usize, n_used: usize) -> Result<Option<Matrix>> {
     if layer >= b.keys.count("hash_layer_count")?.unwrap_or(0) {
         return Ok(None);
     }

@@ -1,7 +1,7 @@
 //! Channel mix, the feed-forward network of RWKV: `value max(key (x + μ_k sx), 0)²`, where `sx` is the previous token
 //! minus `x`.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::math;
@@ -27,13 +27,7 @@ pub struct ChannelMix {
 impl ChannelMix {
     /// Computes `value max(key (x + μ_k sx), 0)²`, times `sig(receptance (x + μ_r sx))` if there is a gate. `x` holds
     /// all rows of the chunks.
-    pub(crate) fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    pub(crate) fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let n_tokens = batch.n_tokens();
         let shifted = shifted(cx, batch, x, self.key.n_cols);
         let keys_of = lerp(cx, &self.lerp_k, x, &shifted)?;
@@ -57,7 +51,7 @@ impl ChannelMix {
     }
 
     /// Resolves the channel mix of a layer, if it has one.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<ChannelMix>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<ChannelMix>> {
         let at = |name: &str| format!("blk.{layer}.channel_mix_{name}");
         if !b.tensors.has(&at("key.weight")) {
             return Ok(None);

@@ -5,7 +5,6 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenPlace};
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -24,6 +23,7 @@ use crate::ops::kept::{Kept, Reach};
 use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::mla::Latent;
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 
 /// Compressor of several tokens into one row.
 #[derive(Clone, Debug, PartialEq)]
@@ -101,13 +101,7 @@ struct VisibleRows<'a> {
 }
 
 impl MixerOp for CompressedAttention {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let (n_wanted, width) = (batch.n_wanted(), self.q.n_rows);
         let places = batch.select(&batch.places, 1);
         let q = compressed_queries(cx, self, batch, x, &places)?;
@@ -160,7 +154,7 @@ fn compressed_queries(
     batch: &ChunkBatch,
     x: &[f32],
     places: &[TokenPlace],
-) -> Result<Buffer, EngineError> {
+) -> Result<Buffer> {
     let width = a.q.n_rows;
     let mut q = cx.take(batch.n_wanted() * width);
     a.q_latent.expand(cx, &a.q, batch, x, &mut q)?;
@@ -209,7 +203,7 @@ fn compress(
     c: &Compressor,
     batch: &ChunkBatch,
     x: &[f32],
-) -> Result<CompressedRows, EngineError> {
+) -> Result<CompressedRows> {
     let (n_tokens, width, dim) = (batch.n_tokens(), c.kv.n_rows, a.head_dim);
     let [mut kv, mut score] = [(); 2].map(|()| cx.take(n_tokens * width));
     let products = vec![Product::plain(&c.kv, &mut kv), Product::plain(&c.score, &mut score)];
@@ -251,7 +245,7 @@ fn mix_compressed(
     q: &[f32],
     visible: VisibleRows<'_>,
     out: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let (dim, level, n_chunks) = (a.head_dim, cx.weights.level, batch.cuts.len() - 1);
     let sinks = cx.weights.optional(a.sinks.as_ref())?;
     let mut cuts = vec![0];
@@ -303,7 +297,7 @@ fn narrow_output(
     n: usize,
     context: &[f32],
     out: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let (width, all) = (a.q.n_rows, a.out.n_cols);
     let mut narrow = cx.take(n * all);
     let mut first = 0;
@@ -396,7 +390,7 @@ const RATIOS: &str = "attention.compress_ratios";
 
 impl CompressedAttention {
     /// Resolves the attention of a layer; layers whose compression ratio is 0 have no compressor.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<CompressedAttention, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<CompressedAttention> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let heads = b.keys.layer_count("attention.head_count", layer)?.filter(|&n| n > 0);
@@ -451,7 +445,7 @@ impl Compressor {
         layer: usize,
         ratio: usize,
         width: usize,
-    ) -> Result<Compressor, EngineError> {
+    ) -> Result<Compressor> {
         let at = |name: &str| format!("blk.{layer}.attn_compressor_{name}");
         // Only wider rows have a half for the next compressed row.
         let overlaps = b.n_rows(&at("kv"))? != width;

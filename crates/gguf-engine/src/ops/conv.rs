@@ -1,6 +1,6 @@
 //! Causal depthwise convolutions: `y_t = Σ_j w_j u_(t - n_taps + 1 + j) + bias` per channel.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::past::move_on;
@@ -41,7 +41,7 @@ impl Conv {
 }
 
 impl LoadedConv {
-    pub(crate) fn new(weights: &WeightReader<'_>, conv: &Conv) -> Result<Self, EngineError> {
+    pub(crate) fn new(weights: &WeightReader<'_>, conv: &Conv) -> Result<Self> {
         let rows = weights.vector(&conv.weight)?;
         let n_taps = conv.n_taps;
         let n_channels = rows.len() / n_taps.max(1);
@@ -95,7 +95,7 @@ impl LoadedConv {
         x: &[f32],
         out: &mut [f32],
         end: ConvEnd,
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let LoadedConv { weight, bias, n_taps, n_channels } = self;
         let (level, n_before) = (cx.weights.level, n_taps.saturating_sub(1));
         let mut cache = cx.past.map(|past| past.take(n_before * n_channels));
@@ -149,7 +149,7 @@ impl Conv {
         name: &str,
         n_channels: usize,
         n_taps: usize,
-    ) -> Result<Conv, EngineError> {
+    ) -> Result<Conv> {
         let weight = b.need_vector(&format!("{name}.weight"), n_channels.saturating_mul(n_taps))?;
         let bias = b.tensors.vector(&format!("{name}.bias"), n_channels)?;
         Ok(Conv { weight, bias, n_taps })

@@ -1,6 +1,5 @@
 //! Cross-attention of encoder-decoder models: the decoder's queries attend to the encoder's final states.
 
-use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::mask::Mask;
@@ -9,6 +8,7 @@ use crate::exec::weights::Norm;
 use crate::ops::attention::resolve::{attention_scale, head_shape};
 use crate::ops::attention::{Attention, KvSource, Projected, mix};
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 
 /// Cross-attention: attention to the final states of the encoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,7 +27,7 @@ impl Attention {
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let (Some((first, last)), n_wanted) =
             (batch.memory.first().zip(batch.memory.last()), batch.n_wanted())
         else {
@@ -52,7 +52,7 @@ impl Attention {
 
 impl CrossAttention {
     /// Resolves a layer's attention to the encoder's states, if it has one.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<CrossAttention>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<CrossAttention>> {
         let at = |name: &str| format!("blk.{layer}.cross_attn_{name}");
         if !b.tensors.has(&at("q.weight")) {
             return Ok(None);

@@ -3,7 +3,7 @@
 //! Before a stack runs, `x = x + h` for the stream `x` and the held state `h`. If the other stack ran before, `h`
 //! becomes the previous `x`.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -20,7 +20,7 @@ pub struct HeldState {
 }
 
 impl ModelExtraOp for HeldState {
-    fn resolve(b: &mut Resolver<'_>) -> Result<Option<HeldState>, EngineError> {
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<HeldState>> {
         if !has_cycles(b) {
             return Ok(None);
         }
@@ -31,7 +31,7 @@ impl ModelExtraOp for HeldState {
         Ok(Some(HeldState { start: b.need_vector("hrm.z_l_init", b.n_embd)? }))
     }
 
-    fn begin(&self, cx: &mut Context<'_>, chunks: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
+    fn begin(&self, cx: &mut Context<'_>, chunks: &[TokenChunk], x: Buffer) -> Result<Buffer> {
         let n_tokens = chunks.iter().map(|chunk| chunk.tokens.len()).sum();
         cx.carried.hold(&cx.weights.vector(&self.start)?, n_tokens);
         Ok(x)
@@ -81,7 +81,7 @@ pub(crate) fn has_cycles(b: &Resolver<'_>) -> bool {
 }
 
 /// Reads the cycles of the two stacks, and checks that `block_count` is the number of layers that run.
-pub(crate) fn cycles(b: &Resolver<'_>) -> Result<Cycles, EngineError> {
+pub(crate) fn cycles(b: &Resolver<'_>) -> Result<Cycles> {
     let n_stack = b.keys.need_count(STACK)?;
     let (high, low) = (b.keys.need_count("hrm.h_cycles")?, b.keys.need_count("hrm.l_cycles")?);
     let n_runs = low.checked_add(1).and_then(|n| n.checked_mul(high));
@@ -96,7 +96,7 @@ pub(crate) fn cycles(b: &Resolver<'_>) -> Result<Cycles, EngineError> {
 }
 
 /// Returns the number of layers of the two stacks.
-pub(crate) fn n_cycled_layers(b: &Resolver<'_>) -> Result<usize, EngineError> {
+pub(crate) fn n_cycled_layers(b: &Resolver<'_>) -> Result<usize> {
     cycles(b).map(|cycles| 2 * cycles.n_stack)
 }
 

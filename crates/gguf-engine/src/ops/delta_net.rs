@@ -4,7 +4,7 @@
 
 use serde::Deserialize;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::activation::GatedActivation;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
@@ -117,13 +117,7 @@ impl GateRows<'_> {
 }
 
 impl MixerOp for DeltaNet {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let &DeltaNet { n_heads, n_key_heads, dk, dv, .. } = self;
         let (n_tokens, width, inner) = (batch.n_tokens(), self.qkv.n_rows, self.z.n_rows);
         let [mut raw, mut qkv] = [(); 2].map(|()| cx.take(n_tokens * width));
@@ -213,11 +207,7 @@ impl MixerOp for DeltaNet {
 
 impl DeltaNet {
     /// Resolves the gated delta net of a layer.
-    pub(crate) fn resolve(
-        b: &mut Resolver<'_>,
-        layer: usize,
-        words: &GdnWords,
-    ) -> Result<DeltaNet, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize, words: &GdnWords) -> Result<DeltaNet> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let inner = b.keys.need_count("ssm.inner_size")?;

@@ -4,7 +4,7 @@ mod gradient;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::activation::{Activation, GatedActivation};
 use crate::exec::context::Context;
 use crate::exec::math;
@@ -44,13 +44,7 @@ pub struct Dense {
 
 impl Dense {
     /// Computes `down(norm(act(gate x) * up x))`, or `down(norm(act(up x)))`; most models have no norm there.
-    pub(crate) fn run(
-        &self,
-        cx: &Context<'_>,
-        x: &[f32],
-        n_tokens: usize,
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    pub(crate) fn run(&self, cx: &Context<'_>, x: &[f32], n_tokens: usize, out: &mut [f32]) -> Result<()> {
         let mut inner = cx.take(n_tokens * self.up.n_rows);
         match (self.sparsity, &self.act) {
             (Some(deviations), Activation::Gated { act, gate }) => {
@@ -86,7 +80,7 @@ impl SparseGate<'_> {
         x: &[f32],
         n_tokens: usize,
         inner: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let (level, width) = (cx.weights.level, up.n_rows);
         let mut gates = cx.take(n_tokens * width);
         let products = vec![Product::plain(up, inner), Product::plain(self.matrix, &mut gates)];
@@ -126,11 +120,7 @@ pub(crate) struct DenseNames {
 
 impl Dense {
     /// Resolves the dense feed-forward network with these tensors.
-    pub(crate) fn resolve(
-        b: &mut Resolver<'_>,
-        layer: usize,
-        names: &DenseNames,
-    ) -> Result<Dense, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize, names: &DenseNames) -> Result<Dense> {
         let n_embd = b.n_embd;
         let cols = b.n_cols(&names.down)?;
         // T5: gated GELU if there is a gate, the card's activation if not.
@@ -181,7 +171,7 @@ impl Dense {
         ending: &str,
         n_experts: usize,
         n_embd: usize,
-    ) -> Result<Vec<Dense>, EngineError> {
+    ) -> Result<Vec<Dense>> {
         let at = |name: &str| format!("blk.{layer}.{name}_{ending}");
         let width = b.n_cols(&at("ffn_down"))?;
         let down = b.tensors.experts(&at("ffn_down"), n_experts, n_embd, width)?;

@@ -1,6 +1,6 @@
 //! Dense feed-forward network in parallel with routed experts: `(P1 dense(x) + P2 moe(x')) scale`.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::weights::Norm;
@@ -36,7 +36,7 @@ impl DenseAndMoe {
         inputs: FfnInputs<'_>,
         batch: &ChunkBatch,
         out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let n_tokens = batch.n_wanted();
         let n_embd = self.dense.up.n_cols;
         self.dense.run(cx, inputs.input, n_tokens, out)?;
@@ -60,7 +60,7 @@ impl DenseAndMoe {
     }
 
     /// Resolves the two branches; both read the stream, each through its own norm if it has one.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<DenseAndMoe, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<DenseAndMoe> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         // The width of the dense branch has no key: the tensor declares it.
         let names = DenseNames { gate: at("ffn_gate"), up: at("ffn_up"), down: at("ffn_down"), width: None };

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::context::Context;
 use crate::exec::math;
 use crate::exec::timings::WorkKind;
@@ -38,7 +38,7 @@ pub(crate) fn add_experts(
     chosen: &[Vec<ExpertChoice>],
     x: &[f32],
     out: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     for (expert, choices) in experts.iter().zip(chosen) {
         // The weights of an expert that no token chose are not read.
         if !choices.is_empty() {
@@ -56,7 +56,7 @@ pub(crate) fn add_expert(
     choices: &[ExpertChoice],
     x: &[f32],
     out: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let (level, n_embd) = (cx.weights.level, expert.up.n_cols);
     let mut rows = cx.take(choices.len() * n_embd);
     cx.workers.install(|| {

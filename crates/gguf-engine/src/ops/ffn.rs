@@ -2,7 +2,7 @@
 
 mod gradient;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::ops::channel_mix::ChannelMix;
@@ -98,7 +98,7 @@ impl Ffn {
         batch: &ChunkBatch,
         inputs: FfnInputs<'_>,
         out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let n_tokens = batch.n_wanted();
         match self {
             Ffn::None => {
@@ -114,7 +114,7 @@ impl Ffn {
     }
 
     /// Resolves the feed-forward network of a layer from the tensors that it has.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Ffn, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Ffn> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         if let Some(mix) = ChannelMix::resolve(b, layer)? {
             return Ok(Ffn::ChannelMix(Box::new(mix)));

@@ -3,7 +3,6 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::batch::TokenChunk;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -15,6 +14,7 @@ use crate::exec::{math, scalar};
 use crate::ops::model_extra::ModelExtraOp;
 use crate::ops::ngrams::Ngrams;
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 use gguf_arch::graph::ResidualRule;
 use gguf_core::simd::SimdLevel;
 
@@ -119,7 +119,7 @@ impl Connection {
 }
 
 impl ModelExtraOp for Streams {
-    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Streams>, EngineError> {
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Streams>> {
         if !has_streams(b) {
             return Ok(None);
         }
@@ -142,7 +142,7 @@ impl ModelExtraOp for Streams {
         Some(self.n)
     }
 
-    fn begin(&self, cx: &mut Context<'_>, _: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
+    fn begin(&self, cx: &mut Context<'_>, _: &[TokenChunk], x: Buffer) -> Result<Buffer> {
         let n_embd = cx.n_embd;
         let mut all = cx.take(x.len() * self.n);
         for (rows, row) in all.chunks_mut(n_embd * self.n).zip(x.chunks(n_embd)) {
@@ -152,7 +152,7 @@ impl ModelExtraOp for Streams {
         Ok(all)
     }
 
-    fn end(&self, cx: &Context<'_>, x: Buffer) -> Result<Buffer, EngineError> {
+    fn end(&self, cx: &Context<'_>, x: Buffer) -> Result<Buffer> {
         let n_embd = cx.n_embd;
         let n_tokens = x.len() / (n_embd * self.n);
         let mut out = cx.take(n_tokens * n_embd);
@@ -182,7 +182,7 @@ impl Connection {
         x: &[f32],
         n_tokens: usize,
         out: &mut [f32],
-    ) -> Result<Buffer, EngineError> {
+    ) -> Result<Buffer> {
         match self {
             Connection::Weighed(c) => c.read(cx, x, n_tokens, out),
             Connection::Gated(c) => c.read(cx, x, n_tokens, out),
@@ -198,7 +198,7 @@ impl WeighedStreams {
         x: &[f32],
         n_tokens: usize,
         out: &mut [f32],
-    ) -> Result<Buffer, EngineError> {
+    ) -> Result<Buffer> {
         let (width, n_weights, n_embd) = (self.matrix.n_cols, self.matrix.n_rows, cx.n_embd);
         let level = cx.weights.level;
         let mut normed = cx.take(x.len());
@@ -235,7 +235,7 @@ impl GatedStreams {
         x: &[f32],
         n_tokens: usize,
         out: &mut [f32],
-    ) -> Result<Buffer, EngineError> {
+    ) -> Result<Buffer> {
         let (width, rank, n_embd) = (self.up.n_rows, self.down.n_rows, cx.n_embd);
         let n = width / n_embd;
         let part = (n as f32).recip();
@@ -385,7 +385,7 @@ fn has_streams(b: &Resolver<'_>) -> bool {
 }
 
 /// Returns the number of streams, whose width together is a `usize`.
-fn n_streams(b: &Resolver<'_>) -> Result<usize, EngineError> {
+fn n_streams(b: &Resolver<'_>) -> Result<usize> {
     let key = "hyper_connection.count";
     let n = b.keys.need_count(key)?;
     match n.checked_mul(b.n_embd) {
@@ -395,7 +395,7 @@ fn n_streams(b: &Resolver<'_>) -> Result<usize, EngineError> {
 }
 
 /// Resolves the n-gram embeddings that are added to the streams before a layer, if the model has several streams.
-pub(crate) fn stream_ngrams(b: &mut Resolver<'_>, layer: usize) -> Result<Option<Box<Ngrams>>, EngineError> {
+pub(crate) fn stream_ngrams(b: &mut Resolver<'_>, layer: usize) -> Result<Option<Box<Ngrams>>> {
     if !has_streams(b) {
         return Ok(None);
     }
@@ -405,10 +405,7 @@ pub(crate) fn stream_ngrams(b: &mut Resolver<'_>, layer: usize) -> Result<Option
 
 impl LayerConnections {
     /// Resolves the connections of a layer's branches, if the model has several streams.
-    pub(crate) fn resolve(
-        b: &mut Resolver<'_>,
-        layer: usize,
-    ) -> Result<Option<Box<LayerConnections>>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<Box<LayerConnections>>> {
         if !has_streams(b) {
             return Ok(None);
         }
@@ -425,7 +422,7 @@ impl LayerConnections {
 
 impl Connection {
     /// Resolves the connection whose tensors' names begin with `name`.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, name: &str) -> Result<Connection, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, name: &str) -> Result<Connection> {
         let n = n_streams(b)?;
         if b.tensors.has(&format!("{name}_down.weight")) {
             return GatedStreams::resolve(b, name, n, true).map(Connection::Gated);
@@ -452,7 +449,7 @@ impl WeighedStreams {
         name: &str,
         n: usize,
         write: StreamsWrite,
-    ) -> Result<WeighedStreams, EngineError> {
+    ) -> Result<WeighedStreams> {
         let (n_weights, n_scales) = match write {
             StreamsWrite::None => (n, 1),
             StreamsWrite::Add { .. } => (2 * n, 2),
@@ -471,12 +468,7 @@ impl WeighedStreams {
 
 impl GatedStreams {
     /// Resolves a connection of `n` streams with one weight per value.
-    pub(crate) fn resolve(
-        b: &mut Resolver<'_>,
-        name: &str,
-        n: usize,
-        writes: bool,
-    ) -> Result<GatedStreams, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, name: &str, n: usize, writes: bool) -> Result<GatedStreams> {
         let width = n * b.n_embd;
         let rank = b.keys.need_count("hyper_connection.low_rank")?;
         let weight = b.need_vector(&format!("{name}_norm.weight"), width)?;
@@ -491,19 +483,19 @@ impl GatedStreams {
     }
 }
 
-fn connection_eps(b: &Resolver<'_>) -> Result<f32, EngineError> {
+fn connection_eps(b: &Resolver<'_>) -> Result<f32> {
     let key = "hyper_connection.epsilon";
     b.keys.number(key)?.map(|eps| eps as f32).ok_or_else(|| b.keys.missing(key))
 }
 
 /// Reads the factor of the weights of writing.
-pub(crate) fn magnitude(b: &Resolver<'_>) -> Result<f32, EngineError> {
+pub(crate) fn magnitude(b: &Resolver<'_>) -> Result<f32> {
     let key = "hyper_connection.magnitude";
     b.keys.number(key)?.map(|magnitude| magnitude as f32).ok_or_else(|| b.keys.missing(key))
 }
 
 /// Reads the number of Sinkhorn iterations.
-pub(crate) fn sinkhorn_iterations(b: &Resolver<'_>) -> Result<usize, EngineError> {
+pub(crate) fn sinkhorn_iterations(b: &Resolver<'_>) -> Result<usize> {
     let key = "hyper_connection.sinkhorn_iterations";
     let n = b.keys.need_count(key)?;
     if n > MOST_ITERATIONS {

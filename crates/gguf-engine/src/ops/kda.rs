@@ -1,7 +1,7 @@
 //! Kimi delta attention (Kimi Linear, 2025): the gated delta rule with a decay per key channel,
 //! `g = A softplus(f + bias)` or, if bounded, `g = bound sig(|A| (f + bias))`. A norm per head and a gate `sig` follow.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::math;
@@ -85,13 +85,7 @@ impl VectorLoop for DecayLoop<'_> {
 }
 
 impl MixerOp for Kda {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let (n_tokens, dim, inner) = (batch.n_tokens(), self.head_dim, self.q.n_rows);
         let [mut raw, mut q, mut k, mut v, mut y] = [(); 5].map(|()| cx.take(n_tokens * inner));
         let streams = [
@@ -170,7 +164,7 @@ impl MixerOp for Kda {
 
 impl Kda {
     /// Resolves the Kimi delta attention of a layer.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Kda, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Kda> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let n_heads = b.state_heads(layer)?;
@@ -216,7 +210,7 @@ fn low_rank_gate(
     second: &str,
     width: usize,
     rank: usize,
-) -> Result<LowRank, EngineError> {
+) -> Result<LowRank> {
     let n_embd = b.n_embd;
     let second = b.tensors.matrix(second, width, rank)?;
     let n_rows = if second.is_some() { rank } else { width };

@@ -1,7 +1,7 @@
 //! Latent MoE (Nemotron 3; Kimi K3): experts in a space narrower than the stream,
 //! `y = up norm(Σ_e w_e E_e(down x)) + shared(x)`. The router and the shared experts read `x` itself.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
 use crate::exec::weights::{Matrix, Norm};
@@ -27,8 +27,8 @@ impl LatentExperts {
         x: &[f32],
         n_tokens: usize,
         out: &mut [f32],
-        add_experts: impl FnOnce(&[f32], &mut [f32]) -> Result<(), EngineError>,
-    ) -> Result<(), EngineError> {
+        add_experts: impl FnOnce(&[f32], &mut [f32]) -> Result<()>,
+    ) -> Result<()> {
         let (width, n_embd) = (self.down.n_rows, self.up.n_rows);
         let [mut narrow, mut sum] = [(); 2].map(|()| cx.take(n_tokens * width));
         cx.products(x, n_tokens, vec![Product::plain(&self.down, &mut narrow)])?;
@@ -69,7 +69,7 @@ const NAMES: [LatentNames; 2] = [
 
 impl LatentExperts {
     /// Resolves the projections, in layers whose experts have a latent space.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<LatentExperts>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<LatentExperts>> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let found = NAMES.iter().find(|names| {
             [names.down, names.up].iter().any(|name| b.tensors.has(&at(&format!("{name}.weight"))))

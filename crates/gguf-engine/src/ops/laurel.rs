@@ -1,7 +1,7 @@
 //! LAuReL (Menghani et al. 2024): a low-rank residual in parallel with the mixer,
 //! `x = (x + n + norm(R L n)) / sqrt(2)`, as in transformers' `Gemma3nTextDecoderLayer`.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
 use crate::exec::weights::{Matrix, Norm};
@@ -23,7 +23,7 @@ impl Laurel {
     /// Computes `x = (x + n + norm(R L n)) / sqrt(2)`. `n` is the layer's normed input, the same rows as `x`,
     /// `[n_tokens, n_embd]` (LAuReL, Menghani et al. 2024; in Gemma 3n it follows the mixer:
     /// `Gemma3nTextDecoderLayer`).
-    pub(crate) fn run(&self, cx: &Context<'_>, normed: &[f32], x: &mut [f32]) -> Result<(), EngineError> {
+    pub(crate) fn run(&self, cx: &Context<'_>, normed: &[f32], x: &mut [f32]) -> Result<()> {
         let n_embd = cx.n_embd;
         let n_tokens = x.len() / n_embd;
         let mut low = cx.take(n_tokens * self.left.n_rows);
@@ -39,7 +39,7 @@ impl Laurel {
     }
 
     /// Resolves the low-rank residual of a layer; its tensor declares the rank.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<Laurel>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<Laurel>> {
         if !b.features.extras.contains(&Extra::Laurel) {
             return Ok(None);
         }

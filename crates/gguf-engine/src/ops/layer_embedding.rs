@@ -4,7 +4,6 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::activation::{Activation, PlainActivation};
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
@@ -12,6 +11,7 @@ use crate::exec::math;
 use crate::exec::product::Product;
 use crate::exec::weights::{LoadedNorm, Matrix, Norm, Vector};
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 use gguf_arch::graph::Extra;
 use gguf_core::simd::SimdLevel;
 
@@ -47,13 +47,7 @@ impl LayerEmbedding {
     /// Computes `proj (gelu(gate x) z)`, where `z = (norm(model x0 / sqrt(D)) + sqrt(w) e) / sqrt(2)`. `x0` is the
     /// stream before the first layer, and `e` is the layer's part of the token's row, `w` wide (Gemma 3n,
     /// `project_per_layer_inputs`).
-    pub(crate) fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    pub(crate) fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let (all, n_embd, n_wanted) = (&self.all, cx.n_embd, batch.n_wanted());
         let width = all.width;
         let of_batch = batch.start..batch.start + batch.n_tokens();
@@ -104,7 +98,7 @@ impl PartMix<'_> {
 
 impl LayerEmbedding {
     /// Resolves the embedding of a layer, if the model has per-layer embeddings.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<LayerEmbedding>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Option<LayerEmbedding>> {
         let width = b.keys.count("embedding_length_per_layer_input")?.unwrap_or(0);
         if width == 0 || !b.features.extras.contains(&Extra::Ple) {
             return Ok(None);
@@ -128,7 +122,7 @@ impl LayerEmbedding {
 
 impl LayerEmbeddings {
     /// Resolves the embeddings, with parts of `width` values.
-    fn resolve(b: &mut Resolver<'_>, width: usize) -> Result<LayerEmbeddings, EngineError> {
+    fn resolve(b: &mut Resolver<'_>, width: usize) -> Result<LayerEmbeddings> {
         let name = "per_layer_token_embd";
         let n_rows = b.n_rows(name)?;
         let embedding = b.tensors.need_matrix(name, n_rows, width.saturating_mul(b.n_layers))?;

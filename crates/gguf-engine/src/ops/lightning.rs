@@ -1,7 +1,7 @@
 //! Lightning attention (MiniMax-01): `[q|k|v] = silu(W x)` per head, `S ← e^-σ S + k vᵀ`, `o = Sᵀq`. A norm of all
 //! heads together and the gate `sig(G x)` follow.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::matmul::MatrixView;
@@ -36,13 +36,7 @@ pub struct Lightning {
 }
 
 impl MixerOp for Lightning {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let (n_tokens, dim, inner, width) =
             (batch.n_tokens(), self.head_dim, self.gate.n_rows, self.qkv.n_rows);
         let mut qkv = cx.take(n_tokens * width);
@@ -99,7 +93,7 @@ impl MixerOp for Lightning {
 
 impl Lightning {
     /// Resolves the lightning attention of a layer.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Lightning, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Lightning> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let n_heads = b.state_heads(layer)?;

@@ -1,6 +1,6 @@
 //! Linear layer in place of a mixer: `W x`, one matrix for each position separately.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
@@ -9,13 +9,7 @@ use crate::ops::kept::Kept;
 use crate::ops::mixer::{BranchEnd, MixerOp};
 
 impl MixerOp for Matrix {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let rows = batch.select(x, self.n_cols);
         cx.products(&rows, batch.n_wanted(), vec![Product::plain(self, out)])
     }

@@ -1,6 +1,6 @@
 //! Low-rank products: one matrix, or two with an activation in between, `second act(first x)`.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
@@ -30,7 +30,7 @@ impl LowRank {
         x: &[f32],
         n_tokens: usize,
         act: ValueFunction,
-    ) -> Result<Buffer, EngineError> {
+    ) -> Result<Buffer> {
         let mut inner = cx.take(n_tokens * self.first.n_rows);
         cx.products(x, n_tokens, vec![Product::plain(&self.first, &mut inner)])?;
         let Some(second) = &self.second else { return Ok(inner) };
@@ -42,12 +42,7 @@ impl LowRank {
     }
 
     /// Resolves two matrices, of which the second has the stream's width.
-    pub(crate) fn resolve(
-        b: &mut Resolver<'_>,
-        first: &str,
-        second: &str,
-        rank: usize,
-    ) -> Result<LowRank, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, first: &str, second: &str, rank: usize) -> Result<LowRank> {
         let n_embd = b.n_embd;
         let first = b.tensors.need_matrix(first, rank, n_embd)?;
         let second = b.tensors.need_matrix(second, n_embd, rank)?;

@@ -1,7 +1,7 @@
 //! Mamba, a selective state space model (Gu, Dao 2023), section 3: `s_c[n] = s_c[n] exp(Δ_c A_c[n]) + Δ_c x_c B[n]`,
 //! `y_c = Σ_n s_c[n] C[n] + D_c x_c`, gated by `silu(z)`.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::activation::GatedActivation;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
@@ -86,13 +86,7 @@ impl VectorLoop for ScanStep<'_> {
 }
 
 impl MixerOp for Mamba {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let (n_tokens, width, n_states) = (batch.n_tokens(), self.x.n_rows, self.n_states);
         let [mut raw, mut z, mut u, mut y] = [(); 4].map(|()| cx.take(n_tokens * width));
         cx.products(x, n_tokens, vec![Product::plain(&self.x, &mut raw), Product::plain(&self.z, &mut z)])?;
@@ -186,7 +180,7 @@ pub(crate) struct StateSizes {
 
 impl StateSizes {
     /// Reads the sizes from the keys `ssm.*`.
-    pub(crate) fn resolve(b: &Resolver<'_>) -> Result<StateSizes, EngineError> {
+    pub(crate) fn resolve(b: &Resolver<'_>) -> Result<StateSizes> {
         Ok(StateSizes {
             inner: b.keys.need_count("ssm.inner_size")?,
             n_states: b.keys.need_count("ssm.state_size")?,
@@ -196,7 +190,7 @@ impl StateSizes {
 }
 
 impl Mamba {
-    pub(crate) fn resolve(resolver: &mut Resolver<'_>, layer: usize) -> Result<Mamba, EngineError> {
+    pub(crate) fn resolve(resolver: &mut Resolver<'_>, layer: usize) -> Result<Mamba> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = resolver.n_embd;
         let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(resolver)?;
@@ -205,7 +199,7 @@ impl Mamba {
         let [step_in, b, c] = resolver.cut(&at("ssm_x"), [rank, n_states, n_states], inner)?;
         let is_normed = resolver.keys.flag("ssm.dt_b_c_rms")?.unwrap_or(false);
         let free = Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: FREE_NORM_EPS };
-        let mut norm = |name: &str, len: usize| -> Result<Option<Norm>, EngineError> {
+        let mut norm = |name: &str, len: usize| -> Result<Option<Norm>> {
             Ok(resolver.norm_of(&at(name), len)?.or_else(|| is_normed.then(|| free.clone())))
         };
         let (step_norm, b_norm, c_norm) =

@@ -1,7 +1,7 @@
 //! Mamba 2 (Dao, Gu 2024), the recurrent form of state-space duality: per head `s[n] = s[n] exp(Δ A) + Δ B[n] x`,
 //! `y = Σ_n C[n] s[n] + D x`, gated by `silu(z)`, then normed.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::activation::GatedActivation;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
@@ -52,13 +52,7 @@ pub struct Mamba2 {
 }
 
 impl MixerOp for Mamba2 {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let &Mamba2 { n_heads, head_dim, n_groups, n_states, .. } = self;
         let (n_tokens, width, inner) = (batch.n_tokens(), self.xbc.n_rows, self.z.n_rows);
         let [mut raw, mut xbc] = [(); 2].map(|()| cx.take(n_tokens * width));
@@ -138,7 +132,7 @@ impl MixerOp for Mamba2 {
 }
 
 impl Mamba2 {
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Mamba2, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Mamba2> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(b)?;

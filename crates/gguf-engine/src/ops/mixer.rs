@@ -1,6 +1,6 @@
 //! Interface of mixers, the branches of layers that mix information between positions.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::weights::Matrix;
@@ -24,13 +24,7 @@ impl<'a> BranchEnd<'a> {
 /// Operation of a mixer. Its file also describes it, resolves it from a file's keys and tensors, and tests it.
 pub(crate) trait MixerOp {
     /// Computes the mixer of the normed input `x`, `[n_tokens, n_embd]`, into `out`, which has the wanted rows only.
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError>;
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()>;
 
     /// Returns the last matrix, if its product is the whole output.
     fn end(&self) -> Option<BranchEnd<'_>>;

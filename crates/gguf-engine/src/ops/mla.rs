@@ -4,7 +4,6 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenPlace};
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -23,6 +22,7 @@ use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::mla;
 use crate::ops::output_gate::OutputGate;
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 use gguf_arch::graph::YarnMu;
 
 /// Projection to a latent row, which is normed before it is expanded.
@@ -43,7 +43,7 @@ impl Latent {
         batch: &ChunkBatch,
         x: &[f32],
         out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let (n, rank) = (batch.n_wanted(), self.down.n_rows);
         let mut latent = cx.take(n * rank);
         cx.products(&batch.select(x, self.down.n_cols), n, vec![Product::plain(&self.down, &mut latent)])?;
@@ -54,7 +54,7 @@ impl Latent {
     }
 
     /// Resolves the projection of a layer's queries.
-    pub(crate) fn queries(b: &mut Resolver<'_>, layer: usize) -> Result<Latent, EngineError> {
+    pub(crate) fn queries(b: &mut Resolver<'_>, layer: usize) -> Result<Latent> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let rank = b.keys.need_count("attention.q_lora_rank")?;
         Ok(Latent {
@@ -157,13 +157,7 @@ pub(crate) fn buffer_bytes(a: &Mla, chunk_len: usize) -> usize {
 }
 
 impl MixerOp for Mla {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let (n_tokens, n_wanted) = (batch.n_tokens(), batch.n_wanted());
         let q = latent_queries(cx, self, batch, x)?;
         cx.slot("q", &q, self.q.n_rows);
@@ -226,7 +220,7 @@ impl MixerOp for Mla {
 }
 
 /// Computes the queries of the wanted rows, with their ends rotated.
-fn latent_queries(cx: &Context<'_>, a: &Mla, batch: &ChunkBatch, x: &[f32]) -> Result<Buffer, EngineError> {
+fn latent_queries(cx: &Context<'_>, a: &Mla, batch: &ChunkBatch, x: &[f32]) -> Result<Buffer> {
     let n = batch.n_wanted();
     let mut q = cx.take(n * a.q.n_rows);
     match &a.q_latent {
@@ -269,7 +263,7 @@ fn part_latent(
     places: &[TokenPlace],
     kv: &mut [f32],
     latent: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let norm = cx.weights.norm(&a.kv_norm)?;
     let shared_norm = a.shared_norm.as_ref().map(|norm| cx.weights.norm(norm)).transpose()?;
     let width = a.rank + a.n_shared;
@@ -320,13 +314,7 @@ fn append_shared(cx: &Context<'_>, a: &Mla, kv: &[f32], k: &mut [f32]) {
 }
 
 /// Computes the values of all heads: their matrices are consecutive in the tensor and are used as one.
-fn expand_values(
-    cx: &Context<'_>,
-    a: &Mla,
-    values: &[Matrix],
-    latent: &[f32],
-    v: &mut [f32],
-) -> Result<(), EngineError> {
+fn expand_values(cx: &Context<'_>, a: &Mla, values: &[Matrix], latent: &[f32], v: &mut [f32]) -> Result<()> {
     let Some((first, rest)) = values.split_first() else { return Ok(()) };
     cx.observe(rest.iter(), latent);
     let all = Matrix { n_rows: a.n_heads * a.dv, ..first.clone() };
@@ -335,13 +323,7 @@ fn expand_values(
 
 /// Computes the keys of all heads without the shared key. The columns of their matrices are the rows of the product, so
 /// each is decoded as it is stored and multiplied from the right.
-fn expand_keys(
-    cx: &Context<'_>,
-    a: &Mla,
-    keys: &[Matrix],
-    latent: &[f32],
-    k: &mut [f32],
-) -> Result<(), EngineError> {
+fn expand_keys(cx: &Context<'_>, a: &Mla, keys: &[Matrix], latent: &[f32], k: &mut [f32]) -> Result<()> {
     let (n_own, n_tokens) = (a.n_own(), latent.len() / a.rank);
     let mut scales = Vec::with_capacity(keys.len());
     for matrix in keys {
@@ -392,7 +374,7 @@ const AFFIXES: [&str; 3] = ["attn_k_b.bias", "attn_v_b.bias", "attn_v_b.scale"];
 
 impl Mla {
     /// Resolves the latent attention of a layer.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Mla, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Mla> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let heads = b.keys.layer_count("attention.head_count", layer)?.filter(|&n| n > 0);
         let n_heads = heads.ok_or_else(|| b.keys.missing("attention.head_count"))?;
@@ -448,13 +430,13 @@ impl Mla {
 }
 
 /// Returns the suffix of the keys with a layer's sizes: windowed layers may have their own.
-fn mla_kind(b: &Resolver<'_>, mask: Mask) -> Result<&'static str, EngineError> {
+fn mla_kind(b: &Resolver<'_>, mask: Mask) -> Result<&'static str> {
     let has_own = b.keys.count("attention.kv_lora_rank_swa")?.is_some_and(|n| n > 0);
     Ok(if has_own && mask != Mask::Causal { "_swa" } else { "" })
 }
 
 /// Reads a width of the heads, from the key with or without the suffix `_mla`.
-fn mla_width(b: &Resolver<'_>, name: &str, kind: &str, n_heads: usize) -> Result<usize, EngineError> {
+fn mla_width(b: &Resolver<'_>, name: &str, kind: &str, n_heads: usize) -> Result<usize> {
     match b.keys.count(&format!("attention.{name}_mla{kind}"))?.filter(|&n| n > 0) {
         Some(width) => Ok(width),
         None => {
@@ -465,11 +447,7 @@ fn mla_width(b: &Resolver<'_>, name: &str, kind: &str, n_heads: usize) -> Result
     }
 }
 
-fn mla_queries(
-    b: &mut Resolver<'_>,
-    layer: usize,
-    q_rows: usize,
-) -> Result<(Option<Latent>, Matrix), EngineError> {
+fn mla_queries(b: &mut Resolver<'_>, layer: usize, q_rows: usize) -> Result<(Option<Latent>, Matrix)> {
     let at = |name: &str| format!("blk.{layer}.{name}");
     if !b.tensors.has(&at("attn_q_a.weight")) {
         return Ok((None, b.tensors.need_matrix(&at("attn_q"), q_rows, b.n_embd)?));
@@ -486,7 +464,7 @@ fn expansion(
     n_own: usize,
     dv: usize,
     rank: usize,
-) -> Result<Expansion, EngineError> {
+) -> Result<Expansion> {
     let at = |name: &str| format!("blk.{layer}.{name}");
     if b.tensors.has(&at("attn_kv_b.weight")) {
         let n_rows = n_heads * (n_own + dv);
@@ -504,7 +482,7 @@ fn expansion(
 
 /// Returns the factor of scores: `1 / sqrt(dk)`, times the square of YaRN's magnitude if the model applies it here and
 /// not to the angles.
-fn mla_scale(b: &Resolver<'_>, dk: usize) -> Result<f64, EngineError> {
+fn mla_scale(b: &Resolver<'_>, dk: usize) -> Result<f64> {
     if let Some(scale) = b.keys.number("attention.scale")?.filter(|&s| s > 0.0) {
         return Ok(scale);
     }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -11,7 +11,7 @@ use crate::resolve::resolver::Resolver;
 /// Operation of an extra. Each method belongs to one point of a run; an extra implements those at which it has work. Its
 /// file also describes and tests it.
 pub(crate) trait ModelExtraOp {
-    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Self>, EngineError>
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Self>>
     where
         Self: Sized;
 
@@ -39,7 +39,7 @@ pub(crate) trait ModelExtraOp {
         &self,
         _chunks: &[TokenChunk],
         _batches: &mut [(Range<usize>, ChunkBatch)],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         Ok(())
     }
 
@@ -55,12 +55,12 @@ pub(crate) trait ModelExtraOp {
 
     /// Prepares what layers read. Returns the streams before the first layer, `[n_tokens, n_streams, n_embd]`, of the
     /// embeddings `x`, `[n_tokens, n_embd]`.
-    fn begin(&self, _cx: &mut Context<'_>, _chunks: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
+    fn begin(&self, _cx: &mut Context<'_>, _chunks: &[TokenChunk], x: Buffer) -> Result<Buffer> {
         Ok(x)
     }
 
     /// Returns one row per token, `[n_tokens, n_embd]`, of the streams `x` after the last layer.
-    fn end(&self, _cx: &Context<'_>, x: Buffer) -> Result<Buffer, EngineError> {
+    fn end(&self, _cx: &Context<'_>, x: Buffer) -> Result<Buffer> {
         Ok(x)
     }
 }

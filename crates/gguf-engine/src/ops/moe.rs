@@ -5,7 +5,6 @@ mod gradient;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
@@ -17,6 +16,7 @@ use crate::ops::experts::{ExpertChoice, add_experts};
 use crate::ops::latent::LatentExperts;
 use crate::resolve::features::GatingFunction;
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 use gguf_arch::graph::{
     Gating, GroupScore, GroupScoreName, NormTopk, RouterInput, RouterSelect, SharedCombine, Weigh,
 };
@@ -105,7 +105,7 @@ impl Moe {
         inputs: FfnInputs<'_>,
         batch: &ChunkBatch,
         out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let (x, n_tokens) = (inputs.input, batch.n_wanted());
         let chosen = choose(cx, self, inputs, batch)?;
         match &self.shared {
@@ -138,7 +138,7 @@ pub(crate) fn choose(
     moe: &Moe,
     inputs: FfnInputs<'_>,
     batch: &ChunkBatch,
-) -> Result<Vec<Vec<ExpertChoice>>, EngineError> {
+) -> Result<Vec<Vec<ExpertChoice>>> {
     let (n_experts, n_tokens) = (moe.experts.len(), batch.n_wanted());
     let mut logits = cx.take(n_tokens * n_experts);
     router_logits(cx, moe, inputs, n_tokens, &mut logits)?;
@@ -176,7 +176,7 @@ fn router_logits(
     inputs: FfnInputs<'_>,
     n_tokens: usize,
     logits: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let n_embd = moe.router.n_cols;
     match (moe.router_source, &moe.router_norm) {
         (RouterSource::Input, _) => {
@@ -202,13 +202,7 @@ fn router_logits(
 }
 
 /// Multiplies each row of `out` by the logistic function of the row's gate.
-fn gate_rows(
-    cx: &Context<'_>,
-    gate: &Matrix,
-    x: &[f32],
-    n_tokens: usize,
-    out: &mut [f32],
-) -> Result<(), EngineError> {
+fn gate_rows(cx: &Context<'_>, gate: &Matrix, x: &[f32], n_tokens: usize, out: &mut [f32]) -> Result<()> {
     let mut gates = cx.take(n_tokens);
     cx.products(x, n_tokens, vec![Product::plain(gate, &mut gates)])?;
     for (row, gate) in out.chunks_mut(gate.n_cols).zip(&*gates) {
@@ -329,7 +323,7 @@ fn best(values: &[f32], n: usize) -> Vec<usize> {
 
 impl Moe {
     /// Resolves the routed and shared experts of a layer.
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Moe, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Moe> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;
         let n_experts = b.keys.need_count("expert_count")?;
@@ -412,7 +406,7 @@ impl Moe {
 
 impl GatingFunction {
     /// Reads the function of the router's logits from `expert_gating_func`, or takes the card's.
-    pub(crate) fn of_file(b: &Resolver<'_>) -> Result<GatingFunction, EngineError> {
+    pub(crate) fn of_file(b: &Resolver<'_>) -> Result<GatingFunction> {
         match b.keys.count("expert_gating_func")? {
             None | Some(0) => Ok(b.built.gating),
             Some(1) => Ok(GatingFunction::Softmax),
@@ -430,7 +424,7 @@ impl ExpertGroups {
         b: &Resolver<'_>,
         n_experts: usize,
         gating: GatingFunction,
-    ) -> Result<Option<ExpertGroups>, EngineError> {
+    ) -> Result<Option<ExpertGroups>> {
         let Some(n) = b.keys.count("expert_group_count")?.filter(|&n| n > 1) else { return Ok(None) };
         if !n_experts.is_multiple_of(n) {
             let expected = "a divisor of expert_count";
@@ -454,7 +448,7 @@ impl ExpertGroups {
 }
 
 /// Claims the bias of the scores that select a layer's experts, if it has one.
-fn select_bias(b: &mut Resolver<'_>, layer: usize, n_experts: usize) -> Result<Option<Vector>, EngineError> {
+fn select_bias(b: &mut Resolver<'_>, layer: usize, n_experts: usize) -> Result<Option<Vector>> {
     let name = format!("blk.{layer}.exp_probs_b");
     // Some converters omit the suffix.
     match b.tensors.vector(&format!("{name}.bias"), n_experts)? {

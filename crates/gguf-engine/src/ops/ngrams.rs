@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
@@ -56,7 +56,7 @@ const LEAST: f32 = 1e-6;
 
 impl Ngrams {
     /// Adds the n-grams to the streams `x`, `[n_tokens, n_streams * n_embd]`.
-    pub(crate) fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &mut [f32]) -> Result<(), EngineError> {
+    pub(crate) fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &mut [f32]) -> Result<()> {
         let (n_tokens, width, n_embd) = (batch.n_tokens(), self.key.n_rows, self.value.n_rows);
         let n_streams = width / n_embd;
         let mut found = cx.take(n_tokens * self.key.n_cols);
@@ -110,7 +110,7 @@ pub(crate) fn look_up(
     table: &NgramTable,
     batch: &ChunkBatch,
     out: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let tokens = &cx.carried.tokens[batch.start..batch.start + batch.n_tokens()];
     let (width, mut bytes) = (table.rows.n_cols, Vec::new());
     let mut parts = out.chunks_mut(width);
@@ -180,7 +180,7 @@ impl Ngrams {
         b: &mut Resolver<'_>,
         layer: usize,
         n_streams: usize,
-    ) -> Result<Option<Box<Ngrams>>, EngineError> {
+    ) -> Result<Option<Box<Ngrams>>> {
         let Some(layers) = b.keys.counts(LAYERS)? else { return Ok(None) };
         if layers.len() > 1 {
             // There is only one table, and one row of hashes.
@@ -211,7 +211,7 @@ impl Ngrams {
 
 impl NgramTable {
     /// Resolves the table from the keys `ple.*` and the tensor `per_layer_token_embd`.
-    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<NgramTable, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<NgramTable> {
         let n_tokens = b.keys.need_count(SIZE)?;
         if !(2..=MOST_TOKENS).contains(&n_tokens) {
             return Err(b.keys.unknown(SIZE, "from 2 to 64", &n_tokens.to_string()));

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::activation::GateFunction;
 use crate::exec::context::Context;
 use crate::exec::math;
@@ -32,7 +32,7 @@ impl OutputGate {
         n_tokens: usize,
         context: &mut [f32],
         n_cols: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let (level, width) = (cx.weights.level, self.matrix.n_rows);
         let mut gates = cx.take(n_tokens * width);
         cx.products(x, n_tokens, vec![Product::plain(&self.matrix, &mut gates)])?;
@@ -66,7 +66,7 @@ impl OutputGate {
         layer: usize,
         n_heads: usize,
         n_cols: usize,
-    ) -> Result<Option<OutputGate>, EngineError> {
+    ) -> Result<Option<OutputGate>> {
         let function = match b.features.attention.gate {
             AttnGate::None => return Ok(None),
             AttnGate::Sigmoid => GateFunction::Sigmoid,

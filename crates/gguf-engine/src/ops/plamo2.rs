@@ -5,7 +5,6 @@
 //! `[B|C|δ] = norm(W u)`, `Δ = softplus(V δ + bias)`. Per head `s[n] = s[n] exp(Δ A) + Δ B[n] u`,
 //! `y = (Σ_n C[n] s[n] + D u) silu(z)`.
 
-use crate::EngineError;
 use crate::exec::activation::GatedActivation;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::buffers::Buffer;
@@ -22,6 +21,7 @@ use crate::ops::mamba::StateSizes;
 use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::scan::{ScanPart, ScanShape, scan, zeroed};
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 
 /// State space mixer of PLaMo 2: heads of Mamba 2 whose `B`, `C` and step sizes are computed from the convolved values
 /// and normed, as in Mamba.
@@ -68,13 +68,7 @@ struct Plamo2Inputs {
 }
 
 impl MixerOp for Plamo2 {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let &Plamo2 { n_heads, head_dim, n_states, .. } = self;
         let (n_tokens, inner, width) = (batch.n_tokens(), self.out.n_cols, self.zx.n_rows);
         let mut zx = cx.take(n_tokens * width);
@@ -147,12 +141,7 @@ impl MixerOp for Plamo2 {
 }
 
 /// Computes the inputs of the states from the convolved values.
-fn plamo2_inputs(
-    cx: &Context<'_>,
-    m: &Plamo2,
-    n_tokens: usize,
-    u: &[f32],
-) -> Result<Plamo2Inputs, EngineError> {
+fn plamo2_inputs(cx: &Context<'_>, m: &Plamo2, n_tokens: usize, u: &[f32]) -> Result<Plamo2Inputs> {
     let mut narrow = cx.take(n_tokens * m.step_in.n_rows);
     let [mut b, mut c] = [(); 2].map(|()| cx.take(n_tokens * m.n_states));
     let products = vec![
@@ -172,7 +161,7 @@ fn plamo2_inputs(
 
 impl Plamo2 {
     /// Resolves the mixer of a layer.
-    pub(crate) fn resolve(builder: &mut Resolver<'_>, layer: usize) -> Result<Plamo2, EngineError> {
+    pub(crate) fn resolve(builder: &mut Resolver<'_>, layer: usize) -> Result<Plamo2> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = builder.n_embd;
         let StateSizes { inner, n_states, n_taps } = StateSizes::resolve(builder)?;
@@ -184,7 +173,7 @@ impl Plamo2 {
             return Err(builder.keys.unknown("ssm.group_count", "0 or 1", &n.to_string()));
         }
         let [b, c, step_in] = builder.cut(&at("ssm_x"), [n_states, n_states, rank], inner)?;
-        let mut norm = |name: &str, len: usize| -> Result<Norm, EngineError> {
+        let mut norm = |name: &str, len: usize| -> Result<Norm> {
             let found = builder.norm_of(&at(name), len)?;
             found.ok_or_else(|| EngineError::MissingTensor { tensor: at(name) })
         };

@@ -1,7 +1,6 @@
 //! Pooling: one vector for each text from its states, then the dense layers and scores of embedding models and
 //! rerankers; and the transform of the states that masked tokens are predicted from.
 
-use crate::EngineError;
 use crate::exec::activation::PlainActivation;
 use crate::exec::context::Context;
 use crate::exec::math::{self, SoftmaxRow};
@@ -9,6 +8,7 @@ use crate::exec::product::Product;
 use crate::exec::weights::{Matrix, Norm, NormFormula};
 use crate::resolve::features::{ModelKind, Sight};
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 use gguf_arch::graph::HeadAct;
 use gguf_core::Shape;
 
@@ -87,12 +87,7 @@ pub(crate) fn pooled(row: PooledRow, states: &[f32], n_embd: usize) -> Vec<f32> 
 }
 
 /// Returns the product of a matrix and `n_rows` rows.
-pub(crate) fn product(
-    run: &Context<'_>,
-    matrix: &Matrix,
-    x: &[f32],
-    n_rows: usize,
-) -> Result<Vec<f32>, EngineError> {
+pub(crate) fn product(run: &Context<'_>, matrix: &Matrix, x: &[f32], n_rows: usize) -> Result<Vec<f32>> {
     let mut out = vec![0.0; n_rows * matrix.n_rows];
     run.products(x, n_rows, vec![Product::plain(matrix, &mut out)])?;
     Ok(out)
@@ -107,7 +102,7 @@ impl Classifier {
         mut x: Vec<f32>,
         n_rows: usize,
         mut width: usize,
-    ) -> Result<(Vec<f32>, usize), EngineError> {
+    ) -> Result<(Vec<f32>, usize)> {
         if let Some(dense) = &self.dense {
             x = product(cx, dense, &x, n_rows)?;
             width = dense.n_rows;
@@ -143,7 +138,7 @@ const POOLING: &str = "pooling_type";
 const RANK: usize = 4;
 
 /// Returns the kind of outputs: a decoder whose file declares that it scores texts predicts no tokens.
-pub(crate) fn outputs(b: &Resolver<'_>, has_encoder: bool) -> Result<ModelKind, EngineError> {
+pub(crate) fn outputs(b: &Resolver<'_>, has_encoder: bool) -> Result<ModelKind> {
     let is_scoring = !has_encoder && b.keys.count(POOLING)? == Some(RANK);
     Ok(match b.built.kind {
         ModelKind::Decoder if is_scoring => ModelKind::Encoder,
@@ -152,7 +147,7 @@ pub(crate) fn outputs(b: &Resolver<'_>, has_encoder: bool) -> Result<ModelKind, 
 }
 
 /// Resolves the pooling of a text's states and what follows it, and the prediction of masked tokens.
-pub(crate) fn pooling(b: &mut Resolver<'_>) -> Result<(Pooling, Option<MaskedHead>), EngineError> {
+pub(crate) fn pooling(b: &mut Resolver<'_>) -> Result<(Pooling, Option<MaskedHead>)> {
     let sees_all = b.built.sight == Sight::Full;
     let ends = if sees_all { PooledRow::First } else { PooledRow::Last };
     let (row, is_score) = match b.keys.count(POOLING)? {
@@ -188,7 +183,7 @@ pub(crate) fn pooling(b: &mut Resolver<'_>) -> Result<(Pooling, Option<MaskedHea
 }
 
 /// Resolves the transform of a masked token's state; its tensors must all be present, or none.
-fn masked_transform(b: &mut Resolver<'_>) -> Result<Option<Classifier>, EngineError> {
+fn masked_transform(b: &mut Resolver<'_>) -> Result<Option<Classifier>> {
     if !b.tensors.has("cls.weight") && !b.tensors.has("cls.norm.weight") {
         return Ok(None);
     }
@@ -212,7 +207,7 @@ pub(crate) fn head_act(b: &Resolver<'_>) -> HeadActivation {
 impl Classifier {
     /// Resolves the head that scores a text. Its tensors are claimed in any case: a file with them may be an embedding
     /// model.
-    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<Classifier>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>) -> Result<Option<Classifier>> {
         let n_rows = |name: &str| {
             let shape = b.tensors.shape(&format!("{name}.weight"))?;
             usize::try_from(shape.n_rows()).ok()

@@ -3,12 +3,12 @@
 
 use std::ops::Range;
 
-use crate::EngineError;
 use crate::exec::batch::{ChunkBatch, TokenChunk, TokenPlace};
 use crate::exec::rope::RopeTable;
 use crate::ops::model_extra::ModelExtraOp;
 use crate::resolve::features::Sight;
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 use gguf_core::simd::SimdLevel;
 
 /// End of a model's prefix.
@@ -27,7 +27,7 @@ impl Prefix {
 }
 
 impl ModelExtraOp for Prefix {
-    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Prefix>, EngineError> {
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Prefix>> {
         Ok(match b.built.sight {
             Sight::Causal | Sight::Full => None,
             Sight::Prefix => {
@@ -55,11 +55,7 @@ impl ModelExtraOp for Prefix {
     /// # Errors
     /// [`EngineError::PrefixRow`] if a wanted row is in the prefix, where it sees the token that it would have to
     /// predict.
-    fn set_positions(
-        &self,
-        chunks: &[TokenChunk],
-        batches: &mut [(Range<usize>, ChunkBatch)],
-    ) -> Result<(), EngineError> {
+    fn set_positions(&self, chunks: &[TokenChunk], batches: &mut [(Range<usize>, ChunkBatch)]) -> Result<()> {
         let mut prompts = chunks.iter().enumerate();
         for (_, batch) in batches {
             let n_chunks = batch.cuts.len() - 1;

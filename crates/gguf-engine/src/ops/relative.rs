@@ -1,10 +1,10 @@
 //! Relative position bias (T5, Raffel et al. 2020, section 2.1): a learned value per head and bucket of distances,
 //! added to the scores unscaled.
 
-use crate::EngineError;
 use crate::exec::weights::{Vector, WeightReader};
 use crate::resolve::features::{PositionRule, Sight};
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 
 /// Learned bias of the scores by head and bucket of relative positions.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,11 +50,7 @@ pub(crate) struct RelativeScores {
 
 impl RelativeScores {
     /// Computes the biases for sequences of at most `n_positions` tokens.
-    pub(crate) fn new(
-        plan: &RelativeBias,
-        weights: WeightReader<'_>,
-        n_positions: usize,
-    ) -> Result<Self, EngineError> {
+    pub(crate) fn new(plan: &RelativeBias, weights: WeightReader<'_>, n_positions: usize) -> Result<Self> {
         let table = weights.vector(&plan.table)?;
         let n_heads = table.len() / plan.n_buckets;
         let middle = n_positions.saturating_sub(1) as isize;
@@ -83,7 +79,7 @@ impl RelativeBias {
         b: &mut Resolver<'_>,
         layer: usize,
         n_heads: usize,
-    ) -> Result<Option<RelativeBias>, EngineError> {
+    ) -> Result<Option<RelativeBias>> {
         if b.built.positions != PositionRule::Relative {
             return Ok(None);
         }

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -53,12 +53,7 @@ pub(crate) fn shifted(cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], n_cols: u
     out
 }
 
-pub(crate) fn lerp(
-    cx: &Context<'_>,
-    lerp: &Vector,
-    x: &[f32],
-    shifted: &[f32],
-) -> Result<Buffer, EngineError> {
+pub(crate) fn lerp(cx: &Context<'_>, lerp: &Vector, x: &[f32], shifted: &[f32]) -> Result<Buffer> {
     let weight = cx.weights.vector(lerp)?;
     let n = weight.len();
     let mut out = cx.take(x.len());
@@ -110,26 +105,26 @@ impl WkvHeads {
         4 * (state_floats(self.dim, self.dim) + TOKENS * n * self.dim)
     }
 
-    pub(crate) fn resolve(b: &Resolver<'_>) -> Result<WkvHeads, EngineError> {
+    pub(crate) fn resolve(b: &Resolver<'_>) -> Result<WkvHeads> {
         let dim = b.divisor("wkv.head_size", b.n_embd)?;
         Ok(WkvHeads { n: b.n_embd / dim, dim })
     }
 }
 
 /// Claims the shares of `n` uses, stored in one tensor.
-pub(crate) fn lerps(b: &mut Resolver<'_>, name: &str, n: usize) -> Result<Vec<Vector>, EngineError> {
+pub(crate) fn lerps(b: &mut Resolver<'_>, name: &str, n: usize) -> Result<Vec<Vector>> {
     let n_embd = b.n_embd;
     let all = b.need_vector(name, n.saturating_mul(n_embd))?;
     Ok((0..n).map(|at| Vector { tensor: all.tensor, first: at * n_embd, len: n_embd }).collect())
 }
 
 /// Claims the norm of the heads' outputs, if the layer has one.
-pub(crate) fn wkv_norm(b: &mut Resolver<'_>, layer: usize) -> Result<Option<Norm>, EngineError> {
+pub(crate) fn wkv_norm(b: &mut Resolver<'_>, layer: usize) -> Result<Option<Norm>> {
     let name = format!("blk.{layer}.time_mix_ln");
     b.tensors.norm(&name, b.n_embd, NormFormula::Layer, HEAD_NORM_EPS)
 }
 
 /// Claims a matrix of `[n_embd, n_embd]`.
-pub(crate) fn square(b: &mut Resolver<'_>, name: &str) -> Result<Matrix, EngineError> {
+pub(crate) fn square(b: &mut Resolver<'_>, name: &str) -> Result<Matrix> {
     b.tensors.need_matrix(name, b.n_embd, b.n_embd)
 }

@@ -1,7 +1,6 @@
 //! RWKV 6 (Peng et al. 2024, "Finch"): per head `o_j = Σ_i r_i (u_i k_i v_j + S_ij)`, `S_ij ← w_i S_ij + k_i v_j`, with
 //! `w = exp(-exp(decay))`. The form with Qwen 2 layers is `S ← w S + (1 - w) k vᵀ`, `o = Sᵀr / sqrt(dim)`.
 
-use crate::EngineError;
 use crate::exec::activation::GatedActivation;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::buffers::Buffer;
@@ -18,6 +17,7 @@ use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::rwkv::{WkvHeads, lerp, lerps, shifted, square, wkv_norm};
 use crate::ops::scan::{ScanPart, scan, zeroed};
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 
 /// RWKV 6: a state per head with a decay per key channel, and token shifts whose shares depend on the tokens.
 #[derive(Clone, Debug, PartialEq)]
@@ -63,13 +63,7 @@ struct Rwkv6Inputs {
 }
 
 impl MixerOp for Rwkv6 {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let inner = self.r.n_rows;
         let inputs = rwkv6_inputs(cx, self, batch, x)?;
         let mut y = cx.take(batch.n_tokens() * inner);
@@ -109,18 +103,13 @@ impl MixerOp for Rwkv6 {
     }
 }
 
-fn rwkv6_inputs(
-    cx: &Context<'_>,
-    m: &Rwkv6,
-    batch: &ChunkBatch,
-    x: &[f32],
-) -> Result<Rwkv6Inputs, EngineError> {
+fn rwkv6_inputs(cx: &Context<'_>, m: &Rwkv6, batch: &ChunkBatch, x: &[f32]) -> Result<Rwkv6Inputs> {
     let (n_tokens, n_embd) = (batch.n_tokens(), m.r.n_cols);
     let shifted = shifted(cx, batch, x, n_embd);
     let chooser = lerp(cx, &m.lerp_x, x, &shifted)?;
     let bias = cx.weights.vector(&m.decay_bias)?;
     // Input of one of the five projections: x + sx (lerp + W2 tanh(W1 chooser)).
-    let seen = |at: usize| -> Result<Buffer, EngineError> {
+    let seen = |at: usize| -> Result<Buffer> {
         let lerp = cx.weights.vector(&m.lerp[at])?;
         let low_rank = LowRank { first: m.mix_in[at].clone(), second: Some(m.mix_out[at].clone()) };
         let mut seen = low_rank.run(cx, &chooser, n_tokens, ValueFunction::Tanh)?;
@@ -132,7 +121,7 @@ fn rwkv6_inputs(
         });
         Ok(seen)
     };
-    let project = |at: usize, matrix| -> Result<Buffer, EngineError> {
+    let project = |at: usize, matrix| -> Result<Buffer> {
         let x = seen(at)?;
         let out = LowRank { first: matrix, second: None }.run(cx, &x, n_tokens, ValueFunction::Same)?;
         cx.give([x]);
@@ -159,7 +148,7 @@ fn rwkv6_heads(
     batch: &ChunkBatch,
     inputs: &Rwkv6Inputs,
     y: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let (dim, inner, kv_width) = (m.heads.dim, m.r.n_rows, m.k.n_rows);
     let first = cx.weights.optional(m.first.as_ref())?;
     let level = cx.weights.level;
@@ -195,7 +184,7 @@ fn rwkv6_heads(
 }
 
 impl Rwkv6 {
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Rwkv6, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Rwkv6> {
         let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
         let n_embd = b.n_embd;
         let heads = WkvHeads::resolve(b)?;

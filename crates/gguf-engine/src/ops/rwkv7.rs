@@ -3,7 +3,6 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -20,6 +19,7 @@ use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::rwkv::{WkvHeads, lerp, lerps, shifted, square, wkv_norm};
 use crate::ops::scan::{ScanPart, scan, zeroed};
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 
 /// RWKV 7: a delta rule with separate gates for removing and writing keys.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,13 +77,7 @@ struct Rwkv7Inputs {
 }
 
 impl MixerOp for Rwkv7 {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let inner = self.r.n_rows;
         let inputs = rwkv7_inputs(cx, self, batch, x)?;
         let mut y = cx.take(batch.n_tokens() * inner);
@@ -118,16 +112,11 @@ impl MixerOp for Rwkv7 {
     }
 }
 
-fn rwkv7_inputs(
-    cx: &Context<'_>,
-    m: &Rwkv7,
-    batch: &ChunkBatch,
-    x: &[f32],
-) -> Result<Rwkv7Inputs, EngineError> {
+fn rwkv7_inputs(cx: &Context<'_>, m: &Rwkv7, batch: &ChunkBatch, x: &[f32]) -> Result<Rwkv7Inputs> {
     let (n_tokens, n_embd) = (batch.n_tokens(), m.r.n_cols);
     let shifted = shifted(cx, batch, x, n_embd);
     let seen = |at: usize| lerp(cx, &m.lerp[at], x, &shifted);
-    let project = |x: &[f32], matrix: &_| -> Result<Buffer, EngineError> {
+    let project = |x: &[f32], matrix: &_| -> Result<Buffer> {
         let mut out = cx.take(n_tokens * m.r.n_rows);
         cx.products(x, n_tokens, vec![Product::plain(matrix, &mut out)])?;
         Ok(out)
@@ -180,7 +169,7 @@ fn rwkv7_heads(
     batch: &ChunkBatch,
     inputs: &Rwkv7Inputs,
     y: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let (dim, inner) = (m.heads.dim, m.r.n_rows);
     let vector = |vector: &Vector| cx.weights.vector(vector);
     let vectors = Vectors { k_k: vector(&m.k_k)?, k_a: vector(&m.k_a)?, r_k: vector(&m.r_k)? };
@@ -227,7 +216,7 @@ fn rwkv7_heads(
 }
 
 impl Rwkv7 {
-    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Rwkv7, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Rwkv7> {
         let at = |name: &str| format!("blk.{layer}.time_mix_{name}");
         let n_embd = b.n_embd;
         let heads = WkvHeads::resolve(b)?;

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::matmul::{MatrixTile, TileGrid};
 use crate::exec::timings::WorkKind;
 use crate::exec::workers::{WorkerBuffers, lend};
+use crate::{EngineError, Result};
 use gguf_core::sync::Unpoisoned;
 
 /// Returns the transpose `[n_cols, n_rows]` of `[n_rows, n_cols]`.
@@ -44,7 +44,7 @@ pub(crate) fn scan(
     out: &mut [f32],
     shape: ScanShape,
     task: impl Fn(ScanPart<'_>, &mut MatrixTile<'_>, &mut Vec<f32>) + Sync,
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let ScanShape { n_cols, step, n_state } = shape;
     let cuts: Vec<usize> = (0..n_cols).step_by(step.max(1)).chain(std::iter::once(n_cols)).collect();
     let n_across = cuts.len() - 1;

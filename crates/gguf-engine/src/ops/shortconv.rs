@@ -1,6 +1,6 @@
 //! Gated short convolution (LFM2): `out(c · conv(b · x))`.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::product::Product;
@@ -30,13 +30,7 @@ fn multiply(y: &mut [f32], x: &[f32]) {
 }
 
 impl MixerOp for ShortConv {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let (n_tokens, width) = (batch.n_tokens(), self.x.n_rows);
         let [mut u, mut b, mut c, mut y] = [(); 4].map(|()| cx.take(n_tokens * width));
         let products = vec![
@@ -76,7 +70,7 @@ impl MixerOp for ShortConv {
 
 impl ShortConv {
     /// Resolves the gated short convolution of a layer.
-    pub(crate) fn resolve(resolver: &mut Resolver<'_>, layer: usize) -> Result<ShortConv, EngineError> {
+    pub(crate) fn resolve(resolver: &mut Resolver<'_>, layer: usize) -> Result<ShortConv> {
         let at = |name: &str| format!("blk.{layer}.shortconv.{name}");
         let n_embd = resolver.n_embd;
         let n_taps = resolver.keys.need_count("shortconv.l_cache")?;

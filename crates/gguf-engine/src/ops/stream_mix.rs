@@ -6,7 +6,7 @@ use std::borrow::Cow;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -45,7 +45,7 @@ pub(crate) fn mix_streams(
     batch: &ChunkBatch,
     rows: MixRows,
     x: &[f32],
-) -> Result<Buffer, EngineError> {
+) -> Result<Buffer> {
     let (n_embd, level) = (cx.n_embd, cx.weights.level);
     let score = cx.weights.norm(score)?;
     let mut out = cx.take(x.len());
@@ -92,11 +92,7 @@ const PERIOD: &str = "attn_res.block_size";
 
 impl StreamMix {
     /// Resolves the stream mixes of a layer's branches.
-    pub(crate) fn resolve(
-        b: &mut Resolver<'_>,
-        layer: usize,
-        is_serial: bool,
-    ) -> Result<Option<StreamMix>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize, is_serial: bool) -> Result<Option<StreamMix>> {
         let Some(period) = b.keys.count(PERIOD)?.filter(|&n| n > 0) else { return Ok(None) };
         if !is_serial {
             return Err(b.keys.unknown(PERIOD, "0 in a graph that is not serial", &period.to_string()));
@@ -110,7 +106,7 @@ impl StreamMix {
 }
 
 /// Resolves the stream mix after the last layer.
-pub(crate) fn final_mix(b: &mut Resolver<'_>) -> Result<Option<Norm>, EngineError> {
+pub(crate) fn final_mix(b: &mut Resolver<'_>) -> Result<Option<Norm>> {
     match b.keys.count(PERIOD)?.filter(|&n| n > 0) {
         Some(_) => b.need_norm_of("output_res_score", b.n_embd).map(Some),
         None => Ok(None),

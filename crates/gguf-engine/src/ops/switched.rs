@@ -3,7 +3,7 @@
 //! An attention head over the tokens so far computes the slot. Keys are `gain` for tokens that switch an adapter on and
 //! `-gain` for others, the query is 1, and values are the slot or 0.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::{ChunkBatch, TokenChunk};
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -80,7 +80,7 @@ impl Switch {
 }
 
 impl ModelExtraOp for Switch {
-    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Switch>, EngineError> {
+    fn resolve(b: &mut Resolver<'_>) -> Result<Option<Switch>> {
         let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
         let n_vocab = b.stream_matrix("token_embd")?.n_rows;
         let ids = |name| {
@@ -110,7 +110,7 @@ impl ModelExtraOp for Switch {
         found.map_or(token, |own| own.substitute)
     }
 
-    fn begin(&self, cx: &mut Context<'_>, chunks: &[TokenChunk], x: Buffer) -> Result<Buffer, EngineError> {
+    fn begin(&self, cx: &mut Context<'_>, chunks: &[TokenChunk], x: Buffer) -> Result<Buffer> {
         cx.carried.slots = match cx.past {
             None => chunks.iter().flat_map(|chunk| self.slots(&chunk.tokens)).collect(),
             Some(past) => {
@@ -142,7 +142,7 @@ pub(crate) fn switch_heads(
     x: &[f32],
     queries: &[f32],
     heads: SwitchedHeads<'_>,
-) -> Result<(), EngineError> {
+) -> Result<()> {
     let (slots, SwitchedHeads { q, k, v }) = (batch_slots(cx, batch), heads);
     add_switched(cx, &switched.k, slots, x, k)?;
     add_switched(cx, &switched.v, slots, x, v)?;
@@ -156,7 +156,7 @@ pub(crate) fn switch_output(
     batch: &ChunkBatch,
     context: &[f32],
     out: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     add_switched(cx, &switched.out, &batch.select(batch_slots(cx, batch), 1), context, out)
 }
 
@@ -167,7 +167,7 @@ pub(crate) fn add_switched(
     slots: &[u32],
     x: &[f32],
     out: &mut [f32],
-) -> Result<(), EngineError> {
+) -> Result<()> {
     for (slot, (down, up)) in switched.down.iter().zip(&switched.up).enumerate() {
         let is_own = |row: &usize| slots[*row] as usize == slot;
         let rows: Vec<usize> = (0..slots.len()).filter(is_own).collect();
@@ -206,7 +206,7 @@ pub(crate) struct AdapterSlots {
 
 impl AdapterSlots {
     /// Reads the slots, if the model has adapters.
-    pub(crate) fn resolve(b: &Resolver<'_>) -> Result<Option<AdapterSlots>, EngineError> {
+    pub(crate) fn resolve(b: &Resolver<'_>) -> Result<Option<AdapterSlots>> {
         let Some(n) = b.keys.count(COUNT)?.filter(|&n| n > 0) else { return Ok(None) };
         let rank = b.keys.need_count("adapters.lora_rank")?;
         Ok(Some(AdapterSlots { n: n.saturating_add(1), rank }))
@@ -219,7 +219,7 @@ pub(crate) fn additions(
     name: &str,
     slots: AdapterSlots,
     base: &Matrix,
-) -> Result<Switched, EngineError> {
+) -> Result<Switched> {
     let AdapterSlots { n, rank } = slots;
     Ok(Switched {
         down: b.tensors.stack(&format!("{name}.lora_a"), n, rank, base.n_cols)?,
@@ -233,7 +233,7 @@ impl SwitchedAttention {
         b: &mut Resolver<'_>,
         layer: usize,
         [q, k, v, out]: [&Matrix; 4],
-    ) -> Result<Option<Box<SwitchedAttention>>, EngineError> {
+    ) -> Result<Option<Box<SwitchedAttention>>> {
         let Some(slots) = AdapterSlots::resolve(b)? else { return Ok(None) };
         let at = |name: &str| format!("blk.{layer}.{name}");
         Ok(Some(Box::new(SwitchedAttention {

@@ -1,7 +1,7 @@
 //! Dense feed-forward network with adapters (LoRA) that tokens switch on: `down(act(gate x) * up x)`, each product with
 //! the addition `B_s A_s x`.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::activation::Activation;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
@@ -26,13 +26,7 @@ pub struct SwitchedDense {
 
 impl SwitchedDense {
     /// Runs the feed-forward network on the wanted rows `x` into `out`.
-    pub(crate) fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    pub(crate) fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         let (n_tokens, width, level) = (batch.n_wanted(), self.dense.up.n_rows, cx.weights.level);
         let slots = batch.select(batch_slots(cx, batch), 1);
         let mut inner = cx.take(n_tokens * width);
@@ -60,11 +54,7 @@ impl SwitchedDense {
     }
 
     /// Resolves the adapters of a feed-forward network, if the model has them.
-    pub(crate) fn resolve(
-        b: &mut Resolver<'_>,
-        layer: usize,
-        dense: &Dense,
-    ) -> Result<Option<Self>, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize, dense: &Dense) -> Result<Option<Self>> {
         let Some(slots) = AdapterSlots::resolve(b)? else { return Ok(None) };
         if dense.sparsity.is_some() {
             let expected = "none with adapters";

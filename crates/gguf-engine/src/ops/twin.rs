@@ -1,6 +1,6 @@
 //! Twin mixers (Falcon H1): two mixers of the same input, whose outputs are added.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::ops::Mixer;
@@ -25,13 +25,7 @@ impl Twin {
 }
 
 impl MixerOp for Twin {
-    fn run(
-        &self,
-        cx: &Context<'_>,
-        batch: &ChunkBatch,
-        x: &[f32],
-        out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    fn run(&self, cx: &Context<'_>, batch: &ChunkBatch, x: &[f32], out: &mut [f32]) -> Result<()> {
         if let Some(first) = self.first.op() {
             first.run(cx, batch, x, out)?;
         }

@@ -2,10 +2,10 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::hidden::Hidden;
 use crate::exec::{math, scalar};
 use crate::layers::forward::Engine;
+use crate::{EngineError, Result};
 use gguf_core::progress::Progress;
 use gguf_core::simd::SimdLevel;
 
@@ -28,7 +28,7 @@ impl Engine<'_> {
         draws: &[f64],
         temperature: f32,
         progress: &dyn Progress,
-    ) -> Result<Vec<u32>, EngineError> {
+    ) -> Result<Vec<u32>> {
         let mut logits = self.logits(hidden, progress)?;
         let (level, n) = (self.options().level, self.plan().n_vocab.max(1));
         self.install(|| {

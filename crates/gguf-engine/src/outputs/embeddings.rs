@@ -1,6 +1,6 @@
 //! Embeddings and scores of texts, and the states that masked tokens are predicted from.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::TokenChunk;
 use crate::exec::hidden::Hidden;
 use crate::exec::observer::Observer;
@@ -20,7 +20,7 @@ impl Engine<'_> {
         hidden: &Hidden,
         lengths: &[usize],
         progress: &dyn Progress,
-    ) -> Result<Vec<Vec<f32>>, EngineError> {
+    ) -> Result<Vec<Vec<f32>>> {
         let pooling = &self.plan.pooling;
         let n_embd = self.plan.n_embd;
         let mut rows = Vec::with_capacity(lengths.len() * n_embd);
@@ -50,7 +50,7 @@ impl Engine<'_> {
         chunks: &[TokenChunk],
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
-    ) -> Result<Hidden, EngineError> {
+    ) -> Result<Hidden> {
         let hidden = self.forward(chunks, progress, observer)?;
         let transform = self.plan.masked.as_ref().and_then(|masked| masked.transform.as_ref());
         let Some(transform) = transform else { return Ok(hidden) };

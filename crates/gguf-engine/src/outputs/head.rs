@@ -7,7 +7,6 @@ use std::sync::atomic::AtomicUsize;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::buffers::{Buffer, BufferPool};
 use crate::exec::carried::Carried;
 use crate::exec::context::Context;
@@ -23,6 +22,7 @@ use crate::exec::workers::lend;
 use crate::layers::forward::Engine;
 use crate::outputs::fold::{LogitFold, TokenDivergence, TokenScore};
 use crate::outputs::pair;
+use crate::{EngineError, Result};
 use gguf_core::progress::Progress;
 use gguf_core::sync::Unpoisoned;
 
@@ -70,7 +70,7 @@ impl Engine<'_> {
         hidden: &Hidden,
         vocabulary: &Range<usize>,
         out: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let matrix = self.plan.head.rows(vocabulary.start, vocabulary.len());
         run.products(&hidden.states, hidden.n_rows, vec![Product::plain(&matrix, out)])?;
         let level = self.options.level;
@@ -85,7 +85,7 @@ impl Engine<'_> {
     ///
     /// # Errors
     /// If weights cannot be read or the run is cancelled.
-    pub fn logits(&self, hidden: &Hidden, progress: &dyn Progress) -> Result<Vec<f32>, EngineError> {
+    pub fn logits(&self, hidden: &Hidden, progress: &dyn Progress) -> Result<Vec<f32>> {
         let mut logits = vec![0.0; hidden.n_rows * self.plan.n_vocab];
         self.logits_block(&self.head_run(progress, None), hidden, &(0..self.plan.n_vocab), &mut logits)?;
         Ok(logits)
@@ -101,7 +101,7 @@ impl Engine<'_> {
         targets: &[u32],
         progress: &dyn Progress,
         observer: Option<&dyn Observer>,
-    ) -> Result<Vec<TokenScore>, EngineError> {
+    ) -> Result<Vec<TokenScore>> {
         let run = self.head_run(progress, observer);
         let (head, n_embd) = (&self.plan.head, self.plan.head.n_cols);
         if hidden.n_rows == 0 {
@@ -171,7 +171,7 @@ impl Engine<'_> {
         model_hidden: &Hidden,
         targets: &[u32],
         progress: &dyn Progress,
-    ) -> Result<Vec<TokenDivergence>, EngineError> {
+    ) -> Result<Vec<TokenDivergence>> {
         if self.plan.n_vocab != model.plan.n_vocab || hidden.n_rows != model_hidden.n_rows {
             let (model, baseline) = (model.plan.n_vocab, self.plan.n_vocab);
             return Err(EngineError::Vocabulary { model, baseline });
@@ -195,7 +195,7 @@ impl Engine<'_> {
         hidden: &Hidden,
         targets: &[u32],
         progress: &dyn Progress,
-    ) -> Result<Vec<TokenDivergence>, EngineError> {
+    ) -> Result<Vec<TokenDivergence>> {
         let model = self.plan.n_vocab;
         let other = reference.iter().map(|row| row.len()).find(|&n| n != model);
         if other.is_some() || reference.len() != hidden.n_rows {
@@ -213,7 +213,7 @@ impl Engine<'_> {
         model_hidden: &Hidden,
         targets: &[u32],
         progress: &dyn Progress,
-    ) -> Result<Vec<(LogitFold, LogitFold)>, EngineError> {
+    ) -> Result<Vec<(LogitFold, LogitFold)>> {
         let level = self.options.level;
         let (run, model_run) = (self.head_run(progress, None), model.head_run(progress, None));
         let mut folds = vec![(LogitFold::START, LogitFold::START); hidden.n_rows];

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use crate::EngineError;
 use crate::exec::context::Context;
 use crate::exec::hidden::Hidden;
 use crate::exec::matmul::{MatrixTile, MatrixView};
@@ -13,6 +12,7 @@ use crate::exec::timings::WorkKind;
 use crate::exec::workers::{WorkerBuffers, lend};
 use crate::layers::forward::Engine;
 use crate::outputs::fold::LogitFold;
+use crate::{EngineError, Result};
 use gguf_core::progress::Progress;
 use gguf_core::sync::Unpoisoned;
 
@@ -25,11 +25,7 @@ struct PairedModel<'a> {
 }
 
 impl<'a> PairedModel<'a> {
-    fn new(
-        engine: &'a Engine<'a>,
-        hidden: &'a Hidden,
-        progress: &'a dyn Progress,
-    ) -> Result<Self, EngineError> {
+    fn new(engine: &'a Engine<'a>, hidden: &'a Hidden, progress: &'a dyn Progress) -> Result<Self> {
         let run = engine.head_run(progress, None);
         let affix = run.affix(&engine.plan.head)?;
         Ok(Self { engine, run, affix, hidden })
@@ -92,7 +88,7 @@ impl<'a> PairFolds<'a> {
         &mut self,
         n_panels: usize,
         part: impl Fn(&Self, &mut WorkerBuffers, &Range<usize>, usize) -> Vec<(LogitFold, LogitFold)> + Sync,
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let parts: Vec<Mutex<Vec<(LogitFold, LogitFold)>>> =
             (0..n_panels * (self.slices.len() - 1)).map(|_| Mutex::default()).collect();
         self.model.workers.each(parts.len(), |buffers, task| {
@@ -126,7 +122,7 @@ pub(crate) fn folds(
     model_hidden: &Hidden,
     targets: &[u32],
     progress: &dyn Progress,
-) -> Result<Vec<(LogitFold, LogitFold)>, EngineError> {
+) -> Result<Vec<(LogitFold, LogitFold)>> {
     let mut folds = PairFolds::new(hidden.n_rows, model, targets, progress);
     let a = PairedModel::new(reference, hidden, progress)?;
     let b = PairedModel::new(model, model_hidden, progress)?;
@@ -153,7 +149,7 @@ pub(crate) fn folds_from(
     model_hidden: &Hidden,
     targets: &[u32],
     progress: &dyn Progress,
-) -> Result<Vec<(LogitFold, LogitFold)>, EngineError> {
+) -> Result<Vec<(LogitFold, LogitFold)>> {
     let mut folds = PairFolds::new(known.len(), model, targets, progress);
     let b = PairedModel::new(model, model_hidden, progress)?;
     b.run.each_block(&b.panels(), |block, _, weights| {

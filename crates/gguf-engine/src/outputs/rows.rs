@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
 use crate::exec::hidden::Hidden;
 use crate::exec::workers::Tasks;
 use crate::layers::forward::Engine;
 use crate::outputs::fold::{LogitFold, TokenDivergence, TokenScore};
 use crate::outputs::head::BLOCK_LOGITS;
+use crate::{EngineError, Result};
 use gguf_core::progress::Progress;
 
 /// Smallest number of rows of logits per step: decoding a weight costs as much as multiplying it with about fifty rows.
@@ -115,7 +115,7 @@ impl Engine<'_> {
         known: &dyn LogProbs,
         targets: &[u32],
         progress: &dyn Progress,
-    ) -> Result<Vec<TokenDivergence>, EngineError> {
+    ) -> Result<Vec<TokenDivergence>> {
         let level = self.options.level;
         let run = self.head_run(progress, None);
         let mut folds = vec![(LogitFold::START, KnownFold::START); hidden.n_rows];

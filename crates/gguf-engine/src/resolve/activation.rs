@@ -1,9 +1,9 @@
 //! Resolution of a feed-forward network's activation and its parameters.
 
-use crate::EngineError;
 use crate::exec::activation::{GatedActivation, PlainActivation, Xielu};
 use crate::resolve::features::ActivationKind;
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 use gguf_arch::graph::FfnLimit;
 
 /// Feed-forward network of a layer that an activation belongs to.
@@ -26,7 +26,7 @@ pub(crate) enum LayerActivation {
 
 impl Resolver<'_> {
     /// Returns the activation of a layer's feed-forward network, with the layer's parameters.
-    pub(crate) fn activation(&self, layer: usize, part: FfnPart) -> Result<LayerActivation, EngineError> {
+    pub(crate) fn activation(&self, layer: usize, part: FfnPart) -> Result<LayerActivation> {
         let kind = match part {
             FfnPart::Dense => self.built.ffn,
             FfnPart::Experts => self.built.experts,
@@ -48,7 +48,7 @@ impl Resolver<'_> {
     }
 
     /// Returns SwiGLU of a layer, with the layer's limit if the card has one.
-    pub(crate) fn swiglu(&self, layer: usize, part: FfnPart) -> Result<GatedActivation, EngineError> {
+    pub(crate) fn swiglu(&self, layer: usize, part: FfnPart) -> Result<GatedActivation> {
         /// Limits up to this value mean no limit.
         const NONE: f64 = 1e-6;
         let key = match part {
@@ -70,7 +70,7 @@ impl Resolver<'_> {
 
     /// Returns the parameters of a layer's xIELU. The file stores them as they are trained: the factors are made of
     /// their softplus.
-    pub(crate) fn xielu(&self, layer: usize) -> Result<Xielu, EngineError> {
+    pub(crate) fn xielu(&self, layer: usize) -> Result<Xielu> {
         let number = |key| {
             let found = self.keys.global_layer_number(key, layer)?;
             found.ok_or_else(|| EngineError::MissingKey { key: key.to_owned() })

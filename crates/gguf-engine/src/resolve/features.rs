@@ -3,10 +3,10 @@
 
 use std::fmt::Debug;
 
-use crate::EngineError;
 use crate::exec::activation::{GatedActivation, PlainActivation};
 use crate::exec::mask::Mask;
 use crate::exec::weights::NormFormula;
+use crate::{EngineError, Result};
 use gguf_arch::graph::{
     AttentionFeatures, Extra, FfnKind, Gating, GraphFeatures, GraphKind, MaskKind, MoeFeatures, NormKind,
     Positions, ResidualRule, RouterInput, WindowFeatures, WindowKind,
@@ -120,7 +120,7 @@ struct CardArch<'a> {
 }
 
 impl CardArch<'_> {
-    fn unbuilt<T>(&self, feature: &'static str, value: &dyn Debug) -> Result<T, EngineError> {
+    fn unbuilt<T>(&self, feature: &'static str, value: &dyn Debug) -> Result<T> {
         let (arch, value) = (self.arch.to_owned(), spelled(value));
         Err(EngineError::Unsupported { arch, feature, value })
     }
@@ -203,7 +203,7 @@ impl BuiltFeatures {
     /// # Errors
     /// [`EngineError::NoGraph`] for a card that describes no graph, [`EngineError::Unsupported`] for the first feature
     /// that is not implemented.
-    pub(crate) fn of(arch: &str, features: &GraphFeatures) -> Result<Self, EngineError> {
+    pub(crate) fn of(arch: &str, features: &GraphFeatures) -> Result<Self> {
         let card = CardArch { arch };
         // Without `..`: a new key must be added to one of the two groups.
         #[rustfmt::skip]

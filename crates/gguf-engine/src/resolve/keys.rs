@@ -3,7 +3,7 @@
 use std::cell::{LazyCell, RefCell};
 use std::collections::BTreeSet;
 
-use crate::EngineError;
+use crate::{EngineError, Result};
 use gguf_arch::Registry;
 use gguf_format::keys::WITHOUT_EFFECT;
 use gguf_format::{Array, Metadata, Value};
@@ -69,14 +69,14 @@ impl<'a> ArchKeys<'a> {
         EngineError::BadKey { key: self.key(name), expected, found }
     }
 
-    pub(crate) fn count(&self, name: &str) -> Result<Option<usize>, EngineError> {
+    pub(crate) fn count(&self, name: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let count = value.as_u64().and_then(|v| usize::try_from(v).ok());
         count.map(Some).ok_or_else(|| self.bad(name, "a count", value))
     }
 
     /// Returns the counts of an array.
-    pub(crate) fn counts(&self, name: &str) -> Result<Option<Vec<usize>>, EngineError> {
+    pub(crate) fn counts(&self, name: &str) -> Result<Option<Vec<usize>>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let count = |at: usize, array: &Array| array.get(at)?.as_u64().and_then(|v| usize::try_from(v).ok());
         let counts = value.as_array().and_then(|array| (0..array.len()).map(|at| count(at, array)).collect());
@@ -85,7 +85,7 @@ impl<'a> ArchKeys<'a> {
     }
 
     /// Returns a count that is required and not 0.
-    pub(crate) fn need_count(&self, name: &str) -> Result<usize, EngineError> {
+    pub(crate) fn need_count(&self, name: &str) -> Result<usize> {
         self.count(name)?.filter(|&n| n > 0).ok_or_else(|| self.missing(name))
     }
 
@@ -96,7 +96,7 @@ impl<'a> ArchKeys<'a> {
     }
 
     /// Returns a list of token ids.
-    pub(crate) fn ids(&self, name: &str) -> Result<Option<Vec<u32>>, EngineError> {
+    pub(crate) fn ids(&self, name: &str) -> Result<Option<Vec<u32>>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let id = |value: Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
         let ids = value.as_array().and_then(|array| (0..array.len()).map(|at| id(array.get(at)?)).collect());
@@ -104,7 +104,7 @@ impl<'a> ArchKeys<'a> {
     }
 
     /// Returns the count of a layer: one value for all layers, or an array, which may be longer than the layers.
-    pub(crate) fn layer_count(&self, name: &str, layer: usize) -> Result<Option<usize>, EngineError> {
+    pub(crate) fn layer_count(&self, name: &str, layer: usize) -> Result<Option<usize>> {
         match self.get(name) {
             Some(Value::Array(array)) => {
                 let value = array.get(layer).and_then(|v| v.as_u64()).and_then(|v| usize::try_from(v).ok());
@@ -116,7 +116,7 @@ impl<'a> ArchKeys<'a> {
     }
 
     /// Returns the flag of a layer, stored as bool or integer: one value for all layers, or an array.
-    pub(crate) fn layer_flag(&self, name: &str, layer: usize) -> Result<Option<bool>, EngineError> {
+    pub(crate) fn layer_flag(&self, name: &str, layer: usize) -> Result<Option<bool>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let element = match value {
             Value::Array(array) => array.get(layer),
@@ -127,14 +127,14 @@ impl<'a> ArchKeys<'a> {
     }
 
     /// Returns the number of a layer: one value for all layers, or an array, which may be longer than the layers.
-    pub(crate) fn layer_number(&self, name: &str, layer: usize) -> Result<Option<f64>, EngineError> {
+    pub(crate) fn layer_number(&self, name: &str, layer: usize) -> Result<Option<f64>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = element_number(value, layer);
         number.map(Some).ok_or_else(|| self.bad(name, "a number for every layer", value))
     }
 
     /// Returns the number of a layer, as [`ArchKeys::layer_number`], from a key without the architecture's prefix.
-    pub(crate) fn global_layer_number(&self, key: &str, layer: usize) -> Result<Option<f64>, EngineError> {
+    pub(crate) fn global_layer_number(&self, key: &str, layer: usize) -> Result<Option<f64>> {
         let Some(value) = self.metadata.get(key) else { return Ok(None) };
         let number = element_number(value, layer).filter(|number| number.is_finite());
         let bad = || EngineError::BadKey {
@@ -146,29 +146,29 @@ impl<'a> ArchKeys<'a> {
     }
 
     /// Returns a finite number.
-    pub(crate) fn number(&self, name: &str) -> Result<Option<f64>, EngineError> {
+    pub(crate) fn number(&self, name: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_f64().or_else(|| value.as_i128().map(|v| v as f64));
         number.filter(|v| v.is_finite()).map(Some).ok_or_else(|| self.bad(name, "a finite number", value))
     }
 
     /// Returns a number, of which 0 means absent.
-    pub(crate) fn nonzero(&self, name: &str) -> Result<Option<f64>, EngineError> {
+    pub(crate) fn nonzero(&self, name: &str) -> Result<Option<f64>> {
         Ok(self.number(name)?.filter(|&v| v != 0.0))
     }
 
-    pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>, EngineError> {
+    pub(crate) fn flag(&self, name: &str) -> Result<Option<bool>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| self.bad(name, "a bool", value))
     }
 
-    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>, EngineError> {
+    pub(crate) fn text(&self, name: &str) -> Result<Option<&'a str>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         value.as_str().map(Some).ok_or_else(|| self.bad(name, "a string", value))
     }
 
     /// Returns the number of strings of a list.
-    pub(crate) fn n_texts(&self, name: &str) -> Result<Option<usize>, EngineError> {
+    pub(crate) fn n_texts(&self, name: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         match value.as_array() {
             Some(Array::String(texts)) => Ok(Some(texts.len())),

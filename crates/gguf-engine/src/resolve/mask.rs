@@ -1,6 +1,6 @@
 //! Resolution of a layer's mask, and of the longest chunk for which the mask alone limits what queries see.
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::mask::Mask;
 use crate::resolve::features::Sight;
 use crate::resolve::resolver::Resolver;
@@ -8,13 +8,13 @@ use gguf_arch::graph::WindowPattern;
 
 impl Resolver<'_> {
     /// Returns the size of windows: the file's key, where 0 means no window, else the card's number.
-    pub(crate) fn window_size(&self) -> Result<Option<usize>, EngineError> {
+    pub(crate) fn window_size(&self) -> Result<Option<usize>> {
         let size = self.keys.count("attention.sliding_window")?;
         Ok(size.or(self.features.window.size.map(|n| n as usize)).filter(|&n| n > 0))
     }
 
     /// Returns the mask of a layer, by the window and its pattern over layers.
-    pub(crate) fn mask(&self, layer: usize) -> Result<Mask, EngineError> {
+    pub(crate) fn mask(&self, layer: usize) -> Result<Mask> {
         let size = self.window_size()?;
         let is_full = self.built.sight == Sight::Full;
         let global = if is_full { Mask::Full } else { Mask::Causal };
@@ -42,7 +42,7 @@ impl Resolver<'_> {
 
     /// Limits chunks to the number of keys that a layer's indexer selects. Up to that length the layer attends to all
     /// keys; longer chunks are not run.
-    pub(crate) fn limit_to_indexed(&mut self, layer: usize) -> Result<(), EngineError> {
+    pub(crate) fn limit_to_indexed(&mut self, layer: usize) -> Result<()> {
         if !self.tensors.has_under(&format!("blk.{layer}.indexer.")) {
             return Ok(());
         }

@@ -1,11 +1,11 @@
 //! State shared by everything that resolves a graph: features, keys, tensors, and the results so far.
 
-use crate::EngineError;
 use crate::exec::rope::Rope;
 use crate::exec::weights::{Matrix, Norm, NormFormula, Vector};
 use crate::resolve::features::BuiltFeatures;
 use crate::resolve::keys::ArchKeys;
 use crate::resolve::tensors::TensorClaims;
+use crate::{EngineError, Result};
 use gguf_arch::graph::{Cap, CapName, GraphFeatures, NormKind, ResidualRule};
 use gguf_core::Shape;
 
@@ -43,7 +43,7 @@ impl Resolver<'_> {
 
     /// Reads the epsilon of the norms from the card's keys, else from the key of the formula, else from that of the
     /// other.
-    pub(crate) fn norm_eps(&mut self) -> Result<f32, EngineError> {
+    pub(crate) fn norm_eps(&mut self) -> Result<f32> {
         let implied = match self.formula() {
             NormFormula::Rms => [RMS_EPS, LAYER_EPS],
             NormFormula::Layer => [LAYER_EPS, RMS_EPS],
@@ -67,7 +67,7 @@ impl Resolver<'_> {
     }
 
     /// Claims a norm of the residual stream that is required (or has no tensors by its kind).
-    pub(crate) fn need_norm(&mut self, name: &str) -> Result<Norm, EngineError> {
+    pub(crate) fn need_norm(&mut self, name: &str) -> Result<Norm> {
         if matches!(self.features.norm, NormKind::RmsFree | NormKind::LayerFree) {
             return Ok(Norm { formula: self.formula(), weight: None, bias: None, eps: self.eps });
         }
@@ -75,18 +75,18 @@ impl Resolver<'_> {
     }
 
     /// Claims a norm of the residual stream, if its tensor exists.
-    pub(crate) fn norm(&mut self, name: &str) -> Result<Option<Norm>, EngineError> {
+    pub(crate) fn norm(&mut self, name: &str) -> Result<Option<Norm>> {
         self.tensors.norm(name, self.n_embd, self.formula(), self.eps)
     }
 
     /// Claims a matrix of the stream's width with as many rows as its tensor has.
-    pub(crate) fn stream_matrix(&mut self, name: &str) -> Result<Matrix, EngineError> {
+    pub(crate) fn stream_matrix(&mut self, name: &str) -> Result<Matrix> {
         let n_rows = self.n_rows(name)?;
         self.tensors.need_matrix(name, n_rows, self.n_embd)
     }
 
     /// Claims the first row of a matrix of the stream's width, if the matrix exists.
-    pub(crate) fn first_row(&mut self, name: &str) -> Result<Option<Vector>, EngineError> {
+    pub(crate) fn first_row(&mut self, name: &str) -> Result<Option<Vector>> {
         if !self.tensors.has(&format!("{name}.weight")) {
             return Ok(None);
         }
@@ -95,7 +95,7 @@ impl Resolver<'_> {
     }
 
     /// Returns a soft cap: the file's key if the card allows one, else the card's number.
-    pub(crate) fn cap(&self, cap: Cap, key: &str) -> Result<Option<f32>, EngineError> {
+    pub(crate) fn cap(&self, cap: Cap, key: &str) -> Result<Option<f32>> {
         let found = self.keys.nonzero(key)?.map(|v| v as f32);
         Ok(match cap {
             Cap::Named(CapName::Off) => None,
@@ -110,7 +110,7 @@ impl Resolver<'_> {
     }
 
     /// Claims a vector that is required.
-    pub(crate) fn need_vector(&mut self, name: &str, len: usize) -> Result<Vector, EngineError> {
+    pub(crate) fn need_vector(&mut self, name: &str, len: usize) -> Result<Vector> {
         let found = self.tensors.vector(name, len)?;
         found.ok_or_else(|| EngineError::MissingTensor { tensor: name.to_owned() })
     }
@@ -121,7 +121,7 @@ impl Resolver<'_> {
         name: &str,
         n_rows: [usize; N],
         n_cols: usize,
-    ) -> Result<[Matrix; N], EngineError> {
+    ) -> Result<[Matrix; N]> {
         let total = n_rows.iter().fold(0usize, |sum, &n| sum.saturating_add(n));
         let all = self.tensors.need_matrix(name, total, n_cols)?;
         let mut first = 0;
@@ -133,22 +133,22 @@ impl Resolver<'_> {
     }
 
     /// Claims a norm of rows of `len`, with the formula of the residual stream's norms.
-    pub(crate) fn norm_of(&mut self, name: &str, len: usize) -> Result<Option<Norm>, EngineError> {
+    pub(crate) fn norm_of(&mut self, name: &str, len: usize) -> Result<Option<Norm>> {
         self.tensors.norm(name, len, self.formula(), self.eps)
     }
 
     /// Claims a required norm of rows of `len`, as [`Resolver::norm_of`].
-    pub(crate) fn need_norm_of(&mut self, name: &str, len: usize) -> Result<Norm, EngineError> {
+    pub(crate) fn need_norm_of(&mut self, name: &str, len: usize) -> Result<Norm> {
         self.tensors.need_norm(name, len, self.formula(), self.eps)
     }
 
     /// Claims a required RMS norm of rows of `len`.
-    pub(crate) fn need_rms_norm(&mut self, name: &str, len: usize) -> Result<Norm, EngineError> {
+    pub(crate) fn need_rms_norm(&mut self, name: &str, len: usize) -> Result<Norm> {
         self.tensors.need_norm(name, len, NormFormula::Rms, self.eps)
     }
 
     /// Reads a count that must divide `whole`.
-    pub(crate) fn divisor(&self, name: &str, whole: usize) -> Result<usize, EngineError> {
+    pub(crate) fn divisor(&self, name: &str, whole: usize) -> Result<usize> {
         let n = self.keys.need_count(name)?;
         if whole.is_multiple_of(n) {
             return Ok(n);
@@ -166,16 +166,16 @@ impl Resolver<'_> {
     }
 
     /// Returns the input width of the matrices `name.weight`.
-    pub(crate) fn n_cols(&self, name: &str) -> Result<usize, EngineError> {
+    pub(crate) fn n_cols(&self, name: &str) -> Result<usize> {
         self.dimension(name, Shape::n_cols)
     }
 
     /// Returns the number of rows of the matrix `name.weight`.
-    pub(crate) fn n_rows(&self, name: &str) -> Result<usize, EngineError> {
+    pub(crate) fn n_rows(&self, name: &str) -> Result<usize> {
         self.dimension(name, Shape::n_rows)
     }
 
-    fn dimension(&self, name: &str, of: impl Fn(&Shape) -> u64) -> Result<usize, EngineError> {
+    fn dimension(&self, name: &str, of: impl Fn(&Shape) -> u64) -> Result<usize> {
         let tensor = format!("{name}.weight");
         match self.tensors.shape(&tensor) {
             Some(shape) => Ok(usize::try_from(of(shape)).unwrap_or(usize::MAX)),
@@ -184,7 +184,7 @@ impl Resolver<'_> {
     }
 
     /// Returns the number of heads of a layer that has no key-value heads.
-    pub(crate) fn state_heads(&self, layer: usize) -> Result<usize, EngineError> {
+    pub(crate) fn state_heads(&self, layer: usize) -> Result<usize> {
         let key = "attention.head_count";
         let found = self.keys.layer_count(key, layer)?.filter(|&n| n > 0);
         found.ok_or_else(|| self.keys.missing(key))

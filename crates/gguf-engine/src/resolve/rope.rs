@@ -1,11 +1,11 @@
 //! Resolution of the rotary position embeddings: which layers rotate, by which base and scaling, with which divisors.
 
-use crate::EngineError;
 use crate::exec::mask::Mask;
 use crate::exec::rope::{LongFactors, PairLayout, Ramp, Rope, RopeScaling};
 use crate::exec::weights::Vector;
 use crate::resolve::features::PositionRule;
 use crate::resolve::resolver::Resolver;
+use crate::{EngineError, Result};
 use gguf_arch::graph::{GlobalRope, RopeOn, RopePairs, WindowRope, YarnMu};
 
 /// Smallest number of layers of the large model of a family whose sizes differ in their positions (Baichuan).
@@ -44,7 +44,7 @@ pub(crate) fn is_large(n_layers: usize) -> bool {
 
 impl Resolver<'_> {
     /// Returns the rotation of a layer with heads of width `dk`, as an index into the plan's rotations.
-    pub(crate) fn rope(&mut self, layer: usize, mask: Mask, dk: usize) -> Result<Option<usize>, EngineError> {
+    pub(crate) fn rope(&mut self, layer: usize, mask: Mask, dk: usize) -> Result<Option<usize>> {
         let reach = if mask.is_global() { Reach::Global } else { Reach::Local };
         match self.built.positions {
             PositionRule::None
@@ -68,7 +68,7 @@ impl Resolver<'_> {
 
     /// Returns the rotation of layers with compressed rows, the only ones that are scaled, as an index into the plan's
     /// rotations.
-    pub(crate) fn compressed_rope(&mut self, dk: usize) -> Result<usize, EngineError> {
+    pub(crate) fn compressed_rope(&mut self, dk: usize) -> Result<usize> {
         let key = "attention.compress_rope_freq_base";
         let base = self.keys.nonzero(key)?.ok_or_else(|| self.keys.missing(key))?;
         let n_dims = self.keys.count("rope.dimension_count")?.filter(|&n| n > 0).unwrap_or(dk);
@@ -88,7 +88,7 @@ impl Resolver<'_> {
         Ok(self.index_of(rope))
     }
 
-    fn rotates(&self, layer: usize, reach: Reach) -> Result<bool, EngineError> {
+    fn rotates(&self, layer: usize, reach: Reach) -> Result<bool> {
         let windowed = || {
             let windows = self.window_size()?.is_some();
             Ok::<_, EngineError>(reach == Reach::Local || !windows)
@@ -110,7 +110,7 @@ impl Resolver<'_> {
     }
 
     /// Returns the index of a layer's rotation.
-    fn rotation(&mut self, layer: usize, reach: Reach, dk: usize) -> Result<usize, EngineError> {
+    fn rotation(&mut self, layer: usize, reach: Reach, dk: usize) -> Result<usize> {
         let rope = self.rope_of(layer, reach, dk)?;
         Ok(self.index_of(rope))
     }
@@ -123,7 +123,7 @@ impl Resolver<'_> {
         })
     }
 
-    fn rope_of(&mut self, layer: usize, reach: Reach, dk: usize) -> Result<Rope, EngineError> {
+    fn rope_of(&mut self, layer: usize, reach: Reach, dk: usize) -> Result<Rope> {
         let local = if reach == Reach::Local { self.keys.count("rope.dimension_count_swa")? } else { None };
         let n_dims = local.or(self.keys.count("rope.dimension_count")?).filter(|&n| n > 0).unwrap_or(dk);
         let n_dims = match (reach, self.features.window.global_rope) {
@@ -163,7 +163,7 @@ impl Resolver<'_> {
         Ok(Rope { n_dims, pairs, base, scaling, factors, long_factors, magnitude })
     }
 
-    fn pair_layout(&self, n_dims: usize, dk: usize) -> Result<PairLayout, EngineError> {
+    fn pair_layout(&self, n_dims: usize, dk: usize) -> Result<PairLayout> {
         let sections = self.keys.counts("rope.dimension_sections")?.unwrap_or_default();
         let has_sections = matches!(sections[..], [first, second, ..] if first > 0 && second > 0);
         let is_half = match self.features.rope.pairs {
@@ -176,7 +176,7 @@ impl Resolver<'_> {
         Ok(if is_half { PairLayout::Half } else { PairLayout::Interleaved })
     }
 
-    fn rope_base(&self, reach: Reach, dk: usize) -> Result<f64, EngineError> {
+    fn rope_base(&self, reach: Reach, dk: usize) -> Result<f64> {
         let mut base = self.keys.nonzero("rope.freq_base")?.unwrap_or(10000.0);
         if reach == Reach::Local {
             base = match (self.keys.nonzero("rope.freq_base_swa")?, self.features.window.rope_base) {
@@ -190,7 +190,7 @@ impl Resolver<'_> {
         Ok(base)
     }
 
-    fn rope_scaling(&self, n_dims: usize, base: f64, trained: Option<usize>) -> Result<Scaled, EngineError> {
+    fn rope_scaling(&self, n_dims: usize, base: f64, trained: Option<usize>) -> Result<Scaled> {
         let keys = self.keys;
         let factor = match keys.nonzero("rope.scaling.factor")? {
             Some(factor) => factor,
@@ -221,7 +221,7 @@ impl Resolver<'_> {
     }
 
     /// Returns the factor of cos and sin under YaRN.
-    pub(crate) fn yarn_magnitude(&self, factor: f64) -> Result<f64, EngineError> {
+    pub(crate) fn yarn_magnitude(&self, factor: f64) -> Result<f64> {
         let of = |mu: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mu * factor.ln() + 1.0 };
         let mu = self.keys.nonzero("rope.scaling.yarn_log_multiplier")?;
         Ok(match (mu, self.features.rope.yarn_mu) {
@@ -232,12 +232,7 @@ impl Resolver<'_> {
         })
     }
 
-    fn rope_divisors(
-        &mut self,
-        layer: usize,
-        len: usize,
-        trained: Option<usize>,
-    ) -> Result<Divisors, EngineError> {
+    fn rope_divisors(&mut self, layer: usize, len: usize, trained: Option<usize>) -> Result<Divisors> {
         let mut factors = self.layer_or_file(layer, "rope_freqs", len)?;
         if let Some(short) = self.layer_or_file(layer, "rope_factors_short", len)? {
             factors = Some(short);
@@ -253,7 +248,7 @@ impl Resolver<'_> {
     }
 
     /// Claims the divisors `blk.<layer>.<name>.weight`, else `<name>.weight`; there may be more than rotated pairs.
-    fn layer_or_file(&mut self, layer: usize, name: &str, len: usize) -> Result<Option<Vector>, EngineError> {
+    fn layer_or_file(&mut self, layer: usize, name: &str, len: usize) -> Result<Option<Vector>> {
         match self.tensors.padded_vector(&format!("blk.{layer}.{name}.weight"), len)? {
             Some(own) => Ok(Some(own)),
             None => self.tensors.padded_vector(&format!("{name}.weight"), len),

@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use crate::EngineError;
 use crate::exec::weights::{Matrix, Norm, NormFormula, Vector};
+use crate::{EngineError, Result};
 use gguf_core::{Shape, TensorMeta};
 
 /// Tensors by name, with those that the plan has claimed.
@@ -83,7 +83,7 @@ impl<'a> TensorClaims<'a> {
         Some(at)
     }
 
-    fn need(&mut self, name: &str) -> Result<usize, EngineError> {
+    fn need(&mut self, name: &str) -> Result<usize> {
         self.claim(name).ok_or_else(|| EngineError::MissingTensor { tensor: name.to_owned() })
     }
 
@@ -93,7 +93,7 @@ impl<'a> TensorClaims<'a> {
     }
 
     /// Claims a tensor of `len` elements in one row.
-    pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Option<Vector>, EngineError> {
+    pub(crate) fn vector(&mut self, name: &str, len: usize) -> Result<Option<Vector>> {
         let Some(at) = self.claim(name) else { return Ok(None) };
         if width(self.metas[at].shape.n_elems()) != len {
             return Err(self.wrong_shape(at, format!("[{len}]")));
@@ -102,7 +102,7 @@ impl<'a> TensorClaims<'a> {
     }
 
     /// Claims a tensor of at least `len` elements in one row; all of them are returned.
-    pub(crate) fn padded_vector(&mut self, name: &str, len: usize) -> Result<Option<Vector>, EngineError> {
+    pub(crate) fn padded_vector(&mut self, name: &str, len: usize) -> Result<Option<Vector>> {
         let Some(at) = self.claim(name) else { return Ok(None) };
         let found = width(self.metas[at].shape.n_elems());
         if found < len {
@@ -112,12 +112,7 @@ impl<'a> TensorClaims<'a> {
     }
 
     /// Claims the matrix `name.weight` of `[n_rows, n_cols]`, with its bias and scale.
-    pub(crate) fn matrix(
-        &mut self,
-        name: &str,
-        n_rows: usize,
-        n_cols: usize,
-    ) -> Result<Option<Matrix>, EngineError> {
+    pub(crate) fn matrix(&mut self, name: &str, n_rows: usize, n_cols: usize) -> Result<Option<Matrix>> {
         let Some(bare) = self.bare_matrix(name, n_rows, n_cols)? else { return Ok(None) };
         let scale = self.vector(&format!("{name}.scale"), 1)?;
         // A static scale of activations, for runtimes that quantize them.
@@ -126,12 +121,7 @@ impl<'a> TensorClaims<'a> {
     }
 
     /// Claims the matrix `name.weight` of `[n_rows, n_cols]` if `name.scale` is not its scale but a separate tensor.
-    pub(crate) fn bare_matrix(
-        &mut self,
-        name: &str,
-        n_rows: usize,
-        n_cols: usize,
-    ) -> Result<Option<Matrix>, EngineError> {
+    pub(crate) fn bare_matrix(&mut self, name: &str, n_rows: usize, n_cols: usize) -> Result<Option<Matrix>> {
         let Some(at) = self.claim(&format!("{name}.weight")) else { return Ok(None) };
         let shape = &self.metas[at].shape;
         if significant(shape).len() > 2 || width(shape.n_cols()) != n_cols || width(shape.n_rows()) != n_rows
@@ -143,12 +133,7 @@ impl<'a> TensorClaims<'a> {
     }
 
     /// Claims a matrix that is required, as [`TensorClaims::matrix`].
-    pub(crate) fn need_matrix(
-        &mut self,
-        name: &str,
-        n_rows: usize,
-        n_cols: usize,
-    ) -> Result<Matrix, EngineError> {
+    pub(crate) fn need_matrix(&mut self, name: &str, n_rows: usize, n_cols: usize) -> Result<Matrix> {
         self.matrix(name, n_rows, n_cols)?
             .ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
     }
@@ -161,7 +146,7 @@ impl<'a> TensorClaims<'a> {
         n_experts: usize,
         n_rows: usize,
         n_cols: usize,
-    ) -> Result<Vec<Matrix>, EngineError> {
+    ) -> Result<Vec<Matrix>> {
         let plain = self.stack(&format!("{name}.weight"), n_experts, n_rows, n_cols)?;
         let total = n_experts.saturating_mul(n_rows);
         let bias = self.vector(&format!("{name}.bias"), total)?;
@@ -185,7 +170,7 @@ impl<'a> TensorClaims<'a> {
         n: usize,
         n_rows: usize,
         n_cols: usize,
-    ) -> Result<Vec<Matrix>, EngineError> {
+    ) -> Result<Vec<Matrix>> {
         let at = self.need(name)?;
         let expected = [n as u64, n_rows as u64, n_cols as u64];
         if significant(&self.metas[at].shape) != without_ones(&expected) {
@@ -210,7 +195,7 @@ impl<'a> TensorClaims<'a> {
         len: usize,
         formula: NormFormula,
         eps: f32,
-    ) -> Result<Option<Norm>, EngineError> {
+    ) -> Result<Option<Norm>> {
         // Converters write some names without the suffix.
         let weight = match self.vector(&format!("{name}.weight"), len)? {
             Some(weight) => Some(weight),
@@ -228,7 +213,7 @@ impl<'a> TensorClaims<'a> {
         len: usize,
         formula: NormFormula,
         eps: f32,
-    ) -> Result<Norm, EngineError> {
+    ) -> Result<Norm> {
         self.norm(name, len, formula, eps)?
             .ok_or_else(|| EngineError::MissingTensor { tensor: format!("{name}.weight") })
     }

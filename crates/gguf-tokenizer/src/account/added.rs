@@ -12,7 +12,7 @@ use crate::hf_json::AddedToken;
 use crate::hf_vocab::special_texts;
 use crate::modes::SENTINEL;
 use crate::pretokenizer::flatten;
-use crate::{TokenizerError, TokenizerWarning};
+use crate::{Result, TokenizerWarning};
 
 /// Texts of mask tokens: models that generate text or vectors meet none.
 const MASKS: [&str; 2] = ["<mask>", "[MASK]"];
@@ -93,7 +93,7 @@ impl Account<'_> {
     }
 
     /// Reports special tokens of the configuration that `tokenizer.json` has as plain text, or not at all.
-    pub(super) fn missing_from_added(&mut self, directory: &Directory<'_>) -> Result<(), TokenizerError> {
+    pub(super) fn missing_from_added(&mut self, directory: &Directory<'_>) -> Result<()> {
         let added = &self.hf.added_tokens;
         if added.is_empty() {
             return Ok(());

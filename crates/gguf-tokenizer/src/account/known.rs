@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 
 use crate::hf_json::{FILE, HfJson};
 use crate::pretokenizer::flatten;
-use crate::{TokenizerError, TokenizerRequest};
+use crate::{Result, TokenizerError, TokenizerRequest};
 
 /// Member, key of the steps of its sequences, and each type with its members.
 type Row = (&'static str, &'static str, &'static [(&'static str, &'static str)]);
@@ -98,11 +98,7 @@ pub(super) fn other_members<'j>(member: &str, step: &'j Json) -> impl Iterator<I
 }
 
 /// Refuses what the library does not have. A pre-tokenizer that the user names takes the place of the file's steps.
-pub(crate) fn check(
-    hf: &HfJson,
-    request: &TokenizerRequest,
-    path: &std::path::Path,
-) -> Result<(), TokenizerError> {
+pub(crate) fn check(hf: &HfJson, request: &TokenizerRequest, path: &std::path::Path) -> Result<()> {
     let refused = |member: &str, found: &str| {
         let (path, member, found) = (path.to_owned(), member.to_owned(), found.to_owned());
         Err(TokenizerError::UnknownStep { path, member, found })

@@ -11,7 +11,7 @@ use super::steps::shown;
 use crate::files::{CONFIG, Directory};
 use crate::hf_json::{FILE, HfJson};
 use crate::pretokenizer::flatten;
-use crate::{Mode, TokenizerError, TokenizerWarning};
+use crate::{Mode, Result, TokenizerWarning};
 
 /// Flags that BPE models do not have.
 const OTHERS: [&str; 2] = ["unk_id", "max_input_chars_per_word"];
@@ -24,7 +24,7 @@ pub(crate) fn pieces(
     hf: Option<&HfJson>,
     mode: Mode,
     warnings: &mut Vec<TokenizerWarning>,
-) -> Result<Vec<Piece>, TokenizerError> {
+) -> Result<Vec<Piece>> {
     let mut pieces = hf.map(|hf| of_keys(FILE, FILE, &members(hf))).unwrap_or_default();
     pieces.extend(hf.into_iter().flat_map(steps).flat_map(|(name, step)| {
         let others = other_members(name.split('[').next().unwrap_or_default(), step);

@@ -1,5 +1,6 @@
 //! Tokens that `added_tokens_decoder` of the tokenizer's configuration lists with their ids.
 
+use crate::Result;
 use serde_json::Value as Json;
 
 use super::super::TokenizerError;
@@ -17,10 +18,7 @@ pub(super) struct TokenOverride {
 ///
 /// # Errors
 /// An id that is no number or above `max_id`; an entry without a text.
-pub(super) fn decoder_entries(
-    context: &Context<'_>,
-    max_id: u64,
-) -> Result<Vec<TokenOverride>, TokenizerError> {
+pub(super) fn decoder_entries(context: &Context<'_>, max_id: u64) -> Result<Vec<TokenOverride>> {
     const KEY: &str = "added_tokens_decoder";
     let config = context.directory.tree(CONFIG)?;
     let mut entries = Vec::new();

@@ -1,5 +1,6 @@
 //! Byte-level BPE from `tokenizer.json`.
 
+use crate::Result;
 use serde_json::Value as Json;
 
 use super::super::emit::{TokenList, TokenType, check_size, looks_special, n_tokens};
@@ -12,7 +13,7 @@ use super::super::{Mode, TokenizerError, TokenizerWarning, pretokenizer};
 use super::{Attempt, Context, byte_fallback};
 
 /// Writes the keys of a byte-level BPE vocabulary.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let Some(hf) = context.hf else { return Ok(Attempt::Absent(format!("{FILE} is missing"))) };
     if hf.is_byte_fallback() {
         // Text pieces with byte tokens are SentencePiece's, regardless of the mode (Gemma 3 without tokenizer.model).
@@ -65,11 +66,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
 }
 
 /// Returns the tokens by id. Added ones are decoded as the runtime expects, and the remaining rows are padded.
-pub(super) fn list(
-    context: &Context<'_>,
-    hf: &HfJson,
-    vocabulary: &HfVocabulary<'_>,
-) -> Result<TokenList, TokenizerError> {
+pub(super) fn list(context: &Context<'_>, hf: &HfJson, vocabulary: &HfVocabulary<'_>) -> Result<TokenList> {
     let path = context.directory.join(FILE);
     let size = n_tokens(context.request, vocabulary.n_tokens());
     check_size(&path, size)?;
@@ -121,7 +118,7 @@ pub(super) fn list(
 }
 
 /// Returns the decoder of the file, if it has one.
-fn added_decoder(context: &Context<'_>, hf: &HfJson) -> Result<Option<HfDecoder>, TokenizerError> {
+fn added_decoder(context: &Context<'_>, hf: &HfJson) -> Result<Option<HfDecoder>> {
     if hf.decoder.is_null() {
         return Ok(None);
     }
@@ -131,7 +128,7 @@ fn added_decoder(context: &Context<'_>, hf: &HfJson) -> Result<Option<HfDecoder>
 }
 
 /// Returns the merges of the file, else those of `merges.txt`.
-pub(super) fn merges(context: &mut Context<'_>, hf: &HfJson) -> Result<Vec<String>, TokenizerError> {
+pub(super) fn merges(context: &mut Context<'_>, hf: &HfJson) -> Result<Vec<String>> {
     if !hf.model.merges.is_empty() {
         return Ok(hf.model.merges.iter().map(Merge::to_text).collect());
     }

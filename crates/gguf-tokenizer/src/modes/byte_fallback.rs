@@ -5,6 +5,7 @@
 //! first merge makes the runtime merge in the file's order. (The reference writes -1000 for every token, or no scores
 //! at all, and the runtime then merges whatever comes first in the text.)
 
+use crate::Result;
 use std::collections::HashMap;
 
 use serde_json::Value as Json;
@@ -19,7 +20,7 @@ use super::{Attempt, Context};
 const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
 /// Writes the keys for Llama and similar models.
-pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt> {
     let Some(hf) = context.hf else { return Ok(Attempt::Absent(format!("{FILE} is missing"))) };
     if !hf.is_byte_fallback() {
         return Ok(Attempt::Absent(format!("{FILE} is not BPE with byte fallback")));
@@ -50,7 +51,7 @@ pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt, Tokeniz
 }
 
 /// Writes the keys for XVERSE.
-pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt> {
     let Some(hf) = context.hf else { return Ok(Attempt::Absent(format!("{FILE} is missing"))) };
     if matches!(hf.kind(), Some(HfKind::Unigram | HfKind::WordPiece))
         || hf.decoder_kind() == Some("ByteLevel")
@@ -86,7 +87,7 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt, Tokenizer
 }
 
 /// Writes tokens and special tokens, and disables the space prefix if the normalizer adds none.
-fn finish(context: &mut Context<'_>, hf: &HfJson, tokens: TokenList) -> Result<Attempt, TokenizerError> {
+fn finish(context: &mut Context<'_>, hf: &HfJson, tokens: TokenList) -> Result<Attempt> {
     let mut special = context.special(&tokens)?;
     if let Some(id) = spm::chat_end(context, &tokens) {
         special.force("eos", id);
@@ -100,10 +101,7 @@ fn finish(context: &mut Context<'_>, hf: &HfJson, tokens: TokenList) -> Result<A
 }
 
 /// Returns the texts of all tokens by id; every id must have one.
-pub(super) fn dense<'v>(
-    context: &Context<'_>,
-    vocabulary: &'v HfVocabulary<'_>,
-) -> Result<Vec<&'v str>, TokenizerError> {
+pub(super) fn dense<'v>(context: &Context<'_>, vocabulary: &'v HfVocabulary<'_>) -> Result<Vec<&'v str>> {
     let path = || context.directory.join(FILE);
     let size = vocabulary.n_tokens();
     let mut by_id: Vec<Option<&str>> = vec![None; usize::try_from(size).unwrap_or(usize::MAX)];
@@ -154,11 +152,7 @@ struct MergeScores<'a> {
 impl<'a> MergeScores<'a> {
     /// Assigns scores: tokens made by merges get 0, -1, -2, … in the order of their first merge. The model's other text
     /// tokens follow below them in order of their ids, as SentencePiece ranks its characters.
-    fn new(
-        context: &Context<'_>,
-        hf: &HfJson,
-        vocabulary: &HfVocabulary<'a>,
-    ) -> Result<Self, TokenizerError> {
+    fn new(context: &Context<'_>, hf: &HfJson, vocabulary: &HfVocabulary<'a>) -> Result<Self> {
         let mut by_text = HashMap::with_capacity(vocabulary.base.len());
         let mut next = 0u32;
         let mut take = |text: &'a str| {

@@ -1,6 +1,7 @@
 //! SentencePiece vocabularies of the three ChatGLM generations. Special tokens are defined in the tokenizer's Python
 //! file and not in the model file, and the first generation's ids start after those of images.
 
+use crate::Result;
 use serde_json::Value as Json;
 
 use super::super::TokenizerError;
@@ -23,7 +24,7 @@ const IMAGE_TOKENS: u64 = 20_000;
 ///
 /// # Exactness
 /// Equals `set_vocab_chatglm3` of llama.cpp 0.5.0, which supports only ChatGLM 3; ChatGLM 2 lacks the roles.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     const NAME: &str = "tokenizer.model";
     let Some((_, model)) = first_of(&context.directory, &[NAME])? else {
         return Ok(Attempt::Absent(format!("{NAME} is missing")));
@@ -57,7 +58,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
 }
 
 /// Writes the keys of ChatGLM-6B: a unigram model whose pieces follow the slots of image tokens.
-pub(super) fn run_first(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run_first(context: &mut Context<'_>) -> Result<Attempt> {
     const NAMES: [&str; 2] = ["ice_text.model", "tokenizer.model"];
     let Some((name, model)) = first_of(&context.directory, &NAMES)? else {
         return Ok(Attempt::Absent(format!("{} is missing", NAMES.join(" or "))));
@@ -101,7 +102,7 @@ fn set(
     text: &[u8],
     score: f32,
     kind: TokenType,
-) -> Result<(), TokenizerError> {
+) -> Result<()> {
     let size = tokens.len();
     if tokens.set(id, text, score, kind) {
         return Ok(());

@@ -1,11 +1,11 @@
 //! Gemma 4: text pieces that merge by rank, from `tokenizer.json`.
 
-use super::super::TokenizerError;
 use super::super::emit::{TokenList, TokenType, is_byte_token, n_tokens};
 use super::super::hf_json::FILE;
 use super::super::hf_vocab::HfVocabulary;
 use super::spm::{ADDED_SCORE, PAD_SCORE};
 use super::{Attempt, Context, bpe, byte_fallback};
+use crate::Result;
 
 /// Parts of a conversation that must be visible in the model's output.
 const VISIBLE: [&str; 7] = [
@@ -23,7 +23,7 @@ const VISIBLE: [&str; 7] = [
 /// # Exactness
 /// Equals `Gemma4Model.set_vocab` of llama.cpp 0.5.0's converter: no pre-tokenizer is named, and all scores are equal,
 /// since the runtime merges by rank.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let Some(hf) = context.hf else { return Ok(Attempt::Absent(format!("{FILE} is missing"))) };
     if !hf.is_byte_fallback() {
         return Ok(Attempt::Absent(format!("{FILE} is not BPE with byte fallback")));

@@ -1,6 +1,7 @@
 //! Carbon: Qwen's byte-level BPE followed by six-letter words of DNA. The words are defined in the tokenizer's Python
 //! file, which also downloads Qwen's vocabulary.
 
+use crate::Result;
 use serde_json::Value as Json;
 
 use super::super::emit::{MAX_TOKENS, TokenList, TokenType, looks_special, n_tokens};
@@ -26,7 +27,7 @@ const MULTIPLE: u64 = 128;
 /// # Exactness
 /// Equals `_set_vocab_hybriddna` of llama.cpp 0.5.0's converter for HuggingFaceBio/Carbon, if tokenizer.json of
 /// Qwen/Qwen3-4B-Base is next to the checkpoint.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let Some(hf) = context.hf else {
         return Ok(Attempt::Absent(format!(
             "{FILE} is missing: the tokenizer's code takes that of Qwen/Qwen3-4B-Base, which must be in the same directory"

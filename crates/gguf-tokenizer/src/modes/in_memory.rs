@@ -1,5 +1,6 @@
 //! Vocabularies given as tokens in memory: pieces with scores, or byte-level tokens whose merges are rebuilt.
 
+use crate::Result;
 use std::borrow::Cow;
 
 use serde_json::Value as Json;
@@ -32,7 +33,7 @@ const CONTROL: [&str; 15] = [
     "<dBLOCK>",
 ];
 
-pub(super) fn run(context: &mut Context<'_>, given: &GivenVocabulary) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>, given: &GivenVocabulary) -> Result<Attempt> {
     let own = given.tokens.iter().map(|token| token.id + 1).max().unwrap_or(0);
     let size = n_tokens(context.request, own);
     match given.kind {
@@ -43,7 +44,7 @@ pub(super) fn run(context: &mut Context<'_>, given: &GivenVocabulary) -> Result<
     Ok(Attempt::Done)
 }
 
-fn pieces(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Result<(), TokenizerError> {
+fn pieces(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Result<()> {
     let special_ids = special_ids(context)?;
     let mut tokens = TokenList::unused(context.directory.path(), size, Some(PAD_SCORE))?;
     for (index, token) in given.tokens.iter().enumerate() {
@@ -76,7 +77,7 @@ fn pieces(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Resu
     Ok(())
 }
 
-fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Result<(), TokenizerError> {
+fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Result<()> {
     let pre = match (&context.request.pre, &given.pre) {
         (Some(name), _) => pretokenizer::accept(name)?,
         (None, Some(name)) => name.clone(),
@@ -139,7 +140,7 @@ fn byte_level(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> 
     Ok(())
 }
 
-fn word_piece(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Result<(), TokenizerError> {
+fn word_piece(context: &mut Context<'_>, given: &GivenVocabulary, size: u64) -> Result<()> {
     let special_ids = special_ids(context)?;
     let mut tokens = TokenList::unused(context.directory.path(), size, None)?;
     for token in &given.tokens {
@@ -200,7 +201,7 @@ fn append(given: &GivenVocabulary, tokens: &mut TokenList) {
 }
 
 /// Returns ids that the configuration assigns to roles of special tokens.
-fn special_ids(context: &Context<'_>) -> Result<Vec<u64>, TokenizerError> {
+fn special_ids(context: &Context<'_>) -> Result<Vec<u64>> {
     let config = context.directory.tree("config.json")?;
     let mut ids = Vec::new();
     for key in ["bos_token_id", "eos_token_id", "pad_token_id", "gmask_token_id", "mask_token_id"] {

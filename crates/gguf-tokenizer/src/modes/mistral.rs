@@ -1,5 +1,6 @@
 //! Mistral's own files: `tekken.json`, or a SentencePiece model whose name contains its version.
 
+use crate::Result;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -103,7 +104,7 @@ struct MistralVocabulary {
 /// # Exactness
 /// Equals `_set_vocab_mistral` of llama.cpp 0.5.0's converter with mistral-common 1.13, except for the chat templates
 /// that are files of the converter (versions 11 and 13): none is written instead.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let vocabulary = match context.directory.json::<TekkenFile>(TEKKEN)? {
         Some(file) => of_tekken(&context.directory.join(TEKKEN), file)?,
         None => match first_of(&context.directory, &MODELS)? {
@@ -150,10 +151,7 @@ fn write(vocabulary: MistralVocabulary, size_key: String, template: Option<Strin
 
 /// Returns the template: the checkpoint's own if it is in Mistral's format, else llama.cpp's name of the version's
 /// template.
-fn template(
-    context: &mut Context<'_>,
-    vocabulary: &MistralVocabulary,
-) -> Result<Option<String>, TokenizerError> {
+fn template(context: &mut Context<'_>, vocabulary: &MistralVocabulary) -> Result<Option<String>> {
     match &context.request.template {
         Template::None => return Ok(None),
         Template::Given(text) => return Ok(Some(text.clone())),
@@ -179,7 +177,7 @@ fn template(
     Ok(Some(name.to_owned()))
 }
 
-fn of_tekken(path: &Path, file: TekkenFile) -> Result<MistralVocabulary, TokenizerError> {
+fn of_tekken(path: &Path, file: TekkenFile) -> Result<MistralVocabulary> {
     let member = |member, problem| TokenizerError::Member { path: path.to_owned(), member, problem };
     let TekkenConfig { default_vocab_size: size, default_num_special_tokens: n_special, version } =
         file.config;
@@ -218,7 +216,7 @@ fn special_tokens(
     listed: Option<Vec<TekkenSpecial>>,
     version: &str,
     n: u64,
-) -> Result<Vec<String>, TokenizerError> {
+) -> Result<Vec<String>> {
     let mut special: Vec<String> = Vec::new();
     let bad = |at, problem| TokenizerError::TekkenToken {
         path: path.to_owned(),
@@ -263,7 +261,7 @@ struct TekkenRanks {
 }
 
 impl TekkenRanks {
-    fn read(path: &Path, vocab: Vec<TekkenEntry>, n: usize) -> Result<Self, TokenizerError> {
+    fn read(path: &Path, vocab: Vec<TekkenEntry>, n: usize) -> Result<Self> {
         let mut tokens = Vec::with_capacity(n.min(vocab.len()));
         let mut by_bytes = HashMap::with_capacity(n.min(vocab.len()));
         for (at, token) in vocab.into_iter().take(n).enumerate() {
@@ -289,7 +287,7 @@ impl TekkenRanks {
     }
 
     /// Returns all splits of each token into two others, by the token's rank, then by theirs.
-    fn merges(&self, path: &Path) -> Result<Vec<Vec<u8>>, TokenizerError> {
+    fn merges(&self, path: &Path) -> Result<Vec<Vec<u8>>> {
         let mut merges = Vec::new();
         for (at, token) in self.tokens.iter().enumerate().skip(256) {
             let mut pairs: Vec<(usize, usize, usize)> = (1..token.len())
@@ -317,7 +315,7 @@ impl TekkenRanks {
     }
 }
 
-fn of_model(path: &Path, name: &str, model: &ModelProto) -> Result<MistralVocabulary, TokenizerError> {
+fn of_model(path: &Path, name: &str, model: &ModelProto) -> Result<MistralVocabulary> {
     let size = model.pieces.len() as u64;
     check_size(path, size)?;
     let mut tokens = TokenList { scores: Some(Vec::new()), ..TokenList::default() };

@@ -1,5 +1,6 @@
 //! PLaMo 2 and 3: `tokenizer.jsonl`, with one token per line.
 
+use crate::Result;
 use serde_json::Value as Json;
 
 use super::super::TokenizerError;
@@ -27,7 +28,7 @@ const ROLES: [(&str, &str); 5] = [
 /// # Exactness
 /// Equals `_set_vocab_plamo` of llama.cpp 0.5.0's converter, which writes neither chat templates nor ids from
 /// `config.json`, and counts rows without a token from 1.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let name = context.mode.files.first().map_or("tokenizer.jsonl", String::as_str);
     let Some(text) = context.directory.text(name)? else {
         return Ok(Attempt::Absent(format!("{name} is missing")));

@@ -6,6 +6,7 @@ use super::super::emit::{MAX_TOKENS, TokenList, TokenType, n_tokens};
 use super::super::python_literal;
 use super::super::special::SpecialTokens;
 use super::{Attempt, Context};
+use crate::Result;
 use gguf_format::Template;
 
 const FILE: &str = "rwkv_vocab_v20230424.txt";
@@ -21,7 +22,7 @@ const TEMPLATE: &str = "rwkv-world";
 /// # Exactness
 /// Equals `_set_vocab_rwkv_world` of llama.cpp 0.5.0's converter, except for the chat template that is a file of the
 /// converter: its fallback, the name, is written instead.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let name = context.mode.files.first().map_or(FILE, String::as_str);
     let Some(text) = context.directory.text(name)? else {
         return Ok(Attempt::Absent(format!("{name} is missing")));

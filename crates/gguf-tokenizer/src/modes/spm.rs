@@ -1,5 +1,6 @@
 //! SentencePiece models of the BPE kind: `tokenizer.model`.
 
+use crate::Result;
 use std::path::Path;
 
 use serde_json::Value as Json;
@@ -23,7 +24,7 @@ pub(super) const ADDED_SCORE: f32 = -1000.0;
 const CHAT_END: &str = "<|im_end|>";
 
 /// Writes the keys of a SentencePiece vocabulary.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
     let names = if own.is_empty() { vec!["tokenizer.model"] } else { own };
     match first_of(&context.directory, &names)? {
@@ -33,11 +34,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
 }
 
 /// Writes the keys of a model that was read.
-pub(super) fn write(
-    context: &mut Context<'_>,
-    path: &Path,
-    model: &ModelProto,
-) -> Result<(), TokenizerError> {
+pub(super) fn write(context: &mut Context<'_>, path: &Path, model: &ModelProto) -> Result<()> {
     let mode = context.mode.mode;
     let mut tokens = pieces(context, path, model)?;
     let mut chat_end = None;
@@ -89,11 +86,7 @@ pub(super) fn chat_end(context: &Context<'_>, tokens: &TokenList) -> Option<u64>
 }
 
 /// Returns the pieces of the model, padded to the requested size. Pieces beyond it are dropped with a warning.
-pub(super) fn pieces(
-    context: &mut Context<'_>,
-    path: &Path,
-    model: &ModelProto,
-) -> Result<TokenList, TokenizerError> {
+pub(super) fn pieces(context: &mut Context<'_>, path: &Path, model: &ModelProto) -> Result<TokenList> {
     let size = n_tokens(context.request, model.pieces.len() as u64);
     let mut tokens = TokenList::unused(path, size, Some(PAD_SCORE))?;
     let internlm2 = context.mode.mode == Mode::SpmInternlm2;
@@ -137,10 +130,7 @@ pub(super) fn token_type(piece: &Piece) -> TokenType {
 const ADDED_TOKENS: &str = "added_tokens.json";
 
 /// Sets the tokens of `added_tokens.json` at their ids.
-pub(super) fn set_added_tokens(
-    context: &mut Context<'_>,
-    tokens: &mut TokenList,
-) -> Result<(), TokenizerError> {
+pub(super) fn set_added_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<()> {
     let added = context.directory.tree(ADDED_TOKENS)?;
     for (token, id) in added.as_object().into_iter().flatten() {
         let id = id.as_u64().ok_or_else(|| TokenizerError::BadId {
@@ -158,7 +148,7 @@ pub(super) fn set_added_tokens(
 }
 
 /// Appends the tokens of `added_tokens.json` in the order of the file.
-fn append_added_tokens(context: &Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
+fn append_added_tokens(context: &Context<'_>, tokens: &mut TokenList) -> Result<()> {
     let added = context.directory.tree(ADDED_TOKENS)?;
     for (token, _) in added.as_object().into_iter().flatten() {
         tokens.push(token.as_str(), ADDED_SCORE, TokenType::UserDefined);
@@ -167,7 +157,7 @@ fn append_added_tokens(context: &Context<'_>, tokens: &mut TokenList) -> Result<
 }
 
 /// Replaces tokens of the model by those of `added_tokens_decoder`.
-fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
+fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<()> {
     let size = tokens.len();
     for TokenOverride { id, text, special } in decoder_entries(context, u64::MAX)? {
         let written = if special || looks_special(&text) {
@@ -231,7 +221,7 @@ fn files_differ(taken: &'static str, hf: &HfJson, tokens: &TokenList) -> Option<
 
 /// Sets Phi 3's tokens of the configuration and of tokenizer.json: these files define their types, and the texts stay
 /// unchanged.
-fn phi3_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
+fn phi3_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<()> {
     set_added_tokens(context, tokens)?;
     let of_config = decoder_entries(context, u64::MAX)?.into_iter().map(|token| (CONFIG, token));
     let added = context.hf.map_or(&[][..], |hf| hf.added_tokens.as_slice()).iter().map(|token| {
@@ -250,7 +240,7 @@ fn phi3_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), 
 
 /// Sets Arctic's special tokens of the configuration, some of which replace pieces; they get the scores of the model's
 /// own.
-fn arctic_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<(), TokenizerError> {
+fn arctic_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<()> {
     let config = context.directory.tree(CONFIG)?;
     let unknown = config.get("unk_token").and_then(Json::as_str);
     let size = tokens.len();
@@ -269,10 +259,7 @@ fn arctic_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<()
 
 /// Sets InternLM 2's tokens in its own order: appended tokens, then the configuration's, then those of tokenizer.json.
 /// Returns the id of the chat's end token.
-fn internlm2_tokens(
-    context: &mut Context<'_>,
-    tokens: &mut TokenList,
-) -> Result<Option<u64>, TokenizerError> {
+fn internlm2_tokens(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<Option<u64>> {
     append_added_tokens(context, tokens)?;
     let mut overrides = decoder_entries(context, u64::MAX)?;
     for token in context.hf.map_or(&[][..], |hf| hf.added_tokens.as_slice()) {

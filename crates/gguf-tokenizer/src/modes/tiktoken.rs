@@ -1,6 +1,7 @@
 //! Byte-level BPE from a rank file (`qwen.tiktoken`): one token per line, its bytes in base64 and its rank. Merges
 //! follow from the ranks; special tokens are defined in the tokenizer's Python file.
 
+use crate::Result;
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -25,7 +26,7 @@ const NAMES: [&str; 2] = ["qwen.tiktoken", "tokenizer.model"];
 /// # Exactness
 /// Equals `_set_vocab_qwen` of llama.cpp 0.5.0 for Qwen and StableLM, and the equivalents in its classes for Hunyuan
 /// and Kimi.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let code = context.mode.rank_code.map(CodeFacts::of);
     let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
     let names = match (own.is_empty(), code) {
@@ -76,11 +77,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
 }
 
 /// Returns the special tokens of the code, with the names that the configuration gives some of them.
-fn special_tokens(
-    context: &Context<'_>,
-    code: &CodeFacts,
-    n_ranks: u64,
-) -> Result<Vec<(u64, String)>, TokenizerError> {
+fn special_tokens(context: &Context<'_>, code: &CodeFacts, n_ranks: u64) -> Result<Vec<(u64, String)>> {
     let mut added = code.special(n_ranks, context.request.size);
     if code.reads_config {
         for TokenOverride { id, text, .. } in decoder_entries(context, MAX_TOKENS - 1)? {
@@ -99,7 +96,7 @@ fn set_ranks(
     code: &CodeFacts,
     ranks: &TokenRanks,
     tokens: &mut TokenList,
-) -> Result<Vec<Vec<u8>>, TokenizerError> {
+) -> Result<Vec<Vec<u8>>> {
     let mut merges = Vec::with_capacity(ranks.tokens.len());
     for (token, rank) in &ranks.tokens {
         let text = written(token);
@@ -125,11 +122,7 @@ fn set_ranks(
 }
 
 /// Returns the id of the tokenizer's own end token, if it overrides the configuration's.
-fn own_end(
-    context: &Context<'_>,
-    code: &CodeFacts,
-    tokens: &TokenList,
-) -> Result<Option<u32>, TokenizerError> {
+fn own_end(context: &Context<'_>, code: &CodeFacts, tokens: &TokenList) -> Result<Option<u32>> {
     let Some(default) = code.own_end else { return Ok(None) };
     let config = context.directory.tree(CONFIG)?;
     let text = config.get("eos_token").and_then(token_text).unwrap_or(default);
@@ -148,7 +141,7 @@ fn set(
     id: u64,
     text: &str,
     kind: TokenType,
-) -> Result<(), TokenizerError> {
+) -> Result<()> {
     let size = tokens.len();
     if tokens.set(id, text, 0.0, kind) {
         return Ok(());
@@ -164,7 +157,7 @@ struct TokenRanks {
 }
 
 impl TokenRanks {
-    fn read(path: &Path, bytes: &[u8]) -> Result<Self, TokenizerError> {
+    fn read(path: &Path, bytes: &[u8]) -> Result<Self> {
         let mut tokens: Vec<(Vec<u8>, u32)> = Vec::new();
         let mut by_bytes = HashMap::new();
         let mut by_rank: HashMap<u32, usize> = HashMap::new();

@@ -1,5 +1,6 @@
 //! Unigram models of SentencePiece (T5): `tokenizer.model`, `spiece.model`, or the model in `tokenizer.json`.
 
+use crate::Result;
 use serde_json::Value as Json;
 
 use super::super::TokenizerError;
@@ -14,7 +15,7 @@ use super::spm::PAD_SCORE;
 use super::{Attempt, Context, byte_fallback, spm, xlmr};
 
 /// Writes the keys of a unigram vocabulary. A model file of the BPE kind is passed to `spm`.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
     let names = if own.is_empty() { vec!["tokenizer.model", "spiece.model"] } else { own };
     let Some((name, model)) = first_of(&context.directory, &names)? else {
@@ -61,7 +62,7 @@ fn write_prepared(
 }
 
 /// Writes the keys of a `tokenizer.json` of this kind.
-fn run_json(context: &mut Context<'_>, hf: &HfJson) -> Result<Attempt, TokenizerError> {
+fn run_json(context: &mut Context<'_>, hf: &HfJson) -> Result<Attempt> {
     let mut tokens = of_json(context, hf)?;
     tokens.retype(context.request);
     let special = context.special(&tokens)?;
@@ -76,7 +77,7 @@ fn run_json(context: &mut Context<'_>, hf: &HfJson) -> Result<Attempt, Tokenizer
 }
 
 /// Returns the pieces, then the added tokens by their ids, then padding.
-fn of_json(context: &mut Context<'_>, hf: &HfJson) -> Result<TokenList, TokenizerError> {
+fn of_json(context: &mut Context<'_>, hf: &HfJson) -> Result<TokenList> {
     let path = context.directory.join(FILE);
     let pieces = hf.scored_pieces(&path)?;
     let config = context.directory.tree(CONFIG)?;

@@ -1,5 +1,6 @@
 //! BERT's WordPiece, from `tokenizer.json` or `vocab.txt`.
 
+use crate::Result;
 use serde_json::{Map, Value as Json, json};
 
 use super::super::emit::{MAX_TOKENS, TokenList, TokenType};
@@ -20,7 +21,7 @@ const INNER: &[u8] = b"##";
 /// Equals `BertModel.set_vocab` of llama.cpp 0.5.0's converter. That stops if it knows no name for the pre-tokenizer
 /// (for vocabularies other than BERT's own two). Here, the first of the names is written, because the runtime ignores
 /// it.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let of_lines;
     let hf = match context.hf {
         Some(hf) => hf,
@@ -86,7 +87,7 @@ pub(super) fn respell(tokens: &mut TokenList) {
 }
 
 /// Reads `vocab.txt` with the settings of its tokenizer's class, in the form of a `tokenizer.json`.
-fn read_lines(directory: &Directory<'_>) -> Result<Option<HfJson>, TokenizerError> {
+fn read_lines(directory: &Directory<'_>) -> Result<Option<HfJson>> {
     let Some(text) = directory.text(VOCAB)? else { return Ok(None) };
     let bad = |line, problem| TokenizerError::Line { path: directory.join(VOCAB), line, problem };
     let mut ids: Vec<(String, u64)> = Vec::new();

@@ -1,5 +1,6 @@
 //! XLM-RoBERTa's unigram vocabulary: a SentencePiece model in fairseq's order, or `tokenizer.json`.
 
+use crate::Result;
 use serde_json::Value as Json;
 
 use super::super::TokenizerError;
@@ -32,7 +33,7 @@ const NOMIC_MASK: (&str, u64) = ("nomic-bert-moe", 250_001);
 /// Equals `_xlmroberta_set_vocab` of llama.cpp 0.5.0's converter. For a `tokenizer.json`, this derives
 /// `add_space_prefix` and `remove_extra_whitespaces` from `add_prefix_space` and `clean_up_tokenization_spaces` of the
 /// configuration (false if missing), which have other meanings.
-pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> {
+pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let own: Vec<&str> = context.mode.files.iter().map(String::as_str).collect();
     let names = if own.is_empty() { vec!["sentencepiece.bpe.model"] } else { own };
     let (mut tokens, preparation) = match (first_of(&context.directory, &names)?, context.hf) {
@@ -60,11 +61,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt, TokenizerError> 
 
 /// Returns the tokens of a model file, with fairseq's in front. The list would be one longer, so its last row is
 /// dropped.
-fn of_model(
-    context: &Context<'_>,
-    name: &str,
-    model: &ModelProto,
-) -> Result<(TokenList, Preparation), TokenizerError> {
+fn of_model(context: &Context<'_>, name: &str, model: &ModelProto) -> Result<(TokenList, Preparation)> {
     let path = context.directory.join(name);
     if model.model_type() != UNIGRAM {
         let found = model.model_type();
@@ -97,7 +94,7 @@ fn of_model(
     Ok((list, Preparation::of(model)))
 }
 
-fn of_json(context: &Context<'_>, hf: &HfJson) -> Result<(TokenList, Preparation), TokenizerError> {
+fn of_json(context: &Context<'_>, hf: &HfJson) -> Result<(TokenList, Preparation)> {
     let path = context.directory.join(FILE);
     let pieces = hf.scored_pieces(&path)?;
     let config = context.directory.tree(CONFIG)?;
@@ -129,7 +126,7 @@ fn of_json(context: &Context<'_>, hf: &HfJson) -> Result<(TokenList, Preparation
 }
 
 /// Returns the character map of a `tokenizer.json`; empty if it has none.
-pub(super) fn charsmap(context: &Context<'_>, hf: &HfJson) -> Result<Vec<u8>, TokenizerError> {
+pub(super) fn charsmap(context: &Context<'_>, hf: &HfJson) -> Result<Vec<u8>> {
     let path = context.directory.join(FILE);
     let Some(text) = charsmap_text(&hf.normalizer).filter(|text| !text.is_empty()) else {
         return Ok(Vec::new());

@@ -1,5 +1,6 @@
 //! Builder of `tokenizer.json` for a byte-level BPE vocabulary.
 
+use crate::Result;
 use serde_json::{Map, Value as Json, json};
 
 use super::super::emit::TokenType;
@@ -12,10 +13,7 @@ use super::{AddedByDefault, added_tokens, post_processor};
 ///
 /// The model's own vocabulary ends with its last text token; the rest are added tokens, as in released files. Added
 /// tokens before that end are in both tables, which preserves all ids.
-pub(super) fn tokenizer(
-    vocabulary: &GgufVocabulary,
-    config: &mut Map<String, Json>,
-) -> Result<Json, TokenizerError> {
+pub(super) fn tokenizer(vocabulary: &GgufVocabulary, config: &mut Map<String, Json>) -> Result<Json> {
     let table = PreTable::get();
     let name = vocabulary.pre.as_deref().unwrap_or("default");
     let unknown = || TokenizerError::NoInversePre { found: name.to_owned() };

@@ -1,5 +1,6 @@
 //! Vocabulary from the keys of a GGUF file, checked.
 
+use crate::Result;
 use std::collections::HashMap;
 
 use gguf_format::{Array, Metadata, Value};
@@ -34,7 +35,7 @@ const TEMPLATE: &str = "tokenizer.chat_template";
 
 impl GgufVocabulary {
     /// Reads the keys; `None` if the file has no vocabulary.
-    pub(super) fn read(metadata: &Metadata) -> Result<Option<Self>, TokenizerError> {
+    pub(super) fn read(metadata: &Metadata) -> Result<Option<Self>> {
         let model = match metadata.get("tokenizer.ggml.model") {
             None => return Ok(None),
             Some(value) => text("tokenizer.ggml.model", value)?,
@@ -153,12 +154,12 @@ fn token_type(number: i32) -> TokenType {
     }
 }
 
-fn text(key: &str, value: &Value) -> Result<String, TokenizerError> {
+fn text(key: &str, value: &Value) -> Result<String> {
     let wrong = || TokenizerError::GgufKey { key: key.to_owned(), expected: "text in UTF-8" };
     value.as_str().map(str::to_owned).ok_or_else(wrong)
 }
 
-fn strings(metadata: &Metadata, key: &'static str) -> Result<Option<Vec<String>>, TokenizerError> {
+fn strings(metadata: &Metadata, key: &'static str) -> Result<Option<Vec<String>>> {
     let items = match metadata.get(key) {
         None => return Ok(None),
         Some(Value::Array(Array::String(items))) => items,

@@ -2,7 +2,7 @@
 
 use serde_json::Value as Json;
 
-use crate::TokenizerError;
+use crate::Result;
 use crate::encode::Vocab;
 use crate::files::{CONFIG, Directory};
 use crate::hf_json::HfJson;
@@ -49,7 +49,7 @@ pub(super) enum Rejection {
 
 impl RoleFiles {
     /// Reads the files. A malformed one counts as absent: its actual users report the error.
-    pub(super) fn read(directory: &Directory<'_>) -> Result<Self, TokenizerError> {
+    pub(super) fn read(directory: &Directory<'_>) -> Result<Self> {
         let tokenizer = directory.lenient_tree(CONFIG)?;
         // A configuration that lists its added tokens is complete.
         let has_decoder = tokenizer.get("added_tokens_decoder").is_some();

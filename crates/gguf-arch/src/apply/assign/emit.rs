@@ -1,6 +1,7 @@
 //! From one emission of an entry to tensors of the file: names, shapes, operations with evaluated parameters.
 
 use super::{Assigner, Emission, EmissionKey, MAX_RANK, experts};
+use crate::Result;
 use crate::error::ArchError;
 use crate::language::eval::error::EvalError;
 use crate::language::names::{self, Captures, Pattern, Placeholder};
@@ -22,11 +23,7 @@ struct Joined {
 
 impl Assigner<'_> {
     /// Returns the tensors of an emission, for every repeated block and under every name.
-    pub(super) fn emission_outputs(
-        &self,
-        key: &EmissionKey,
-        emission: &Emission,
-    ) -> Result<Vec<OutputSpec>, ArchError> {
+    pub(super) fn emission_outputs(&self, key: &EmissionKey, emission: &Emission) -> Result<Vec<OutputSpec>> {
         let entry = &self.card.entries[key.entry];
         let first_bid = match &entry.bid {
             Some(bid) => Some(self.count(entry.name(), bid, key.captures)?),
@@ -75,7 +72,7 @@ impl Assigner<'_> {
         key: &EmissionKey,
         emission: &Emission,
         names: &[String],
-    ) -> Result<Vec<OutputSpec>, ArchError> {
+    ) -> Result<Vec<OutputSpec>> {
         let captures = key.captures;
         let first_target = names.first().map_or("", String::as_str);
         self.check_parts(entry, key, emission, first_target)?;
@@ -126,7 +123,7 @@ impl Assigner<'_> {
         captures: Captures,
         emission: &Emission,
         target: &str,
-    ) -> Result<Joined, ArchError> {
+    ) -> Result<Joined> {
         let mut sources = Vec::with_capacity(emission.parts.len());
         let mut joined: Option<Vec<u64>> = None;
         let mut joined_len = 0u64;
@@ -178,7 +175,7 @@ impl Assigner<'_> {
     }
 
     /// Returns the generated tensors that precede a weight.
-    pub(super) fn fills_before(&self, weight: usize) -> Result<Vec<OutputSpec>, ArchError> {
+    pub(super) fn fills_before(&self, weight: usize) -> Result<Vec<OutputSpec>> {
         let mut outputs = Vec::new();
         for generate in &self.card.generate {
             let GenerateKind::Fill(Fill { before: Some(before), .. }) = &generate.kind else { continue };
@@ -197,7 +194,7 @@ impl Assigner<'_> {
         key: &EmissionKey,
         emission: &Emission,
         target: &str,
-    ) -> Result<(), ArchError> {
+    ) -> Result<()> {
         let found = emission.parts.len() as u64;
         let last = emission.parts.keys().next_back().copied().unwrap_or(0);
         let by = match entry.join {
@@ -229,7 +226,7 @@ impl Assigner<'_> {
         captures: Captures,
         dims: &mut Vec<u64>,
         meta: &WeightMeta,
-    ) -> Result<Vec<OpStep>, ArchError> {
+    ) -> Result<Vec<OpStep>> {
         specs.iter().map(|spec| self.step(spec, captures, dims, 0, meta)).collect()
     }
 
@@ -240,7 +237,7 @@ impl Assigner<'_> {
         dims: &mut Vec<u64>,
         result: usize,
         meta: &WeightMeta,
-    ) -> Result<OpStep, ArchError> {
+    ) -> Result<OpStep> {
         let failed = |source, dims: &[u64]| ArchError::Op {
             tensor: meta.name.clone(),
             shape: show(dims),
@@ -258,7 +255,7 @@ impl Assigner<'_> {
 }
 
 /// Accepts plain floats and integers; quantized and packed elements must be decoded first.
-fn check_element_type(meta: &WeightMeta) -> Result<(), ArchError> {
+fn check_element_type(meta: &WeightMeta) -> Result<()> {
     use ElementType::{Bf16, Bool, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     match meta.ty {
         F64 | F32 | F16 | Bf16 | I64 | I32 | I16 | I8 | U64 | U32 | U16 | U8 | Bool => Ok(()),
@@ -266,7 +263,7 @@ fn check_element_type(meta: &WeightMeta) -> Result<(), ArchError> {
     }
 }
 
-fn storable(name: &str, dims: Vec<u64>) -> Result<Shape, ArchError> {
+fn storable(name: &str, dims: Vec<u64>) -> Result<Shape> {
     let fits = !dims.is_empty() && dims.len() <= MAX_RANK && !dims.contains(&0);
     let text = show(&dims);
     Shape::new(dims).filter(|_| fits).ok_or_else(|| ArchError::Shape { target: name.to_owned(), shape: text })

@@ -1,10 +1,10 @@
 //! Models that store one matrix for embedding and head: under the head's name only, or for a runtime that reads two.
 
+use crate::Result;
 use std::collections::BTreeMap;
 
 use crate::apply::assign::{Assigner, Emission, EmissionKey};
 use crate::apply::tied::{EMBEDDING, HEAD, USUAL_HEAD, is_named};
-use crate::error::ArchError;
 use crate::judge::needs;
 use crate::language::names::{self, Captures, SUFFIXES};
 use crate::read::schema::{CardKind, TensorEntry};
@@ -12,7 +12,7 @@ use crate::read::schema::{CardKind, TensorEntry};
 impl Assigner<'_> {
     /// Returns the head that is stored in place of the embedding, and the embedding's name. Of two names that share
     /// their data only one is saved, and transformers accepts either for both.
-    pub(super) fn tied_head(&self) -> Result<Option<(usize, String)>, ArchError> {
+    pub(super) fn tied_head(&self) -> Result<Option<(usize, String)>> {
         let is_needed = self.card.outputs.iter().any(|output| is_named(output.text(), EMBEDDING));
         if self.is_part || !self.heads.expects_model() || !is_needed || self.is_untied {
             return Ok(None);
@@ -35,7 +35,7 @@ impl Assigner<'_> {
     }
 
     /// Adds the head of a model that stores one matrix for embedding and head, where llama.cpp's loader requires a head.
-    pub(super) fn add_required_head(&mut self) -> Result<(), ArchError> {
+    pub(super) fn add_required_head(&mut self) -> Result<()> {
         let is_text = self.card.kind == CardKind::Text && !self.is_part && self.heads.expects_model();
         if !is_text || self.is_untied || !needs::requires(&self.card.gguf, "output.weight") {
             return Ok(());
@@ -64,7 +64,7 @@ impl Assigner<'_> {
     }
 
     /// Returns the weights that are named like the model's output head.
-    pub(super) fn stored_heads(&self) -> Result<Vec<usize>, ArchError> {
+    pub(super) fn stored_heads(&self) -> Result<Vec<usize>> {
         Ok(self.heads_of(&self.rewritten()?))
     }
 
@@ -77,7 +77,7 @@ impl Assigner<'_> {
     }
 
     /// Returns the names of all weights after rewriting.
-    fn rewritten(&self) -> Result<Vec<String>, ArchError> {
+    fn rewritten(&self) -> Result<Vec<String>> {
         let names = self.weights.iter().map(|weight| names::shared_rewrite(&weight.name));
         names.map(|name| self.matcher.rewritten(name)).collect()
     }

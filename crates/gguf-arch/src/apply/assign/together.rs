@@ -1,6 +1,7 @@
 //! Tensors that a model has only together: those of a block that are stored all or not at all, for every card, and those
 //! that a card requires by a condition.
 
+use crate::Result;
 use std::collections::{BTreeSet, HashSet};
 
 use super::Assigner;
@@ -19,7 +20,7 @@ impl Assigner<'_> {
         required: &Required,
         captures: Captures,
         present: &HashSet<&str>,
-    ) -> Result<bool, ArchError> {
+    ) -> Result<bool> {
         let with = required.with.as_ref().and_then(|with| with.render(captures));
         let has_its = with.is_none_or(|with| present.contains(with.as_str()));
         Ok(has_its && self.holds(required.target.text(), required.when.as_ref(), captures)?)
@@ -27,7 +28,7 @@ impl Assigner<'_> {
 
     /// Checks that blocks have all or none of the tensors that go together. Towers are judged by their cards alone: keys of
     /// Whisper have no bias.
-    pub(super) fn check_together(&self, present: &HashSet<&str>) -> Result<(), ArchError> {
+    pub(super) fn check_together(&self, present: &HashSet<&str>) -> Result<()> {
         if self.card.kind != CardKind::Text {
             return Ok(());
         }

@@ -1,7 +1,7 @@
 //! Checks that a tower is complete. Errors use the names that the checkpoint would have.
 
 use super::{Assigner, MAX_MISSING};
-use crate::error::ArchError;
+use crate::Result;
 use crate::error::missing_input::MissingInput;
 use crate::language::expr::Expr;
 use crate::language::names::{self, Captures, Pattern, Placeholder, SUFFIXES};
@@ -11,12 +11,12 @@ use crate::registry::towers::{self, TowerFile, WEIGHT};
 
 impl Assigner<'_> {
     /// Checks that the checkpoint has the complete tower.
-    pub(super) fn check_tower(&self, outputs: &[OutputSpec]) -> Result<(), ArchError> {
+    pub(super) fn check_tower(&self, outputs: &[OutputSpec]) -> Result<()> {
         if outputs.is_empty() || !self.has_parts() {
             let nearest = self.card.parts.first().and_then(|part| self.nearest_other(part));
             return Err(MissingInput::NoTower { parts: self.card.parts.clone(), nearest }.into());
         }
-        let blocks = |name: &str, domain| -> Result<Option<u64>, ArchError> {
+        let blocks = |name: &str, domain| -> Result<Option<u64>> {
             let has = self.card.lets.get(name);
             if has.is_some() && !self.holds(name, has, Captures::default())? {
                 return Ok(None);
@@ -28,7 +28,7 @@ impl Assigner<'_> {
             vision: blocks("has_vision", Domain::Blocks)?,
             audio: blocks("has_audio", Domain::AudioBlocks)?,
         };
-        let holds = |at: &str, when: Option<&Expr>, captures: Captures| -> Result<Option<bool>, ArchError> {
+        let holds = |at: &str, when: Option<&Expr>, captures: Captures| -> Result<Option<bool>> {
             self.holds(at, when, captures).map(Some)
         };
         let mut missing = towers::missing(self.card, &file, &holds)?;
@@ -57,7 +57,7 @@ impl Assigner<'_> {
     }
 
     /// Returns, for each entry with a number of parts, the first part that no entry yields.
-    fn missing_parts(&self, file: &TowerFile<'_>) -> Result<Vec<String>, ArchError> {
+    fn missing_parts(&self, file: &TowerFile<'_>) -> Result<Vec<String>> {
         let mut missing = Vec::new();
         for entry in &self.card.entries {
             let (Some(n), None, Some(pattern)) = (&entry.n, entry.join, entry.patterns.first()) else {

@@ -1,5 +1,6 @@
 //! Values that a runtime uses regardless of the configuration.
 
+use crate::Result;
 use serde_json::Value as Json;
 
 use crate::attributes::AttributeDefault;
@@ -27,7 +28,7 @@ pub(super) struct Assumption {
 
 impl CarriedCheck<'_, '_> {
     /// Returns the assumptions of the card, then those of its graph.
-    pub(super) fn assumptions(&self) -> Result<Vec<Assumption>, ArchError> {
+    pub(super) fn assumptions(&self) -> Result<Vec<Assumption>> {
         let mut all = Vec::new();
         for (name, values) in &self.card.assumes {
             let at = || format!("[assumes] `{name}`");

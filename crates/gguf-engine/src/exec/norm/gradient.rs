@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::context::Context;
 use crate::exec::gradient::Gradients;
 use crate::exec::weights::{LoadedNorm, Norm, NormFormula};
@@ -56,7 +56,7 @@ impl Context<'_> {
         x: &[f32],
         d: &mut [f32],
         n_cols: usize,
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let loaded = self.weights.norm(norm)?;
         let none = NormSums { weight: vec![0.0; n_cols], bias: vec![0.0; n_cols] };
         let len = ROWS_PER_TASK * n_cols;

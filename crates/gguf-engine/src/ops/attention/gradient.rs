@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::{ChunkBatch, TokenPlace};
 use crate::exec::context::Context;
 use crate::exec::decode::transpose;
@@ -57,7 +57,7 @@ impl Attention {
         batch: &ChunkBatch,
         (x, dy): (&[f32], &[f32]),
         dx: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let n = batch.n_tokens();
         let [mut q, mut k, mut v] = [&self.q, &self.k, &self.v].map(|matrix| cx.take(n * matrix.n_rows));
         let products = [(&self.q, &mut q), (&self.k, &mut k), (&self.v, &mut v)];
@@ -133,7 +133,7 @@ impl ScoresGradient<'_> {
         x: Projected<'_>,
         d_out: &[f32],
         out: ProjectedGradient<'_>,
-    ) -> Result<Vec<f32>, EngineError> {
+    ) -> Result<Vec<f32>> {
         let ScoreParams { n_heads, n_kv_heads, dk, dv, mask, .. } = self.a;
         let grid = |data, n: usize, width: usize| {
             TileGrid::new(data, n * width, cuts.to_vec(), (0..=n).map(|head| head * width).collect())

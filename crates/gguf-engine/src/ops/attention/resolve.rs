@@ -1,6 +1,5 @@
 //! Resolution of softmax attention: heads, projections, norms and scale.
 
-use crate::EngineError;
 use crate::exec::mask::Mask;
 use crate::exec::weights::{Matrix, Norm, NormFormula};
 use crate::ops::Mixer;
@@ -11,6 +10,7 @@ use crate::ops::switched::SwitchedAttention;
 use crate::resolve::features::PositionRule;
 use crate::resolve::resolver::Resolver;
 use crate::resolve::rope::is_large;
+use crate::{EngineError, Result};
 use gguf_arch::graph::{AttnScale, QkNorm};
 
 /// Numbers and widths of a layer's heads, and the rows and columns of their projections.
@@ -39,7 +39,7 @@ struct HeadNorms {
 }
 
 /// Resolves attention: no mixer in layers without query heads, one matrix in layers without key-value heads.
-pub(crate) fn mixer(b: &mut Resolver<'_>, layer: usize) -> Result<Mixer, EngineError> {
+pub(crate) fn mixer(b: &mut Resolver<'_>, layer: usize) -> Result<Mixer> {
     let n_heads = b
         .keys
         .layer_count("attention.head_count", layer)?
@@ -58,11 +58,7 @@ pub(crate) fn mixer(b: &mut Resolver<'_>, layer: usize) -> Result<Mixer, EngineE
 
 impl Attention {
     /// Resolves the attention of a layer with these heads.
-    pub(crate) fn resolve(
-        b: &mut Resolver<'_>,
-        layer: usize,
-        heads: HeadShape,
-    ) -> Result<Attention, EngineError> {
+    pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize, heads: HeadShape) -> Result<Attention> {
         let HeadShape { n_heads, n_kv_heads, dk, dv, .. } = heads;
         b.limit_to_indexed(layer)?;
         let mask = b.mask(layer)?;
@@ -114,7 +110,7 @@ pub(crate) fn head_shape(
     n_heads: usize,
     n_kv_heads: usize,
     mask: Mask,
-) -> Result<HeadShape, EngineError> {
+) -> Result<HeadShape> {
     if !n_heads.is_multiple_of(n_kv_heads) {
         let found = format!("{n_heads} and {n_kv_heads}");
         return Err(b.keys.unknown("attention.head_count", "a multiple of head_count_kv", &found));
@@ -145,12 +141,7 @@ pub(crate) fn head_shape(
     Ok(HeadShape { n_heads, n_kv_heads, dk, dv, q_rows, k_rows, v_rows, out_cols })
 }
 
-fn projections(
-    b: &mut Resolver<'_>,
-    layer: usize,
-    heads: HeadShape,
-    kv: KvSource,
-) -> Result<Projections, EngineError> {
+fn projections(b: &mut Resolver<'_>, layer: usize, heads: HeadShape, kv: KvSource) -> Result<Projections> {
     let at = |name: &str| format!("blk.{layer}.{name}");
     let n_embd = b.n_embd;
     let HeadShape { q_rows, k_rows, v_rows, out_cols, .. } = heads;
@@ -197,12 +188,7 @@ fn projections(
     Ok(Projections { q, k, v, out })
 }
 
-fn qk_norms(
-    b: &mut Resolver<'_>,
-    layer: usize,
-    heads: HeadShape,
-    rope: Option<usize>,
-) -> Result<HeadNorms, EngineError> {
+fn qk_norms(b: &mut Resolver<'_>, layer: usize, heads: HeadShape, rope: Option<usize>) -> Result<HeadNorms> {
     match b.features.attention.qk_norm {
         QkNorm::FreeAfterRope => {
             let norm = Norm { formula: NormFormula::Rms, weight: None, bias: None, eps: b.eps };
@@ -237,7 +223,7 @@ impl HeadNorm {
         name: &str,
         n_heads: usize,
         dk: usize,
-    ) -> Result<Option<HeadNorm>, EngineError> {
+    ) -> Result<Option<HeadNorm>> {
         let weight = format!("{name}.weight");
         let Some(shape) = b.tensors.shape(&weight) else { return Ok(None) };
         let dims = shape.dims();
@@ -255,11 +241,7 @@ impl HeadNorm {
 }
 
 /// Returns the factor of the scores: the key `attention.scale`, else the card's rule.
-pub(crate) fn attention_scale(
-    b: &Resolver<'_>,
-    heads: HeadShape,
-    rope: Option<usize>,
-) -> Result<f64, EngineError> {
+pub(crate) fn attention_scale(b: &Resolver<'_>, heads: HeadShape, rope: Option<usize>) -> Result<f64> {
     if let Some(scale) = b.keys.number("attention.scale")?.filter(|&s| s > 0.0) {
         return Ok(scale);
     }
@@ -287,7 +269,7 @@ pub(crate) fn attention_scale(
 
 impl Temperature {
     /// Resolves the factor of queries by position: by the card's rule, else by the file's keys.
-    pub(crate) fn resolve(b: &Resolver<'_>, rope: Option<usize>) -> Result<Option<Temperature>, EngineError> {
+    pub(crate) fn resolve(b: &Resolver<'_>, rope: Option<usize>) -> Result<Option<Temperature>> {
         if let Some(rule) = b.features.attention.temperature {
             let growth = b.keys.number("attention.temperature_scale")?.unwrap_or(rule.growth);
             let length = b.keys.count("attention.temperature_length")?.unwrap_or(rule.length as usize);
@@ -309,7 +291,7 @@ impl Temperature {
 const MAX_ALIBI_BIAS: f64 = 8.0;
 
 /// Returns the slopes of ALiBi, if the model has it.
-pub(crate) fn alibi(b: &Resolver<'_>, n_heads: usize) -> Result<Option<Vec<f32>>, EngineError> {
+pub(crate) fn alibi(b: &Resolver<'_>, n_heads: usize) -> Result<Option<Vec<f32>>> {
     let bias = match b.built.positions {
         PositionRule::Alibi => b.keys.nonzero("attention.max_alibi_bias")?.unwrap_or(MAX_ALIBI_BIAS),
         PositionRule::AlibiKey => match b.keys.nonzero("attention.max_alibi_bias")? {
@@ -347,7 +329,7 @@ pub(crate) fn alibi_slopes(n_heads: usize, max_bias: f64) -> Vec<f32> {
 impl KvSource {
     /// Resolves the source of a layer's keys and values. The last layers of some models use those of the last earlier
     /// layer with the same mask.
-    pub(crate) fn resolve(b: &Resolver<'_>, layer: usize, mask: Mask) -> Result<KvSource, EngineError> {
+    pub(crate) fn resolve(b: &Resolver<'_>, layer: usize, mask: Mask) -> Result<KvSource> {
         if !b.features.attention.kv_share {
             return Ok(KvSource::Own);
         }

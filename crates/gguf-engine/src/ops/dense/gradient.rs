@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::activation::Activation;
 use crate::exec::context::Context;
 use crate::exec::gradient::Gradients;
@@ -29,7 +29,7 @@ impl Dense {
         x: &[f32],
         dy: &[f32],
         dx: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let (n_tokens, level) = (dy.len() / self.down.n_rows.max(1), cx.weights.level);
         let len = n_tokens * self.up.n_rows;
         let (mut up, mut inner, mut d_inner) = (cx.take(len), cx.take(len), cx.zeros(len));

@@ -1,10 +1,10 @@
 //! Gradient of a feed-forward network.
 
-use crate::EngineError;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::context::Context;
 use crate::exec::gradient::Gradients;
 use crate::ops::ffn::Ffn;
+use crate::{EngineError, Result};
 
 impl Ffn {
     /// Returns a part that has no gradient, if there is one.
@@ -27,7 +27,7 @@ impl Ffn {
         batch: &ChunkBatch,
         (x, dy): (&[f32], &[f32]),
         dx: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         match (self, self.without_gradient()) {
             (Self::Dense(dense), None) => dense.gradient(cx, to, x, dy, dx),
             (Self::Moe(moe), None) => moe.gradient(cx, to, batch, (x, dy), dx),

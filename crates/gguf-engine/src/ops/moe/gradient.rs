@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use crate::EngineError;
+use crate::Result;
 use crate::exec::batch::ChunkBatch;
 use crate::exec::buffers::Buffer;
 use crate::exec::context::Context;
@@ -40,7 +40,7 @@ impl Moe {
         batch: &ChunkBatch,
         (x, dy): (&[f32], &[f32]),
         dx: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let (n_tokens, n_experts) = (batch.n_tokens(), self.experts.len());
         let inputs = FfnInputs { input: x, stream: &[], entry: &[] };
         let mut own = cx.take(dy.len());
@@ -77,7 +77,7 @@ impl Moe {
         to: &mut dyn Gradients,
         (x, dy): (&[f32], &[f32]),
         dx: &mut [f32],
-    ) -> Result<(), EngineError> {
+    ) -> Result<()> {
         let Some(gate) = &self.shared_gate else { return shared.gradient(cx, to, x, dy, dx) };
         let (n_embd, level) = (gate.n_cols, cx.weights.level);
         let n_tokens = dy.len() / n_embd.max(1);
@@ -107,7 +107,7 @@ impl Moe {
         to: &mut dyn Gradients,
         (x, dy): (&[f32], &[f32]),
         dx: &mut [f32],
-    ) -> Result<Vec<f32>, EngineError> {
+    ) -> Result<Vec<f32>> {
         let (n_embd, level) = (expert.up.n_cols, cx.weights.level);
         let row =
             |choice: &ExpertChoice| choice.token as usize * n_embd..(choice.token as usize + 1) * n_embd;
