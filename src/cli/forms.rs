@@ -2,7 +2,6 @@
 
 use std::ffi::OsString;
 use std::path::Path;
-use std::sync::LazyLock;
 
 use clap::Command;
 use regex::Regex;
@@ -32,18 +31,18 @@ const FORMS: [(&str, &str); 8] = [
     ),
 ];
 
-static COMPILED: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
-    let names: Vec<String> = FileType::all()
-        .flat_map(|file_type| [Some(file_type.name()), file_type.alias()])
-        .flatten()
-        .map(regex::escape)
-        .collect();
-    let types = format!("(?i:{})", names.join("|"));
-    let compiled = FORMS
-        .iter()
-        .filter_map(|(form, offer)| Some((Regex::new(&form.replace("TYPE", &types)).ok()?, *offer)));
-    compiled.collect()
-});
+/// Expression of a form for this command line: only the file types that occur in it are read as one, since an expression of
+/// all of them takes as long as all the rest of a refusal.
+fn expression(form: &str, line: &str) -> Option<Regex> {
+    let line = line.to_lowercase();
+    let names = FileType::all().flat_map(|file_type| [Some(file_type.name()), file_type.alias()]).flatten();
+    let names: Vec<String> =
+        names.filter(|name| line.contains(&name.to_lowercase())).map(regex::escape).collect();
+    if names.is_empty() && form.contains("TYPE") {
+        return None;
+    }
+    Regex::new(&form.replace("TYPE", &format!("(?i:{})", names.join("|")))).ok()
+}
 
 /// Returns what a refused command line probably means, as a hint. `arguments` begins with the name of the program.
 pub(super) fn offer(program: &Command, arguments: &[OsString]) -> Option<String> {
@@ -61,17 +60,19 @@ pub(super) fn offer(program: &Command, arguments: &[OsString]) -> Option<String>
     // A command takes its own list of types.
     let is_list = |offer: &str| offer.contains("--types $");
     let has_command = words.get(1).is_some_and(|word| *word != "hf2gguf" && is_command(program, word));
-    let fits = |(form, offer): &&(Regex, &str)| form.is_match(&line) && !(has_command && is_list(offer));
-    let (form, offer) = COMPILED.iter().find(fits)?;
+    let (form, offer) = FORMS.iter().find_map(|(form, offer)| {
+        let form = expression(form, &line)?;
+        (form.is_match(&line) && !(has_command && is_list(offer))).then_some((form, *offer))
+    })?;
     if let Some(advice) = offer.strip_prefix(':') {
         let mut text = String::new();
         form.captures(&line)?.expand(advice, &mut text);
         return Some(text);
     }
-    let mut meant = form.replace(&line, *offer).into_owned();
+    let mut meant = form.replace(&line, offer).into_owned();
     // A form that keeps the beginning of the line may occur again in its rest.
     while offer.starts_with('$') && form.is_match(&meant) {
-        meant = form.replace(&meant, *offer).into_owned();
+        meant = form.replace(&meant, offer).into_owned();
     }
     quoted(&meant)
 }
@@ -117,7 +118,10 @@ mod tests {
 
     #[test]
     fn what_people_type_is_offered_as_it_is_meant() {
-        assert_eq!(COMPILED.len(), FORMS.len(), "an expression is not valid");
+        assert!(
+            FORMS.iter().all(|(form, _)| expression(form, "q4_0").is_some()),
+            "an expression is not valid"
+        );
         let cases = [
             ("gguf-quantize q4_k_m in.gguf out.gguf", "gguf-quantize in.gguf out.gguf q4_k_m"),
             ("gguf-quantize Q8_0 in.gguf", "gguf-quantize in.gguf Q8_0"),

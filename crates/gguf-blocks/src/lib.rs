@@ -60,6 +60,7 @@ mod codebook;
 mod codec;
 mod elements;
 mod error;
+mod finite;
 mod float;
 mod fp4;
 mod grid_lanes;
@@ -110,6 +111,7 @@ use gguf_testkit::noise;
 
 pub use elements::{NotANumber, decode_elements};
 pub use error::{BlockError, BlockFlaw, QuantError};
+pub use finite::{first_non_finite, first_non_finite_bits, first_unfit};
 pub use importance::has_lost_groups;
 pub use magnitude::{Extent, SmallRow, SmallRows, are_ordinary_rows, check_rows, is_ordinary_importance};
 
@@ -265,19 +267,6 @@ pub fn validate_blocks(ty: GgmlType, bytes: &[u8]) -> Result<(), BlockError> {
     }
 }
 
-/// Returns the index of the first NaN or infinity.
-pub fn first_non_finite(values: &[f32]) -> Option<usize> {
-    const CHUNK: usize = 4096;
-    for (index, chunk) in values.chunks(CHUNK).enumerate() {
-        // A fold without exits is a vector loop.
-        if chunk.iter().fold(false, |bad, value| bad | !value.is_finite()) {
-            let within = chunk.iter().position(|value| !value.is_finite());
-            return within.map(|within| index * CHUNK + within);
-        }
-    }
-    None
-}
-
 /// Returns the error for the block at element `at` without a code: `Magnitude` if its values are too large, else
 /// `OffGrid`.
 fn off_grid(ty: GgmlType, n_cols: usize, src: &[f32], at: usize) -> QuantError {
@@ -307,15 +296,6 @@ mod tests {
         for (index, codec) in CODECS.iter().enumerate() {
             assert!(CODECS[..index].iter().all(|other| other.ty != codec.ty), "{}", codec.ty);
         }
-    }
-
-    #[test]
-    fn the_first_non_finite_value_is_found_past_the_first_chunk() {
-        let mut values = vec![1.0; 10_000];
-        assert_eq!(first_non_finite(&values), None);
-        values[9_000] = f32::NAN;
-        values[5_000] = f32::NEG_INFINITY;
-        assert_eq!(first_non_finite(&values), Some(5_000));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! | (root) | the tables of GGML types and of checkpoint element types, [`Shape`], the traits of tensor streams |
 //! | [`account`] | what becomes of each piece of an input |
 //! | [`numeric`] | C's casts and roundings, F16 and BF16, bit for bit |
+//! | [`comparison`] | sums over values and their reference |
 //! | [`simd`] | available vector instructions, and code compiled for them |
 //! | [`bytes`] [`limits`] [`text`] | untrusted input: a checked cursor, caps, escaped strings |
 //! | [`mmap`] [`output`] [`scratch`] [`spill`] | mapped inputs, atomic outputs, reused buffers, unnamed number files |
@@ -36,6 +37,7 @@ mod tensor;
 
 pub mod account;
 pub mod bytes;
+pub mod comparison;
 pub mod exact;
 pub mod input;
 pub mod isolated;

@@ -13,7 +13,6 @@ pub(super) mod document;
 mod findings;
 mod limits;
 mod pairs;
-mod sums;
 mod tensor;
 mod tensor_reader;
 

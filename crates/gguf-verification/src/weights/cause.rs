@@ -5,8 +5,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::exact;
-use crate::weights::sums::ComparisonSums;
 use gguf_core::GgmlType;
+use gguf_core::comparison::ComparisonSums;
 use gguf_core::text::{escape, noun_of, plural};
 
 /// Cause of the damage in a tensor.

@@ -1,10 +1,10 @@
 //! Comparison of the rows of one tensor with the rows that they were made from.
 
 use crate::weights::limits::{ErrorLimits, STRICT_RATIO, exceeds};
-use crate::weights::sums::ComparisonSums;
 use crate::weights::tensor::{BadBlock, BadRow, FirstDifference, Marked, TensorTally};
 use crate::weights::tensor_reader::TensorReader;
 use gguf_blocks::{can_quantize, first_non_finite, quantize_rows};
+use gguf_core::comparison::ComparisonSums;
 use gguf_core::{GgmlType, ImatrixNeed};
 use gguf_engine::EngineError;
 
@@ -139,8 +139,8 @@ impl Comparison<'_> {
         tally.file.add(&file_row);
         tally.own.add(&own_row);
         if row.reference.len() > 1 {
-            tally.columns.resize(row.reference.len());
-            tally.columns.add_row(values, own, row.reference);
+            tally.columns.file.add_row(values, row.reference);
+            tally.columns.own.add_row(own, row.reference);
         }
         if row.coded != row.own {
             let granted = self.limits.granted(own_row.errors, file_row.reference, 0.0);

@@ -72,7 +72,7 @@ impl DamagedTensor<'_> {
         let columns = scaled_columns(tally, own_error);
         if !columns.is_empty()
             && tally.file.correlation() > 0.5
-            && columns.len() * 2 < tally.columns.products.len()
+            && columns.len() * 2 < tally.columns.file.products.len()
         {
             let count = columns.len() as u64;
             return Some(Cause::ColumnsScaled { count, first: columns.into_iter().take(16).collect() });

@@ -161,7 +161,7 @@ pub(crate) fn nominal_error(ty: GgmlType, level: SimdLevel) -> f64 {
     let done = quantize_rows(ty, level, SAMPLE_COLS, &values, weights, &mut bytes)
         .and_then(|()| dequantize(ty, level, &bytes, &mut back));
     // A type without a quantizer is granted the error of a type with four bits.
-    done.map_or(0.08, |()| super::sums::ComparisonSums::of(&back, &values).relative_error())
+    done.map_or(0.08, |()| gguf_core::comparison::ComparisonSums::of(&back, &values).relative_error())
 }
 
 #[cfg(test)]

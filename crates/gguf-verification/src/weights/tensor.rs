@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exact;
 use crate::weights::cause::Cause;
-use crate::weights::sums::ComparisonSums;
+use gguf_core::comparison::{ColumnSums, ComparisonSums};
 use gguf_core::{GgmlType, Shape};
 
 /// Maximum number of marks that are kept of each kind: the first ones, in the order of the tensor.
@@ -146,58 +146,25 @@ pub struct FirstDifference {
 const LOST_COLUMN: f64 = 0.05;
 const KEPT_COLUMN: f64 = 0.8;
 
-/// Sums over the rows for each column: of the file, then of our own codes.
+/// Sums for each column: of the file, and of our own codes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ColumnComparison {
-    pub(crate) products: Vec<f64>,
-    pub(crate) values: Vec<f64>,
-    pub(crate) own_products: Vec<f64>,
-    pub(crate) own_values: Vec<f64>,
-    pub(crate) references: Vec<f64>,
+    pub(crate) file: ColumnSums,
+    pub(crate) own: ColumnSums,
 }
 
 impl ColumnComparison {
-    pub(crate) fn resize(&mut self, n_cols: usize) {
-        let Self { products, values, own_products, own_values, references } = self;
-        for sums in [products, values, own_products, own_values, references] {
-            sums.resize(n_cols, 0.0);
-        }
-    }
-
-    pub(crate) fn add_row(&mut self, file: &[f32], own: &[f32], reference: &[f32]) {
-        let sums = self.products.iter_mut().zip(&mut self.values);
-        for ((product, value), (&f, &r)) in sums.zip(file.iter().zip(reference)) {
-            let (f, r) = (f64::from(f), f64::from(r));
-            *product += f * r;
-            *value += f * f;
-        }
-        for (sum, &r) in self.references.iter_mut().zip(reference) {
-            *sum += f64::from(r).powi(2);
-        }
-        let sums = self.own_products.iter_mut().zip(&mut self.own_values);
-        for ((product, value), (&f, &r)) in sums.zip(own.iter().zip(reference)) {
-            let (f, r) = (f64::from(f), f64::from(r));
-            *product += f * r;
-            *value += f * f;
-        }
-    }
-
     fn append(&mut self, later: &Self) {
-        self.resize(later.products.len());
-        let add = |own: &mut [f64], more: &[f64]| own.iter_mut().zip(more).for_each(|(a, b)| *a += b);
-        add(&mut self.products, &later.products);
-        add(&mut self.values, &later.values);
-        add(&mut self.own_products, &later.own_products);
-        add(&mut self.own_values, &later.own_values);
-        add(&mut self.references, &later.references);
+        self.file.append(&later.file);
+        self.own.append(&later.own);
     }
 
     /// Returns the factor of each column beyond the effect of rounding. It is 1 if nothing can be said, or if more than
     /// `shape_error` remains with the best scale. It is 0 if almost nothing is left of a column that our own codes
     /// keep.
     pub(crate) fn factors(&self, shape_error: f64) -> impl Iterator<Item = f64> {
-        let own = self.own_products.iter().zip(&self.own_values);
-        let file = self.products.iter().zip(&self.values).zip(&self.references);
+        let own = self.own.products.iter().zip(&self.own.values);
+        let file = self.file.products.iter().zip(&self.file.values).zip(&self.file.references);
         file.zip(own).map(move |(((&p, &v), &r), (&op, &ov))| {
             if p.abs() < LOST_COLUMN * r && op > KEPT_COLUMN * r {
                 return 0.0;

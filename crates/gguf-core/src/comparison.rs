@@ -1,16 +1,17 @@
-//! Sums that compare two stretches of values.
+//! Sums that compare values with the reference that they were made from. They stand here because this crate is optimized in
+//! every build.
 
 /// Sums over the elements of some values and of their reference.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) struct ComparisonSums {
+pub struct ComparisonSums {
     /// Sum of the squares of the reference.
-    pub(crate) reference: f64,
+    pub reference: f64,
     /// Sum of the squares of the values.
-    pub(crate) values: f64,
+    pub values: f64,
     /// Sum of the products of both.
-    pub(crate) products: f64,
+    pub products: f64,
     /// Sum of the squares of the differences. (Computed from the other three it would suffer cancellation.)
-    pub(crate) errors: f64,
+    pub errors: f64,
 }
 
 /// Number of parallel partial sums, which the compiler turns into a vector loop.
@@ -18,7 +19,7 @@ const LANES: usize = 8;
 
 impl ComparisonSums {
     /// Computes the sums over slices of equal length.
-    pub(crate) fn of(values: &[f32], reference: &[f32]) -> Self {
+    pub fn of(values: &[f32], reference: &[f32]) -> Self {
         let mut lanes = [[0f64; LANES]; 4];
         let (values, rest) = values.as_chunks::<LANES>();
         let (reference, other) = reference.as_chunks::<LANES>();
@@ -39,7 +40,8 @@ impl ComparisonSums {
         Self { reference, values, products, errors }
     }
 
-    pub(crate) fn add(&mut self, other: &Self) {
+    /// Adds the sums over other elements.
+    pub fn add(&mut self, other: &Self) {
         self.reference += other.reference;
         self.values += other.values;
         self.products += other.products;
@@ -47,7 +49,7 @@ impl ComparisonSums {
     }
 
     /// Root mean square of the error over that of the reference; infinite if only the reference is zero.
-    pub(crate) fn relative_error(&self) -> f64 {
+    pub fn relative_error(&self) -> f64 {
         match (self.errors > 0.0, self.reference > 0.0) {
             _ if self.errors.is_nan() || self.reference.is_nan() => f64::NAN,
             (false, _) => 0.0,
@@ -58,19 +60,59 @@ impl ComparisonSums {
 
     /// Factor that brings the values nearest to the reference; 1 without values. It is 1 for codes that were rounded
     /// with the best scale, however coarse they are.
-    pub(crate) fn slope(&self) -> f64 {
+    pub fn slope(&self) -> f64 {
         if self.values > 0.0 { self.products / self.values } else { 1.0 }
     }
 
     /// Cosine of the angle between values and reference; 0 if one of them is zero.
-    pub(crate) fn correlation(&self) -> f64 {
+    pub fn correlation(&self) -> f64 {
         let norm = (self.values * self.reference).sqrt();
         if norm > 0.0 { self.products / norm } else { 0.0 }
     }
 
     /// Relative error that remains once the values have the best scale.
-    pub(crate) fn shape_error(&self) -> f64 {
+    pub fn shape_error(&self) -> f64 {
         (1.0 - self.correlation().powi(2)).max(0.0).sqrt()
+    }
+}
+
+/// Sums over the rows of a matrix for each of its columns.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ColumnSums {
+    /// Sums of the products of values and reference, `[n_cols]`.
+    pub products: Vec<f64>,
+    /// Sums of the squares of the values, `[n_cols]`.
+    pub values: Vec<f64>,
+    /// Sums of the squares of the reference, `[n_cols]`.
+    pub references: Vec<f64>,
+}
+
+impl ColumnSums {
+    /// Adds a row of values and of their reference; the first row gives the number of columns.
+    pub fn add_row(&mut self, values: &[f32], reference: &[f32]) {
+        self.resize(values.len());
+        let sums = self.products.iter_mut().zip(&mut self.values).zip(&mut self.references);
+        for (((product, square), base), (&x, &r)) in sums.zip(values.iter().zip(reference)) {
+            let (x, r) = (f64::from(x), f64::from(r));
+            *product += x * r;
+            *square += x * x;
+            *base += r * r;
+        }
+    }
+
+    /// Adds the sums over other rows.
+    pub fn append(&mut self, later: &Self) {
+        self.resize(later.products.len());
+        let add = |own: &mut [f64], more: &[f64]| own.iter_mut().zip(more).for_each(|(a, b)| *a += b);
+        add(&mut self.products, &later.products);
+        add(&mut self.values, &later.values);
+        add(&mut self.references, &later.references);
+    }
+
+    fn resize(&mut self, n_cols: usize) {
+        for sums in [&mut self.products, &mut self.values, &mut self.references] {
+            sums.resize(n_cols, 0.0);
+        }
     }
 }
 
