@@ -3,7 +3,6 @@
 mod against;
 mod combine;
 mod details;
-mod experts;
 mod file_rows;
 pub(super) mod imatrix;
 mod judge;

@@ -6,11 +6,9 @@
 use serde::Serialize;
 
 use crate::masked;
-use crate::measure::RunObservers;
 use crate::model::LoadedModel;
 use crate::options::{VerifyOptions, longer_than_trained};
 use crate::reference_twin::{ReferenceTwin, TITLE, is_own_twin};
-use crate::routing::watch::RouteTally;
 use crate::texts::EncoderTexts;
 use crate::{
     Aspect, Check, Extras, Figure, Finding, LimitLine, Measured, Model, Prompt, Report, Subject, TextEncoder,
@@ -200,12 +198,12 @@ fn vectors(
     engine: &Engine<'_>,
     chunks: &[TokenChunk],
     progress: &dyn Progress,
-    observers: RunObservers<'_>,
+    observer: Option<&dyn Observer>,
 ) -> Result<Vec<Vec<f32>>, VerifyError> {
     let (mut found, mut rest) = (Vec::new(), chunks);
     for n in engine.groups(chunks)? {
         let (group, later) = rest.split_at(n);
-        let hidden = observers.forward(engine, group, None, progress)?;
+        let hidden = engine.forward(group, progress, observer)?;
         let lengths: Vec<usize> = group.iter().map(|chunk| chunk.tokens.len()).collect();
         found.extend(engine.embeddings(&hidden, &lengths, progress)?);
         rest = later;
@@ -267,10 +265,7 @@ pub(super) fn judge(
     let engine = Engine::new(plan, model.source, options.engine)?;
     let n_runs = if others.is_some() { 2 } else { 1 };
     progress.begin("running the model", n_runs * engine.work_bytes(&texts.chunks));
-    let routing = RouteTally::of(engine.plan());
-    let observers = RunObservers { observer, routing: routing.as_ref() };
-    let own = vectors(&engine, &texts.chunks, progress, observers)?;
-    report.routing = routing.map(RouteTally::into_report);
+    let own = vectors(&engine, &texts.chunks, progress, observer)?;
     let width = own.first().map_or(0, Vec::len);
     let (n_texts, tokens) = (own.len(), texts.n_tokens());
     let mut figures = EmbeddingReport { texts: n_texts, tokens, width, pooling, against: None };
@@ -278,7 +273,7 @@ pub(super) fn judge(
         report.add(Finding::error(Check::Embeddings, "vectors with values that are no finite numbers"));
     }
     if let Some((reference, baseline)) = others.as_ref().zip(baseline) {
-        let of_baseline = vectors(reference, &texts.chunks, progress, RunObservers::default())?;
+        let of_baseline = vectors(reference, &texts.chunks, progress, None)?;
         progress.end();
         if of_baseline.first().map_or(0, Vec::len) == width {
             // A file that is what its types make of the baseline is its own reference copy.
@@ -321,7 +316,7 @@ fn healthy(
         let plan = Model { source: &twin, ..*baseline }.plan().map_err(VerifyError::Baseline)?;
         let engine = Engine::new(plan, &twin, options).map_err(VerifyError::Baseline)?;
         progress.begin(TITLE, engine.work_bytes(&texts.chunks));
-        let found = vectors(&engine, &texts.chunks, progress, RunObservers::default())?;
+        let found = vectors(&engine, &texts.chunks, progress, None)?;
         progress.end();
         Ok::<_, VerifyError>(found)
     };

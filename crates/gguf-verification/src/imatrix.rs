@@ -11,5 +11,4 @@ pub use collector::{ExactColumns, SumCollector};
 pub use coverage::{ExpertCoverage, expert_coverage};
 pub use fingerprint::Fingerprint;
 pub use importance_run::{Collected, ImportanceOptions, ImportanceRun};
-pub(crate) use statistics::layer_of;
 pub use statistics::{ImatrixStatistics, LayerStatistics, TensorStatistics, imatrix_statistics};

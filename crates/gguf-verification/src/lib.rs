@@ -49,7 +49,6 @@ mod prompts;
 mod quality;
 mod reference_twin;
 mod report;
-mod routing;
 mod running;
 mod samples;
 mod side_by_side;
@@ -98,7 +97,6 @@ pub use prompts::{
 pub use quality::{Quality, UnknownQuality};
 pub use report::document::ReportDocument;
 pub use report::{Finding, HealthyCost, PromptReport, Report, Severity, Verdict};
-pub use routing::{LayerRouting, RoutingReport};
 pub use samples::BUILTIN_TEXT;
 pub use side_by_side::divergence_on;
 pub use statistics::{Distribution, Spread};

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 
 use crate::logit_file::read::LogitFile;
 use crate::logit_file::write::LogitWriter;
-use crate::routing::watch::{self, ChoiceRecorder, Choices, RouteTally, RouteWatch};
 use crate::running::{self, RunningFigures};
 use crate::{VerifyError, Window};
 use gguf_core::GgmlType;
@@ -64,12 +63,10 @@ struct Recalled {
     output: Arc<BaselineOutput>,
 }
 
-/// Output of a baseline for a group: hidden states, the chosen experts if they were asked for, and the logits if there is
-/// memory for them.
+/// Output of a baseline for a group: hidden states, and the logits if there is memory for them.
 #[derive(Debug)]
 struct BaselineOutput {
     hidden: Hidden,
-    choices: Option<Choices>,
     logits: Option<Vec<LogitRows>>,
 }
 
@@ -82,11 +79,10 @@ struct LogitRows {
 
 impl BaselineOutput {
     /// Joins the outputs of chunks.
-    fn gathered(places: &[RecalledChunk<'_>]) -> Self {
+    fn gathered(places: &[(&Self, Range<usize>)]) -> Self {
         let mut hidden = Hidden::default();
-        let mut choices = Some(Choices::default());
         let mut logits = Some(Vec::new());
-        for RecalledChunk { output, rows, tokens } in places {
+        for (output, rows) in places {
             hidden.append(&output.hidden.rows(rows.clone()));
             match (&mut logits, output.logits.as_deref()) {
                 // A group that was run has all its rows in one piece.
@@ -95,17 +91,12 @@ impl BaselineOutput {
                 }
                 _ => logits = None,
             }
-            match (&mut choices, &output.choices) {
-                (Some(all), Some(own)) => all.append(own, tokens.clone()),
-                _ => choices = None,
-            }
         }
-        Self { hidden, choices, logits }
+        Self { hidden, logits }
     }
 
     fn n_bytes(&self) -> u64 {
-        let choices = self.choices.as_ref().map_or(0, Choices::n_bytes);
-        size_of_val(self.hidden.states()) as u64 + choices + self.logit_bytes()
+        size_of_val(self.hidden.states()) as u64 + self.logit_bytes()
     }
 
     fn logit_bytes(&self) -> u64 {
@@ -135,13 +126,10 @@ impl Recall {
     /// logits.
     fn bytes(&self, baseline: &Engine<'_>, windows: &[Window]) -> (u64, u64) {
         let n_rows: u64 = windows.iter().map(|window| window.targets.len() as u64).sum();
-        let n_tokens: u64 = windows.iter().map(|window| window.chunk.tokens.len() as u64).sum();
-        let choices = watch::choice_bytes(baseline.plan()).saturating_mul(n_tokens);
-        let hidden = (4 * baseline.plan().n_embd as u64).saturating_mul(n_rows);
-        let others = hidden.saturating_add(choices).min(Self::most(baseline));
+        let hidden = (4 * baseline.plan().n_embd as u64).saturating_mul(n_rows).min(Self::most(baseline));
         let logits = (4 * baseline.plan().n_vocab as u64).saturating_mul(n_rows);
-        let logits = if self.keeps_logits { logits.min(Self::most(baseline) - others) } else { 0 };
-        (others + logits, logits)
+        let logits = if self.keeps_logits { logits.min(Self::most(baseline) - hidden) } else { 0 };
+        (hidden + logits, logits)
     }
 
     /// Bytes of the logits that are kept.
@@ -167,28 +155,24 @@ impl Recall {
         self.twins.lock().unpoisoned().push(twin);
     }
 
-    /// Returns the output for a group if it is known for each chunk; with `is_routed` also the chosen experts.
-    fn find(&self, chunks: &[TokenChunk], is_routed: bool) -> Option<Arc<BaselineOutput>> {
+    /// Returns the output for a group if it is known for each chunk.
+    fn find(&self, chunks: &[TokenChunk]) -> Option<Arc<BaselineOutput>> {
         let groups = self.groups.lock().unpoisoned();
-        let own = || groups.iter().filter(|group| !is_routed || group.output.choices.is_some());
-        if let Some(group) = own().find(|group| group.chunks == chunks) {
+        if let Some(group) = groups.iter().find(|group| group.chunks == chunks) {
             return Some(Arc::clone(&group.output));
         }
-        let places = chunks.iter().map(|chunk| own().find_map(|group| group.place(chunk)));
+        let places = chunks.iter().map(|chunk| groups.iter().find_map(|group| group.place(chunk)));
         Some(Arc::new(BaselineOutput::gathered(&places.collect::<Option<Vec<_>>>()?)))
     }
 
-    fn knows(&self, chunks: &[TokenChunk], is_routed: bool) -> bool {
+    fn knows(&self, chunks: &[TokenChunk]) -> bool {
         let groups = self.groups.lock().unpoisoned();
-        let has = |group: &Recalled, chunk: &TokenChunk| {
-            (!is_routed || group.output.choices.is_some()) && group.chunks.contains(chunk)
-        };
-        chunks.iter().all(|chunk| groups.iter().any(|group| has(group, chunk)))
+        chunks.iter().all(|chunk| groups.iter().any(|group| group.chunks.contains(chunk)))
     }
 
     /// Stores a group if the memory budget allows it.
     fn keep(&self, baseline: &Engine<'_>, chunks: Vec<TokenChunk>, output: &Arc<BaselineOutput>) {
-        if self.knows(&chunks, output.choices.is_some()) {
+        if self.knows(&chunks) {
             return;
         }
         let mut groups = self.groups.lock().unpoisoned();
@@ -199,24 +183,12 @@ impl Recall {
     }
 }
 
-/// Rows and tokens of a chunk in the output of its group.
-struct RecalledChunk<'a> {
-    output: &'a BaselineOutput,
-    rows: Range<usize>,
-    tokens: Range<usize>,
-}
-
 impl Recalled {
-    fn place(&self, wanted: &TokenChunk) -> Option<RecalledChunk<'_>> {
+    /// Returns the output with the rows of a chunk.
+    fn place(&self, wanted: &TokenChunk) -> Option<(&BaselineOutput, Range<usize>)> {
         let at = self.chunks.iter().position(|chunk| chunk == wanted)?;
-        let before = self.chunks.get(..at)?;
-        let row: usize = before.iter().map(|chunk| chunk.rows.len()).sum();
-        let token: usize = before.iter().map(|chunk| chunk.tokens.len()).sum();
-        Some(RecalledChunk {
-            output: &self.output,
-            rows: row..row + wanted.rows.len(),
-            tokens: token..token + wanted.tokens.len(),
-        })
+        let row: usize = self.chunks.get(..at)?.iter().map(|chunk| chunk.rows.len()).sum();
+        Some((&self.output, row..row + wanted.rows.len()))
     }
 }
 
@@ -228,21 +200,18 @@ pub(super) struct Baseline<'a> {
 }
 
 impl Baseline<'_> {
-    /// Returns the output for a group, from memory or by a run; with `is_routed` also the chosen experts. Logits are computed
-    /// if `logit_bytes` are enough for them and those that are kept.
+    /// Returns the output for a group, from memory or by a run. Logits are computed if `logit_bytes` are enough for them
+    /// and those that are kept.
     fn output(
         &self,
         chunks: &[TokenChunk],
-        is_routed: bool,
         logit_bytes: u64,
         progress: &dyn Progress,
     ) -> Result<Arc<BaselineOutput>, VerifyError> {
-        if let Some(output) = self.recall.and_then(|recall| recall.find(chunks, is_routed)) {
+        if let Some(output) = self.recall.and_then(|recall| recall.find(chunks)) {
             return Ok(output);
         }
-        let recorder = if is_routed { ChoiceRecorder::of(self.engine.plan()) } else { None };
-        let observer = recorder.as_ref().map(|recorder| recorder as &dyn Observer);
-        let hidden = self.engine.forward(chunks, progress, observer).map_err(VerifyError::Baseline)?;
+        let hidden = self.engine.forward(chunks, progress, None).map_err(VerifyError::Baseline)?;
         let (n_rows, n_vocab) = (hidden.n_rows(), self.engine.plan().n_vocab);
         let all = (4 * n_vocab as u64).saturating_mul(n_rows as u64);
         let kept = self.recall.map_or(0, Recall::logit_bytes);
@@ -250,29 +219,7 @@ impl Baseline<'_> {
             .then(|| self.engine.logits(&hidden, progress).map_err(VerifyError::Baseline))
             .transpose()?;
         let logits = logits.map(|logits| vec![LogitRows { logits: Arc::new(logits), rows: 0..n_rows }]);
-        Ok(Arc::new(BaselineOutput { hidden, choices: recorder.map(ChoiceRecorder::into_choices), logits }))
-    }
-}
-
-#[derive(Clone, Copy, Default)]
-pub(super) struct RunObservers<'a> {
-    pub(super) observer: Option<&'a dyn Observer>,
-    /// Counter of the experts that the model's tokens choose.
-    pub(super) routing: Option<&'a RouteTally>,
-}
-
-impl RunObservers<'_> {
-    /// Runs a group of the model; `choices` are the experts that the baseline chose.
-    pub(super) fn forward(
-        &self,
-        engine: &Engine<'_>,
-        chunks: &[TokenChunk],
-        choices: Option<&Choices>,
-        progress: &dyn Progress,
-    ) -> Result<Hidden, VerifyError> {
-        let Some(tally) = self.routing else { return Ok(engine.forward(chunks, progress, self.observer)?) };
-        let watch = RouteWatch::new(tally, choices, self.observer);
-        Ok(engine.forward(chunks, progress, Some(&watch))?)
+        Ok(Arc::new(BaselineOutput { hidden, logits }))
     }
 }
 
@@ -292,17 +239,17 @@ pub(super) fn measure(
     windows: &[Window],
     progress: &dyn Progress,
 ) -> Result<(Vec<Position>, usize), VerifyError> {
-    measure_with(engine, baseline, LogitFiles::default(), windows, progress, RunObservers::default())
+    measure_with(engine, baseline, LogitFiles::default(), windows, progress, None)
 }
 
-/// Does the same as [`measure`], with files of log-probabilities and observers.
+/// Does the same as [`measure`], with files of log-probabilities and an observer of the model's run.
 pub(super) fn measure_with(
     engine: &Engine<'_>,
     baseline: Option<Baseline<'_>>,
     mut logits: LogitFiles<'_>,
     windows: &[Window],
     progress: &dyn Progress,
-    observers: RunObservers<'_>,
+    observer: Option<&dyn Observer>,
 ) -> Result<(Vec<Position>, usize), VerifyError> {
     let longest = windows.iter().map(|window| window.chunk.tokens.len()).max().unwrap_or(0);
     let mut limit = engine.group_tokens(longest)?;
@@ -314,17 +261,9 @@ pub(super) fn measure_with(
         if baseline.engine.plan().head.n_cols != engine.plan().head.n_cols {
             logit_bytes = 0;
         }
-        // Bytes per token of the baseline's chosen experts, which are recorded only with routing.
-        let choices = observers.routing.map_or(0, |_| watch::choice_bytes(baseline.engine.plan()));
-        let group_limit = |kept: u64| -> Result<usize, VerifyError> {
-            let tokens = |engine: &Engine<'_>| engine.group_tokens_with_taken(kept, longest);
-            // Both models' hidden states are held at the end of a group.
-            Ok((tokens(engine)?.min(tokens(baseline.engine)?) / 2).max(longest))
-        };
-        limit = group_limit(kept)?;
-        if choices > 0 {
-            limit = group_limit(kept.saturating_add(choices.saturating_mul(limit as u64)))?;
-        }
+        let tokens = |engine: &Engine<'_>| engine.group_tokens_with_taken(kept, longest);
+        // Both models' hidden states are held at the end of a group.
+        limit = (tokens(engine)?.min(tokens(baseline.engine)?) / 2).max(longest);
     }
     // Smaller groups show the running figures more often.
     let limit = limit.min(running::group_tokens(windows, engine.batch_tokens_at_most())).max(longest);
@@ -332,9 +271,8 @@ pub(super) fn measure_with(
         .into_iter()
         .map(|group| (group, group.iter().map(|window| window.chunk.clone()).collect()))
         .collect();
-    let is_routed = observers.routing.is_some();
     let knows = |chunks: &[TokenChunk]| {
-        baseline.and_then(|baseline| baseline.recall).is_some_and(|recall| recall.knows(chunks, is_routed))
+        baseline.and_then(|baseline| baseline.recall).is_some_and(|recall| recall.knows(chunks))
     };
     let again = |chunks: &[TokenChunk]| baseline.filter(|_| !knows(chunks));
     let work = |chunks: &[TokenChunk]| {
@@ -354,24 +292,24 @@ pub(super) fn measure_with(
             * chunks.iter().map(|c| c.tokens.len()).sum::<usize>();
         let rows: Vec<(TokenScore, Option<Reference>)> = match baseline {
             None => {
-                let hidden = observers.forward(engine, &chunks, None, progress)?;
+                let hidden = engine.forward(&chunks, progress, observer)?;
                 if let Some(save) = &mut logits.save {
                     save.write(engine, &hidden, group, progress)?;
                 }
                 match logits.known {
                     Some(known) => compare_with(known, positions.len(), engine, &hidden, &targets, progress)?,
                     None => {
-                        let scores = engine.scores(&hidden, &targets, progress, observers.observer)?;
+                        let scores = engine.scores(&hidden, &targets, progress, observer)?;
                         scores.into_iter().map(|score| (score, None)).collect()
                     }
                 }
             }
             Some(baseline) => {
-                let output = baseline.output(&chunks, is_routed, logit_bytes, progress)?;
+                let output = baseline.output(&chunks, logit_bytes, progress)?;
                 if let Some(save) = &mut logits.save {
                     save.write(baseline.engine, &output.hidden, group, progress)?;
                 }
-                let hidden = observers.forward(engine, &chunks, output.choices.as_ref(), progress)?;
+                let hidden = engine.forward(&chunks, progress, observer)?;
                 let known = output.logit_rows(engine.plan().n_vocab).filter(|_| logit_bytes > 0);
                 let both = match known {
                     Some(known) => engine.divergences_from_logits(&known, &hidden, &targets, progress)?,

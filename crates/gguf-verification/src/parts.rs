@@ -16,10 +16,9 @@ use std::path::{Path, PathBuf};
 use crate::checks::adapter;
 use crate::cost::Cost;
 use crate::judgement::JudgedModel;
-use crate::measure::{self, LogitFiles, RunObservers, measure_with};
+use crate::measure::{self, LogitFiles, measure_with};
 use crate::model::LoadedModel;
 use crate::reference_twin::{TwinRun, evenly_of, run_twin};
-use crate::routing::watch::RouteTally;
 use crate::verification::{ExaminedModel, add_contexts, examine, prepare, text_bytes};
 use crate::weights::compare_share;
 use crate::windows::Cut;
@@ -211,10 +210,8 @@ fn run(
     let own = checked.share.of_costs(&costs(&windows));
     let own_windows = windows.get(own.clone()).unwrap_or_default();
     let other = reference.as_ref().map(|engine| measure::Baseline { engine, recall: None });
-    let routing = RouteTally::of(engine.plan());
-    let observers = RunObservers { observer: None, routing: routing.as_ref() };
     let logits = LogitFiles::default();
-    let (positions, n_tokens) = measure_with(&engine, other, logits, own_windows, progress, observers)?;
+    let (positions, n_tokens) = measure_with(&engine, other, logits, own_windows, progress, None)?;
     let twin = match baseline.zip(reference.as_ref()) {
         Some((baseline, engine)) => run_twin(
             model,
@@ -251,7 +248,6 @@ fn run(
         n_tokens: n_tokens as u64,
         text_bytes: text_bytes(model, &positions),
         contexts: worst_contexts(&positions, encoded, model),
-        routing: routing.map(RouteTally::into_counts),
         twin,
         n_positions: positions.len() as u64,
         n_twin: twin_positions.len() as u64,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::checks::baseline_keys::leaves_results_open;
 use crate::{
     Aspect, Check, Cost, Coverage, Divergence, EmbeddingReport, FileLabel, LimitLine, MaskedReport,
-    Perplexity, PromptFileReport, RoutingReport, TaskReport, Thresholds, WeightReport,
+    Perplexity, PromptFileReport, TaskReport, Thresholds, WeightReport,
 };
 
 /// Severity of a finding.
@@ -142,8 +142,6 @@ pub struct Report {
     /// Figures of predictions at masked tokens, or the reason why there are none; for models with bidirectional
     /// attention.
     pub masked: Option<Result<Box<MaskedReport>, String>>,
-    /// Experts that the tokens of the run chose, for models with experts.
-    pub routing: Option<RoutingReport>,
     /// Answers to questions, per file of tasks.
     pub tasks: Vec<TaskReport>,
     /// Limits that the user set.
@@ -174,7 +172,6 @@ impl Report {
             divergence: None,
             embeddings: None,
             masked: None,
-            routing: None,
             tasks: Vec::new(),
             thresholds,
             limits: Vec::new(),

@@ -15,13 +15,12 @@ use crate::judgement::{JudgedModel, healthy_cost, judge_figures};
 use crate::known;
 use crate::logit_file::model_mark::ModelMark;
 use crate::masked;
-use crate::measure::{self, LogitFiles, RunObservers, measure_with};
+use crate::measure::{self, LogitFiles, measure_with};
 use crate::model::LoadedModel;
 use crate::options::{VerifyOptions, longer_than_trained};
 use crate::prompts::file_reports;
 use crate::quality;
 use crate::reference_twin::{TwinRun, evenly, has_twin, is_own_twin, positions_evenly, run_twin};
-use crate::routing::watch::RouteTally;
 use crate::tasks;
 use crate::windows::{Cut, Scoring, Window, cut};
 use crate::{
@@ -171,10 +170,7 @@ fn run_checks(
     };
     let logits = LogitFiles { known, save: save.as_mut() };
     let start = Instant::now();
-    let routing = RouteTally::of(engine.plan());
-    let observers = RunObservers { observer, routing: routing.as_ref() };
-    let (positions, n_tokens) = measure_with(&engine, other, logits, &windows, progress, observers)?;
-    report.routing = routing.map(RouteTally::into_report);
+    let (positions, n_tokens) = measure_with(&engine, other, logits, &windows, progress, observer)?;
     report.tokens_per_second = Some(n_tokens as f64 / start.elapsed().as_secs_f64().max(1e-9));
     fill(&mut report, encoded.len(), &positions, text_bytes(model, &positions));
     if let Some(divergence) = &mut report.divergence {

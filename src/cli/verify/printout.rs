@@ -4,7 +4,7 @@ use std::io::Write;
 
 use crate::cli::render::{Align, Table, plural};
 use crate::cli::verify::report::{self, Detail, ModelReport};
-use crate::cli::verify::{experts, file_rows, overview, pairs, reasons, statistics, tasks};
+use crate::cli::verify::{file_rows, overview, pairs, reasons, statistics, tasks};
 use crate::core::text::escape;
 use crate::verify::{
     Better, Distribution, Divergence, EmbeddingReport, Figure, MaskedReport, Report, Verdict, WeightReport,
@@ -54,9 +54,6 @@ impl ModelReport {
             Some(Ok(masked)) => self.print_masked(masked, out)?,
             Some(Err(why)) => writeln!(out, "masked tokens {why}")?,
             None => {}
-        }
-        if let Some(routing) = &report.routing {
-            experts::print(routing, out)?;
         }
         if let Some(speed) = report.tokens_per_second.filter(|_| has_details) {
             writeln!(out, "speed         {speed:.0} tokens/s")?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use gguf_foundry::gguf::{UnfinishedRun, WriteOptions, combine_imatrix_parts};
 
-use super::{gguf_verify, routing};
+use super::gguf_verify;
 use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{fixture, programs};
 use crate::testkit::tiny::Tiny;
@@ -71,7 +71,13 @@ fn the_parts_of_a_matrix_are_the_matrix(tier: Tier) {
 
 #[test]
 fn experts_that_only_some_parts_reach() {
-    let dir = routing::directory();
+    let dir = tempfile::tempdir().unwrap();
+    let hf = fixture("native/nvfp4_qwen3moe/hf");
+    let args = ["hf2gguf", hf.to_str().unwrap(), "-o", "f32.gguf", "--type", "f32", "--no-tokenizer", "-q"];
+    programs::run("gguf-convert", dir.path(), &args).ok();
+    let tokens = |seed: u32| (1..=48).map(|at| (at * 7 + seed * at * at) % 31).collect::<Vec<u32>>();
+    let lines = (0..6).map(|seed| serde_json::json!({ "tokens": tokens(seed) }).to_string());
+    fs_err::write(dir.path().join("p.jsonl"), lines.collect::<Vec<_>>().join("\n")).unwrap();
     assert_same(dir.path(), &["f32.gguf", "--prompts", "p.jsonl"], &[1, 2, 5]);
 }
 

@@ -24,7 +24,6 @@ mod quantized;
 mod recall;
 mod report_page;
 mod resources;
-mod routing;
 mod smollm2;
 pub mod tasks;
 mod weights;

@@ -6,7 +6,7 @@ use gguf_foundry::core::GgmlType;
 use gguf_foundry::verify::{PartError, Thresholds, VerificationPart, combine_parts};
 use serde_json::Value;
 
-use super::{gguf_verify, routing};
+use super::gguf_verify;
 use crate::support::fixture;
 use crate::support::programs::Outcome;
 use crate::support::tiers::{Tier, deep_test, two_tiers};
@@ -165,17 +165,6 @@ fn damage_is_found_whichever_part_sees_it() {
     let args = [&["base.gguf", "--baseline", "base.gguf"], &cut[..]].concat();
     let report = assert_same(dir.path(), &args, &[], &[2]);
     assert!(report["findings"].to_string().contains("the baseline is the model itself"), "{report}");
-}
-
-two_tiers!(experts_are_counted_over_all_parts);
-
-fn experts_are_counted_over_all_parts(tier: Tier) {
-    let dir = routing::directory();
-    let args = ["q4_0.gguf", "--baseline", "f32.gguf", "--prompts", "p.jsonl", "--score", "all"];
-    let report = assert_same(dir.path(), &args, &[], &tier.some(3, [2, 1, 5]));
-    let layer = &report["experts"][0];
-    assert_eq!(layer["routed"].as_u64(), Some(288), "{layer}");
-    assert!(layer["agreement"].as_f64().unwrap() < 1.0, "{layer}");
 }
 
 /// Error of `combine` for these files.

@@ -337,7 +337,7 @@ impl Observer for Follower<'_> {
         }
     }
 
-    fn routes(&self, _: &dyn TensorSource, _: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
+    fn routes(&self, routes: &mut [Vec<(usize, f32)>]) {
         if let Some(LockstepEvent::Routes(chosen)) = self.event() {
             // Experts get the tokens that the unquantized model routes to them; otherwise their rows have no
             // counterpart.

@@ -99,7 +99,7 @@ impl Observer for Leader<'_> {
         self.hand(|| LockstepEvent::Inputs(self.copy(is_wanted, x)));
     }
 
-    fn routes(&self, _: &dyn TensorSource, _: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
+    fn routes(&self, routes: &mut [Vec<(usize, f32)>]) {
         self.hand(|| LockstepEvent::Routes(routes.to_vec()));
     }
 

@@ -36,8 +36,8 @@ pub trait Observer: Sync {
 
     /// Receives the experts that a router chose for each token, with their weights, best first. The layer continues
     /// with the routes as the observer leaves them.
-    fn routes(&self, source: &dyn TensorSource, router: &Matrix, routes: &mut [Vec<(usize, f32)>]) {
-        let _ = (source, router, routes);
+    fn routes(&self, routes: &mut [Vec<(usize, f32)>]) {
+        let _ = routes;
     }
 
     /// Called before a branch whose output is `factor` times the product of `matrix` and is added unchanged to
@@ -45,12 +45,6 @@ pub trait Observer: Sync {
     /// first.
     fn branch(&self, matrix: &Matrix, factor: f32, stream: &[f32]) {
         let _ = (matrix, factor, stream);
-    }
-
-    /// Returns false if the observer ignores [`Observer::input`] and [`Observer::inputs`], so that nothing is copied
-    /// for it.
-    fn wants_inputs(&self) -> bool {
-        true
     }
 
     /// Receives a named intermediate of a layer, in rows of `n_cols`.

@@ -159,7 +159,7 @@ pub(crate) fn choose(
     });
     cx.give([logits]);
     if let Some(observer) = cx.observer {
-        observer.routes(cx.weights.source, &moe.router, &mut routes);
+        observer.routes(&mut routes);
     }
     let mut chosen = vec![Vec::new(); n_experts];
     for (token, route) in routes.into_iter().enumerate() {

@@ -96,7 +96,7 @@ pub fn imatrix_statistics(sums: &ImatrixSums) -> ImatrixStatistics {
 }
 
 /// Returns the layer of a tensor's name.
-pub(crate) fn layer_of(name: &str) -> Option<usize> {
+pub(super) fn layer_of(name: &str) -> Option<usize> {
     let mut words = name.split('.');
     words.find(|&word| word == "blk")?;
     words.next()?.parse().ok()

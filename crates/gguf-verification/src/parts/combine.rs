@@ -10,7 +10,6 @@ use crate::parts::{PartError, PartLabel, VerificationPart};
 use crate::prompts::file_reports;
 use crate::quality;
 use crate::reference_twin::TwinRun;
-use crate::routing::watch::RouteCounts;
 use crate::verification::fill;
 use crate::{FileLabel, Finding, Position, PromptFile, Report, Thresholds, WeightReport};
 use gguf_core::text::escape;
@@ -177,25 +176,15 @@ fn judge(
 ) -> Result<(), PartError> {
     let Some(first) = runs.first() else { return Ok(()) };
     let plan = &first.plan;
-    let mut routing: Option<RouteCounts> = first.routing.clone();
     let mut text_bytes = Some(0u64);
     let mut contexts: HashMap<(usize, usize), &str> = HashMap::new();
-    for (at, run) in runs.iter().enumerate() {
+    for run in runs {
         text_bytes = text_bytes.zip(run.text_bytes).map(|(sum, n)| sum.saturating_add(n));
         contexts.extend(run.contexts.iter().map(|(prompt, at, text)| ((*prompt, *at), text.as_str())));
-        let added = match (&mut routing, &run.routing) {
-            (Some(counts), Some(more)) if at > 0 => counts.add(more),
-            (None, None) | (Some(_), Some(_)) => Ok(()),
-            _ => Err("all".to_owned()),
-        };
-        added.map_err(|router| {
-            contradiction(paths.get(at), format!("other experts of the router `{router}`"))
-        })?;
     }
     if text_bytes.is_none() && runs.iter().any(|run| run.text_bytes.is_some()) {
         return Err(contradiction(paths.first(), "only some parts have a tokenizer".to_owned()));
     }
-    report.routing = routing.map(RouteCounts::into_report);
     fill(report, plan.prompts.len(), positions, text_bytes);
     let worst = report.divergence.iter_mut().flat_map(|divergence| &mut divergence.worst);
     for token in worst.filter(|_| text_bytes.is_some()) {

@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::imatrix::Fingerprint;
 use crate::judgement::JudgedModel;
-use crate::routing::watch::RouteCounts;
 use crate::{
     Check, Cost, Coverage, FileLabel, Finding, Model, PromptSource, Scoring, Severity, TensorWeights,
     VerifyError, Window, exact,
@@ -161,7 +160,6 @@ pub(super) struct RunFacts {
     pub(super) text_bytes: Option<u64>,
     /// Text before each of the tokens that diverge most: prompt, token, text.
     pub(super) contexts: Vec<(usize, usize, String)>,
-    pub(super) routing: Option<RouteCounts>,
     pub(super) twin: TwinFacts,
     /// Rows in the file: positions, then positions of the twin.
     pub(super) n_positions: u64,
@@ -192,8 +190,6 @@ pub(super) struct PartFacts {
     /// Run of the part; `None` if errors or a missing graph prevented it.
     pub(super) run: Option<RunFacts>,
 }
-
-impl PartFacts {}
 
 /// Names of the files in the report. They may differ between machines; those of the first part count.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

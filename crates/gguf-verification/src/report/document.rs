@@ -5,8 +5,8 @@ use serde::Serialize;
 use crate::masked::document::MaskedDocument;
 use crate::weights::document::WeightDocument;
 use crate::{
-    Divergence, EmbeddingReport, Finding, HealthyCost, JudgedAspect, LayerRouting, LimitLine, Perplexity,
-    PromptFileReport, PromptReport, Quality, Report, TaskReport, UnjudgedAspect, Verdict,
+    Divergence, EmbeddingReport, Finding, HealthyCost, JudgedAspect, LimitLine, Perplexity, PromptFileReport,
+    PromptReport, Quality, Report, TaskReport, UnjudgedAspect, Verdict,
 };
 
 /// Figures and findings of a [`Report`], in the order in which they are printed.
@@ -53,9 +53,6 @@ pub struct ReportDocument<'a> {
     /// Predictions at masked tokens, of models that could predict them: encoders and diffusion models.
     #[serde(skip_serializing_if = "Option::is_none")]
     masked: Option<MaskedDocument<'a>>,
-    /// Choices of the routers of models with experts, one entry per layer.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    experts: Option<&'a [LayerRouting]>,
     /// Answers to questions, one entry per file of tasks.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     tasks: &'a [TaskReport],
@@ -104,7 +101,6 @@ impl<'a> From<&'a Report> for ReportDocument<'a> {
             prompts: several(&report.prompts),
             embeddings: report.embeddings.as_ref(),
             masked: report.masked.as_ref().map(MaskedDocument::from),
-            experts: report.routing.as_ref().map(|routing| routing.layers.as_slice()),
             tasks: &report.tasks,
             prompt_files: several(&report.prompt_files),
             divergence: report.divergence.as_ref(),

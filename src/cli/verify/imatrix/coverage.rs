@@ -1,7 +1,8 @@
 //! Output of the coverage of experts.
 
+use std::fmt::Write as _;
+
 use crate::cli::render::{Align, Table};
-use crate::cli::verify::experts::named;
 use crate::core::text::escape;
 use crate::verify::ExpertCoverage;
 
@@ -73,6 +74,25 @@ pub(super) fn warning(coverage: &[ExpertCoverage]) -> Option<String> {
     Some(format!(
         "{n_unseen} of {n_experts} experts saw no token, and the matrix has no data for them (more text reaches more): {list}"
     ))
+}
+
+/// Lists experts by place, up to `most` of them: `layer 3: 7 12; layer 9: 1; and 5 more`.
+fn named(places: impl Iterator<Item = (String, Vec<usize>)>, most: usize) -> String {
+    let mut list = String::new();
+    let (mut n_named, mut n_all) = (0, 0);
+    for (place, experts) in places.filter(|(_, experts)| !experts.is_empty()) {
+        n_all += experts.len();
+        let shown: Vec<String> = experts.iter().take(most - n_named).map(ToString::to_string).collect();
+        if shown.is_empty() {
+            continue;
+        }
+        n_named += shown.len();
+        let _ = write!(list, "{}{place}: {}", if list.is_empty() { "" } else { "; " }, shown.join(" "));
+    }
+    if n_named < n_all {
+        let _ = write!(list, "; and {} more", n_all - n_named);
+    }
+    list
 }
 
 #[cfg(test)]

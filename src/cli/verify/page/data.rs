@@ -6,14 +6,12 @@ use serde::Serialize;
 
 use crate::cli::render::markdown::link;
 use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
-use crate::cli::verify::experts;
 use crate::cli::verify::recommend::{FileFigures, recommend};
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
 use crate::verify::{
-    Better, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Finding, JudgedAspect, LayerRouting,
-    LimitLine, Perplexity, Quality, Report, RoutingReport, Severity, TaskReport, TensorWeights, Verdict,
-    WeightOutcome,
+    Better, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Finding, JudgedAspect, LimitLine,
+    Perplexity, Quality, Report, Severity, TaskReport, TensorWeights, Verdict, WeightOutcome,
 };
 
 use super::public::{self, Folders};
@@ -88,8 +86,6 @@ pub(super) struct FileData {
     pub(super) cosine: Option<EmbeddingDifference>,
     /// Comparison of scores with the baseline's, for models that score texts.
     pub(super) score: Option<EmbeddingDifference>,
-    /// Routing figures of models with experts.
-    pub(super) experts: Option<ExpertData>,
     /// Mean KLD that these types cost a healthy file.
     pub(super) healthy_kld: Option<f64>,
     /// Limits that were applied, each with its measured figure.
@@ -104,16 +100,6 @@ pub(super) struct FileData {
     pub(super) judged: Vec<JudgedAspect>,
     /// Aspects that were not judged, with the reason and the remedy.
     pub(super) not_judged: Vec<OpenQuestions>,
-}
-
-/// Routing of the tokens to experts.
-#[derive(Clone, Debug, Serialize)]
-pub(super) struct ExpertData {
-    /// Summary of the experts that were reached.
-    pub(super) summary: String,
-    /// Share of the choices that equal the baseline's, 0 to 1.
-    pub(super) agreement: Option<f64>,
-    pub(super) layers: Vec<LayerRouting>,
 }
 
 /// Finding or open question about a file.
@@ -244,7 +230,6 @@ impl FileData {
             vectors: report.embeddings.clone(),
             cosine: against.filter(|found| found.score_error.is_none()).cloned(),
             score: against.filter(|found| found.score_error.is_some()).cloned(),
-            experts: report.routing.as_ref().map(ExpertData::new),
             healthy_kld: report.healthy.map(|healthy| healthy.cost.kld),
             limits: limits(report),
             spread,
@@ -254,13 +239,6 @@ impl FileData {
             judged: judged(report),
             not_judged: not_judged(report),
         }
-    }
-}
-
-impl ExpertData {
-    fn new(routing: &RoutingReport) -> Self {
-        let (summary, layers) = (shown(&experts::summary(routing)), routing.layers.clone());
-        Self { summary, agreement: routing.agreement(), layers }
     }
 }
 

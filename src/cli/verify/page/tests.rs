@@ -12,7 +12,7 @@ use crate::cli::verify::report::ModelReport;
 use crate::job::Guard;
 use crate::verify::{
     Aspect, Check, Distribution, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Figure, Finding,
-    HealthyVectors, LayerRouting, LimitLine, Perplexity, Report, RoutingReport, Spread, Thresholds,
+    HealthyVectors, LimitLine, Perplexity, Report, Spread, Thresholds,
 };
 
 const HOSTILE: &str =
@@ -297,25 +297,6 @@ fn of_encoders_vectors_stand_in_the_place_of_predictions() {
     let html = html::render(&page(&mixed)).unwrap();
     check_markup(&html);
     assert!(html.contains("perplexity</th>") && html.contains("mean cosine</th>"), "{html}");
-}
-
-#[test]
-fn what_experts_got_is_a_table() {
-    let mut entry = measured("moe.gguf", "Q4_K_M", 5_000_000, 0.004);
-    let layer = |layer: Option<usize>, tokens: &[u64], agreement| {
-        LayerRouting::new(layer, "<b>router".to_owned(), 5000, tokens.to_vec(), agreement)
-    };
-    let layers = vec![layer(Some(3), &[6000, 4000, 0, 0], Some(0.9)), layer(None, &[5000, 5000], None)];
-    entry.report.routing = Some(RoutingReport { layers });
-    let html = html::render(&page(&[entry])).unwrap();
-    check_markup(&html);
-    assert!(
-        html.contains("2 layers, 6 experts, 2 got no token and are not in the figures: layer 3: 2 3"),
-        "{html}"
-    );
-    let row = "<td>4</td><td>2</td><td>5,000</td><td>2</td><td>60.00 %</td><td>0.00 %</td><td>0.485</td><td>90.00 %</td>";
-    assert!(html.contains(row), "{html}");
-    assert!(html.contains("&lt;b&gt;router") && !html.contains("<b>router"), "{html}");
 }
 
 #[test]
