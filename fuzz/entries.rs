@@ -2,7 +2,7 @@
 //!
 //! An error is a valid result. A panic, an allocation beyond what the input justifies, or endless work is not. Each
 //! entry also checks invariants of accepted input. This is the only list of targets: the program of `fuzz_targets`, the
-//! seeds, the dictionaries and the test suite use it.
+//! seeds, the words and the test suite use it.
 
 // With paths, since this file is itself included by path from two places.
 #[path = "entries/blocks.rs"]
@@ -34,55 +34,72 @@ pub use recipe::recipe_source;
 /// Function that runs one input; returns true if it was accepted, so that the code after the parser was reached.
 pub type Entry = fn(&[u8]) -> bool;
 
-/// All entries, by target name.
-pub const ENTRIES: &[(&str, Entry)] = &[
-    ("auto_round", codes::auto_round),
-    ("awq", codes::awq),
-    ("bitnet", codes::bitnet),
-    ("bitsandbytes", codes::bitsandbytes),
-    ("blocks", blocks::blocks),
-    ("card", texts::card),
-    ("compressed_tensors", codes::compressed_tensors),
-    ("config", texts::config),
-    ("convert", model::convert),
-    ("describe", gguf::describe),
-    ("encoder", vocabulary::encoder),
-    ("engine", model::engine),
-    ("fastllm", checkpoint::fastllm),
-    ("fastllm_codes", codes::fastllm),
-    ("fp8", codes::fp8),
-    ("gguf", gguf::header),
-    ("gptq", codes::gptq),
-    ("hqq", codes::hqq),
-    ("imatrix", gguf::imatrix),
-    ("index", checkpoint::index),
-    ("logits", texts::logits),
-    ("metadata_json", texts::metadata_json),
-    ("mlx", codes::mlx),
-    ("model_card", texts::model_card),
-    ("modelopt", codes::modelopt),
-    ("msmodelslim", codes::msmodelslim),
-    ("mxfp4", codes::mxfp4),
-    ("options", texts::options),
-    ("pickle", checkpoint::pickle),
-    ("prompts", texts::prompts),
-    ("quantize", blocks::quantize),
-    ("quanto", codes::quanto),
-    ("rebuild", recipe::rebuilt),
-    ("recipe", recipe::recipe),
-    ("rewrite", gguf::rewrite),
-    ("safetensors", checkpoint::safetensors),
-    ("sentencepiece", vocabulary::sentencepiece),
-    ("split", gguf::split),
-    ("tasks", texts::tasks),
-    ("template", texts::template),
-    ("text", vocabulary::text),
-    ("tiktoken", vocabulary::files),
-    ("to_hf", model::to_hf),
-    ("tokenizer_files", vocabulary::files),
-    ("tokenizer_json", vocabulary::tokenizer_json),
-    ("torch", checkpoint::torch),
-    ("verdict_part", kept::verdict_part),
+/// Sources of checkpoints with codes, and of GGUF files.
+const CODES: &str = "checkpoint/safetensors checkpoint/config dequant/settings dequant/patterns";
+const GGUF: &str = "format/header format/keys format/value format/vocabulary core/dtype";
+
+/// All entries: target name, entry, and the sources of its parser, whose literals are the words of the fuzzer: files and
+/// folders `CRATE/PATH`, separated by spaces.
+pub const ENTRIES: &[(&str, Entry, &[&str])] = &[
+    ("auto_round", codes::auto_round, &["dequant/autoround dequant/gptq dequant/awq", CODES]),
+    ("awq", codes::awq, &["dequant/awq", CODES]),
+    ("bitnet", codes::bitnet, &["dequant/bitnet", CODES]),
+    ("bitsandbytes", codes::bitsandbytes, &["dequant/bitsandbytes", CODES]),
+    ("blocks", blocks::blocks, &["core/dtype"]),
+    ("card", texts::card, &["arch/read arch/language"]),
+    (
+        "compressed_tensors",
+        codes::compressed_tensors,
+        &["dequant/compressed dequant/sparse dequant/targets", CODES],
+    ),
+    ("config", texts::config, &["checkpoint/config checkpoint/json"]),
+    ("convert", model::convert, &["conversion/metadata conversion/naming arch/registry arch/keys", CODES]),
+    ("describe", gguf::describe, &["conversion/source arch/registry", CODES, GGUF]),
+    ("encoder", vocabulary::encoder, &["tokenizer/encode", GGUF]),
+    ("engine", model::engine, &["engine/resolve arch/graph", GGUF]),
+    ("fastllm", checkpoint::fastllm, &["checkpoint/fastllm"]),
+    ("fastllm_codes", codes::fastllm, &["checkpoint/fastllm dequant/flm conversion/fastllm"]),
+    ("fp8", codes::fp8, &["dequant/fp8", CODES]),
+    ("gguf", gguf::header, &[GGUF]),
+    ("gptq", codes::gptq, &["dequant/gptq", CODES]),
+    ("hqq", codes::hqq, &["dequant/hqq", CODES]),
+    ("imatrix", gguf::imatrix, &["format/imatrix", GGUF]),
+    ("index", checkpoint::index, &["checkpoint/shards", CODES]),
+    ("logits", texts::logits, &["verification/logit_file"]),
+    ("metadata_json", texts::metadata_json, &["conversion/metadata format/assign"]),
+    ("mlx", codes::mlx, &["dequant/mlx", CODES]),
+    ("model_card", texts::model_card, &["conversion/model_card"]),
+    ("modelopt", codes::modelopt, &["dequant/modelopt", CODES]),
+    ("msmodelslim", codes::msmodelslim, &["dequant/msmodelslim checkpoint/msmodelslim", CODES]),
+    ("mxfp4", codes::mxfp4, &["dequant/mxfp4 dequant/fp4", CODES]),
+    ("options", texts::options, &["quantization/options format/assign format/file_type"]),
+    ("pickle", checkpoint::pickle, &["checkpoint/pickle"]),
+    ("prompts", texts::prompts, &["verification/prompts"]),
+    ("quantize", blocks::quantize, &["core/dtype"]),
+    ("quanto", codes::quanto, &["dequant/quanto", CODES]),
+    ("rebuild", recipe::rebuilt, &["quantization/recipe", GGUF]),
+    ("recipe", recipe::recipe, &["quantization/recipe", GGUF]),
+    ("rewrite", gguf::rewrite, &["format/endian", GGUF]),
+    ("safetensors", checkpoint::safetensors, &["checkpoint/safetensors"]),
+    ("sentencepiece", vocabulary::sentencepiece, &["tokenizer/sentencepiece"]),
+    ("split", gguf::split, &["format/split format/split_keys", GGUF]),
+    ("tasks", texts::tasks, &["verification/tasks"]),
+    ("template", texts::template, &["verification/chat"]),
+    ("text", vocabulary::text, &["tokenizer/encode", GGUF]),
+    ("tiktoken", vocabulary::files, &["tokenizer/modes tokenizer/files"]),
+    ("to_hf", model::to_hf, &["conversion/to_hf tokenizer/rebuild arch/invert", GGUF]),
+    (
+        "tokenizer_files",
+        vocabulary::files,
+        &["tokenizer/modes tokenizer/hf_vocab tokenizer/special tokenizer/files"],
+    ),
+    (
+        "tokenizer_json",
+        vocabulary::tokenizer_json,
+        &["tokenizer/hf_json tokenizer/hf_decoder tokenizer/account"],
+    ),
+    ("torch", checkpoint::torch, &["checkpoint/torch checkpoint/pickle"]),
+    ("verdict_part", kept::verdict_part, &["verification/parts"]),
 ];
 
 /// Runs the entry of a target.

@@ -25,7 +25,7 @@ fi
 jobs=${FUZZ_JOBS:+-j "$FUZZ_JOBS"}
 triple=$(rustc -vV | sed -n 's/^host: //p')
 
-# The seeds and the files of the repository, by the tests that also check them.
+# The seeds, words and files of the repository, by the tests that also check them.
 GGUF_FUZZ_CORPUS=$PWD/fuzz/corpus cargo test $jobs --quiet --test it -- \
     fuzz::seeds_reach fuzz::files_of_the_repository >/dev/null
 
@@ -65,7 +65,7 @@ for target in "${targets[@]}"; do
     before=$(find fuzz/artifacts -name "$target-*" | wc -l)
     TMPDIR=$room FUZZ_TARGET=$target ${FUZZ_RUN:-} "$program" -seed="$seed" -max_total_time="$seconds" \
         -print_final_stats=1 -timeout=15 -rss_limit_mb=2048 -malloc_limit_mb=512 \
-        -artifact_prefix="fuzz/artifacts/$target-" -dict="fuzz/dictionaries/$target.dict" \
+        -artifact_prefix="fuzz/artifacts/$target-" -dict="fuzz/corpus-words/$target.dict" \
         "fuzz/corpus/$target" >"$log" 2>&1 || true
     found=$(($(find fuzz/artifacts -name "$target-*" | wc -l) - before))
     executions=$(grep -ao 'number_of_executed_units: *[0-9]*' "$log" | grep -o '[0-9]*$' | tail -1) || true

@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 fn replay() -> ExitCode {
     let mut n_failed = 0;
     for word in std::env::args().skip(1) {
-        for (target, _) in entries::ENTRIES {
+        for (target, ..) in entries::ENTRIES {
             let inputs = match word.split_once('=') {
                 Some((name, path)) if name == *target => vec![PathBuf::from(path)],
                 Some(_) => Vec::new(),

@@ -2,7 +2,8 @@
 //!
 //! Each run takes another seed and prints it; `GGUF_FUZZ_SEED=N` repeats a run, `GGUF_FUZZ_CASES=N` makes it longer.
 //! `GGUF_FUZZ_CORPUS=DIR` writes the seeds of all targets and the repository's other inputs for them, for
-//! `scripts/fuzz.sh`. Inputs that are too long to be damaged effectively go to `DIR-long`, for `scripts/coverage.sh`.
+//! `scripts/fuzz.sh`, and their words to `DIR-words`. Inputs that are too long to be damaged effectively go to `DIR-long`,
+//! for `scripts/coverage.sh`.
 
 #[path = "../../../fuzz/entries.rs"]
 mod entries;
@@ -12,14 +13,15 @@ mod models;
 mod mutate;
 mod seeds;
 mod vocabularies;
+mod words;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::panic::catch_unwind;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
-use mutate::{damaged, words};
+use mutate::damaged;
 
 use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, root, seed};
@@ -35,14 +37,6 @@ fn number(name: &str) -> Option<u64> {
 
 fn targets() -> Vec<&'static str> {
     entries::ENTRIES.iter().map(|entry| entry.0).collect()
-}
-
-fn dictionary(target: &str) -> PathBuf {
-    root().join(format!("fuzz/dictionaries/{target}.dict"))
-}
-
-fn dictionary_words(target: &str) -> Vec<Vec<u8>> {
-    words(&fs_err::read_to_string(dictionary(target)).unwrap())
 }
 
 /// Runs an input, and reports the path of its bytes if it fails; returns true if it passed.
@@ -65,8 +59,8 @@ fn no_entry_panics(tier: Tier) {
     let n_cases = asked.unwrap_or(tier.of(150, 1500));
     let most = Duration::from_millis(tier.of(40, 500));
     let mut failed = Vec::new();
-    for (at, target) in (0..).zip(targets()) {
-        let (seeds, words) = (&SEEDS[target], dictionary_words(target));
+    for (at, &(target, _, places)) in (0..).zip(entries::ENTRIES) {
+        let (seeds, words) = (&SEEDS[target], words::of(places));
         let start = Instant::now();
         for case in 0..n_cases {
             if start.elapsed() > most && asked.is_none() {
@@ -117,7 +111,10 @@ const MAX_BYTES: usize = 16 << 10;
 fn files_of_the_repository_are_inputs() {
     let Ok(corpus) = std::env::var("GGUF_FUZZ_CORPUS") else { return };
     let mut n_targets = 0;
-    for target in targets() {
+    fs_err::create_dir_all(format!("{corpus}-words")).unwrap();
+    for &(target, _, places) in entries::ENTRIES {
+        fs_err::write(format!("{corpus}-words/{target}.dict"), words::dictionary(&words::of(places)))
+            .unwrap();
         let inputs = material::of(target);
         n_targets += usize::from(!inputs.is_empty());
         for (at, input) in inputs.iter().enumerate() {
@@ -146,14 +143,9 @@ fn what_was_found_stays_mended() {
 }
 
 #[test]
-fn targets_dictionaries_and_the_page_agree() {
+fn targets_and_the_page_agree() {
     let targets = targets();
     assert!(targets.is_sorted() && targets.len() >= 24, "{targets:?}");
-    let expected: BTreeSet<String> = targets.iter().map(|target| format!("{target}.dict")).collect();
-    assert!(files::names(root().join("fuzz/dictionaries")).iter().eq(&expected), "{expected:?}");
-    for target in &targets {
-        assert!(!dictionary_words(target).is_empty(), "{target}: an empty dictionary");
-    }
     let page = fs_err::read_to_string(root().join("docs/guarantees.md")).unwrap();
     let number = format!("{} targets", targets.len());
     assert!(page.contains(&number), "docs/guarantees.md has not: {number}");
