@@ -53,6 +53,7 @@ pub use calibration::{
     Calibration, CalibrationPlan, CalibrationReport, HeldOutFacts, KindFacts, OwnText, TextFacts,
 };
 pub use default_name::NameTaken;
+pub(crate) use error::Result;
 pub use error::{Contradiction, JobError};
 pub use events::Events;
 pub use guard::Guard;

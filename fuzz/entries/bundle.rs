@@ -42,7 +42,6 @@ pub(super) fn split<'a>(data: &'a [u8], known: &[&'static str]) -> Vec<(&'static
     files
 }
 
-/// Content of one of the files.
 pub(super) fn find<'a>(files: &[(&'static str, &'a [u8])], name: &str) -> Option<&'a [u8]> {
     files.iter().find(|file| file.0 == name).map(|file| file.1)
 }
@@ -65,7 +64,6 @@ pub(super) fn place(name: &str) -> PathBuf {
     })
 }
 
-/// Writes the bytes to a file.
 pub(super) fn file(name: &str, data: &[u8]) -> PathBuf {
     let path = place(name);
     fs_err::write(&path, data).expect("room for a small file");

@@ -196,7 +196,6 @@ fn is_one_file_twice(cause: &(dyn std::error::Error + 'static)) -> bool {
             .is_some_and(|error| matches!(error, EditError::Write(error) if of_write(error)))
 }
 
-/// Returns true if a command has this long option.
 fn has(command: &clap::Command, option: &str) -> bool {
     let names = |arg: &clap::Arg| {
         let aliases = arg.get_all_aliases().unwrap_or_default();

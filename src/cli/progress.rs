@@ -30,7 +30,6 @@ const BAR_INTERVAL: Duration = Duration::from_millis(100);
 enum Mode {
     /// Neither progress nor warnings.
     Quiet,
-    /// Warnings only.
     Warnings,
     Bar,
     Lines,
@@ -198,7 +197,6 @@ impl ProgressStage {
         format!("{:.0} %", (self.share(done) * 100.0).floor())
     }
 
-    /// Returns everything in one line.
     fn line(&mut self, done: u64, n_steps: usize, now: Instant) -> String {
         let rate = self.rate(done, now).into_iter().collect();
         let parts = [vec![self.percent(done)], self.amounts(done), rate, self.left(done, n_steps, now)];

@@ -59,7 +59,6 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// Returns the hints of an error and its causes.
 pub(crate) fn hints_of(error: &anyhow::Error) -> Vec<String> {
     error.chain().flat_map(hints).collect()
 }

@@ -13,7 +13,7 @@ use crate::core::platform::held_bytes;
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::engine::{EngineError, EngineOptions};
-use crate::job::{Contradiction, Guard, JobError};
+use crate::job::{Contradiction, Guard, Result};
 use crate::verify::{Fingerprint, Model, PromptForm};
 
 pub use facts::{CalibrationPlan, CalibrationReport, HeldOutFacts, KindFacts, TextFacts};
@@ -84,7 +84,7 @@ impl Calibration {
     }
 
     /// Identifies what decides the result besides the model and the types.
-    pub(super) fn identity(&self) -> Result<String, JobError> {
+    pub(super) fn identity(&self) -> Result<String> {
         let CalibrationSources { given, held_out } = self.read_texts()?;
         let mut digest = Fingerprint::default();
         let own_text = match self.own_text {
@@ -109,7 +109,7 @@ impl Calibration {
         EngineOptions { held_bytes: held_bytes(), ..self.engine }
     }
 
-    pub(crate) fn read_texts(&self) -> Result<CalibrationSources, JobError> {
+    pub(crate) fn read_texts(&self) -> Result<CalibrationSources> {
         let read = |paths: &[PathBuf]| {
             let sources = paths.iter().map(|path| TextSource::read(path, PromptForm::Detected));
             sources.collect::<Result<Vec<_>, CalibrateError>>()
@@ -160,7 +160,6 @@ impl Calibration {
         Ok(text)
     }
 
-    /// Returns the options for the amount of text.
     fn text_options(&self) -> TextOptions {
         TextOptions {
             n_tokens: self.n_tokens,

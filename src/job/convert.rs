@@ -9,7 +9,7 @@ use crate::job::plan::{ConversionPlan, ConvertedTensorPlan, IntegerCodes};
 use crate::job::report::{ConversionReport, SmallTensorRows};
 use crate::job::run::JobRun;
 use crate::job::stored::StoredWeights;
-use crate::job::{JobError, JobTypes, NativeFloats, OutputFiles, remark};
+use crate::job::{JobTypes, NativeFloats, OutputFiles, Result, remark};
 
 /// Conversion whose output has been checked.
 pub(super) struct CheckedConversion<'a> {
@@ -25,7 +25,7 @@ pub(super) struct CheckedConversion<'a> {
 }
 
 impl<'a> CheckedConversion<'a> {
-    pub(super) fn new(run: &'a JobRun<'a>, opened: &'a OpenedInput) -> Result<Self, JobError> {
+    pub(super) fn new(run: &'a JobRun<'a>, opened: &'a OpenedInput) -> Result<Self> {
         let (job, output) = (run.job, &run.job.output);
         let is_native = matches!(job.types, JobTypes::Native { .. });
         let conversion = opened.conversion();

@@ -2,7 +2,7 @@
 
 use crate::arch::OutType;
 use crate::convert::{Codes, DiffusionConversion};
-use crate::job::{Contradiction, Job, JobError, JobInput, JobTypes};
+use crate::job::{Contradiction, Job, JobInput, JobTypes, Result};
 use crate::quantize::FileType;
 
 /// Returns the job with the types that an image or video model gets; `None` for other inputs, and for types that mean the
@@ -10,7 +10,7 @@ use crate::quantize::FileType;
 ///
 /// # Errors
 /// The model cannot be read; types or a calibration that such a model cannot have.
-pub(super) fn settled(job: &Job) -> Result<Option<Job>, JobError> {
+pub(super) fn settled(job: &Job) -> Result<Option<Job>> {
     let JobInput::Checkpoint(path) = &job.input else { return Ok(None) };
     let is_settled = match &job.types {
         JobTypes::Plain { file_type, codes: Codes::Card } => {

@@ -14,6 +14,8 @@ use crate::job::recipe::RecipeError;
 use crate::job::{NameTaken, NativeFloats, NothingAlike, RefusedOverrides};
 use crate::quantize::{AllocateError, FileType, OptionError, QuantizeError};
 
+pub(crate) type Result<T, E = JobError> = std::result::Result<T, E>;
+
 /// Errors that prevent a plan or stop a job.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]

@@ -11,7 +11,7 @@ use crate::convert::{
 use crate::core::output::OutputKind;
 use crate::core::{GgmlType, TensorMeta, TensorSource};
 use crate::gguf::{GgufFile, Metadata, output_kind};
-use crate::job::{Guard, JobError};
+use crate::job::{Guard, JobError, Result};
 use crate::quant::SmallRows;
 use crate::quantize::Input;
 
@@ -66,7 +66,7 @@ impl JobInput {
     ///
     /// # Errors
     /// A model that cannot be read.
-    pub fn is_image_model(&self, options: &ConvertOptions) -> Result<bool, JobError> {
+    pub fn is_image_model(&self, options: &ConvertOptions) -> Result<bool> {
         match self {
             Self::Gguf(path) => Ok(image_rules(&open_model(path)?).is_some()),
             Self::Checkpoint(path) => Ok(DiffusionConversion::find(path, options)?.is_some()),
@@ -101,7 +101,7 @@ impl JobInput {
         }
     }
 
-    pub(super) fn open(&self, options: &ConvertOptions) -> Result<OpenedInput, JobError> {
+    pub(super) fn open(&self, options: &ConvertOptions) -> Result<OpenedInput> {
         let converted = |source: ModelSource| conversion(source, options);
         match self {
             Self::Gguf(path) => Ok(OpenedInput::File(Box::new(open_model(path)?))),
@@ -130,7 +130,7 @@ impl JobInput {
         guard: &mut Guard<'_>,
         opened: &OpenedInput,
         convert: &ConvertOptions,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         let role = match self {
             Self::Gguf(_) => "the model",
             Self::Adapter { .. } => "the adapter",
@@ -152,14 +152,14 @@ impl JobInput {
     }
 }
 
-fn open_model(path: &Path) -> Result<GgufFile, JobError> {
+fn open_model(path: &Path) -> Result<GgufFile> {
     let file = GgufFile::open(path)?;
     must_be_model(&file)?;
     Ok(file)
 }
 
 /// Refuses GGUF files that hold no weights: importance matrices and recipes.
-pub(crate) fn must_be_model(file: &GgufFile) -> Result<(), JobError> {
+pub(crate) fn must_be_model(file: &GgufFile) -> Result<()> {
     match output_kind(file.metadata()) {
         OutputKind::Model => Ok(()),
         kind => Err(JobError::NotAModel { path: file.path().to_owned(), kind }),
@@ -172,7 +172,7 @@ fn image_rules(file: &GgufFile) -> Option<DiffusionRules> {
     DiffusionRules::of_file(file.metadata(), file.tensors()).ok().flatten()
 }
 
-fn conversion(source: ModelSource, options: &ConvertOptions) -> Result<OpenedInput, JobError> {
+fn conversion(source: ModelSource, options: &ConvertOptions) -> Result<OpenedInput> {
     Ok(OpenedInput::Conversion(Box::new(Conversion::of(source, options)?)))
 }
 

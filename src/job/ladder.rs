@@ -35,8 +35,8 @@ use crate::gguf::{Imatrix, Share, WriteError, output_id};
 use crate::job::input::OpenedInput;
 use crate::job::run::JobRun;
 use crate::job::{
-    Calibration, Events, FileTarget, Importance, Job, JobError, JobInput, JobOutput, JobTypes, OutputFiles,
-    OutputPath,
+    Calibration, Events, FileTarget, Importance, Job, JobInput, JobOutput, JobTypes, OutputFiles, OutputPath,
+    Result,
 };
 use crate::quantize::{FileType, QuantizeOptions};
 
@@ -123,7 +123,7 @@ impl Ladder {
     ///
     /// # Errors
     /// Everything that would stop the run and can be detected beforehand.
-    pub fn plan(&self, events: &dyn Events) -> Result<LadderPlan, JobError> {
+    pub fn plan(&self, events: &dyn Events) -> Result<LadderPlan> {
         let job = self.common();
         let run = JobRun::new(&job, events, true);
         let opened = run.open()?;
@@ -136,7 +136,7 @@ impl Ladder {
     ///
     /// # Errors
     /// Anything that stops the run. A file has its final name only if it is complete.
-    pub fn run(&self, events: &dyn Events) -> Result<LadderReport, JobError> {
+    pub fn run(&self, events: &dyn Events) -> Result<LadderReport> {
         let job = self.common();
         let run = JobRun::new(&job, events, false);
         let opened = run.open()?;
@@ -170,7 +170,7 @@ impl Ladder {
 
     /// Removes what dead runs have left in the folder, except unfinished files that this run continues. The folder of a
     /// shared ladder is left alone: other machines write there.
-    fn sweep(&self, kept: &[PathBuf]) -> Result<(), JobError> {
+    fn sweep(&self, kept: &[PathBuf]) -> Result<()> {
         let kept = if self.resume { kept } else { &[] };
         if self.share.is_none() && self.directory.is_dir() {
             sweep(&self.directory, kept)?;
@@ -191,27 +191,18 @@ impl Ladder {
 
     /// Records the figures of a file, so that a run that is stopped later need not measure them again. `id` identifies
     /// what they were measured with.
-    pub fn keep_figures(
-        &self,
-        file: &LadderFile,
-        id: &str,
-        figures: &serde_json::Value,
-    ) -> Result<(), JobError> {
+    pub fn keep_figures(&self, file: &LadderFile, id: &str, figures: &serde_json::Value) -> Result<()> {
         folder::keep_figures(&self.directory, file, id, figures, self.sync)
     }
 
     /// Removes the records of unfinished runs, once nothing needs them any more.
-    pub fn forget_runs(&self) -> Result<(), JobError> {
+    pub fn forget_runs(&self) -> Result<()> {
         part::forget(&self.directory)?;
         Ok(folder::forget(&self.directory)?)
     }
 
     /// Returns the ladder with the files of the share, and the companions that the share has.
-    fn own(
-        &self,
-        opened: &OpenedInput,
-        imatrix: Option<&Imatrix>,
-    ) -> Result<(Self, Vec<Companion>), JobError> {
+    fn own(&self, opened: &OpenedInput, imatrix: Option<&Imatrix>) -> Result<(Self, Vec<Companion>)> {
         let companions = Companion::of(opened);
         let Some(share) = self.share else { return Ok((self.clone(), companions)) };
         let (machines, idlest) = prepared::division(self, opened, imatrix, share.count())?;
@@ -222,7 +213,6 @@ impl Ladder {
         Ok((Self { rungs, ..self.clone() }, companions))
     }
 
-    /// Describes the files of a part.
     fn described(&self) -> String {
         let share = self.share.map_or_else(String::new, |share| share.to_string());
         let names: Vec<String> = self.rungs.iter().map(ToString::to_string).collect();
@@ -233,7 +223,7 @@ impl Ladder {
     }
 
     /// Job that reads the same model with the same options, for a file of its own; in parts if `is_split`.
-    fn alone(&self, rung: &Rung, target: PathBuf, is_split: bool) -> Result<Job, JobError> {
+    fn alone(&self, rung: &Rung, target: PathBuf, is_split: bool) -> Result<Job> {
         let types = match (rung.most_kld, &self.input) {
             (Some(kld), _) => JobTypes::Size { target: FileTarget::Kld(kld), candidates: Vec::new() },
             (None, JobInput::Gguf(_)) => JobTypes::mixture(rung.types.file_type),

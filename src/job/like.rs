@@ -10,7 +10,7 @@ use crate::core::{Hint, TensorSource};
 use crate::gguf::{GgufFile, Value};
 use crate::job::input::OpenedInput;
 use crate::job::run::JobRun;
-use crate::job::{Job, JobError, JobInput, JobTypes, Remark, TypeSwitches};
+use crate::job::{Job, JobInput, JobTypes, Remark, Result, TypeSwitches};
 use crate::quantize::{FileType, LikeTypes, QuantizeOptions};
 
 /// Types that are those of another file, in figures.
@@ -66,7 +66,7 @@ pub(super) fn set_types(
     run: &JobRun<'_>,
     opened: &OpenedInput,
     options: &mut QuantizeOptions,
-) -> Result<Option<LikeReport>, JobError> {
+) -> Result<Option<LikeReport>> {
     let JobTypes::Like { file: path, .. } = &run.job.types else { return Ok(None) };
     let file = GgufFile::open(path)?;
     let architecture = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -137,7 +137,7 @@ fn remark(path: &Path, types: &LikeTypes) -> Remark {
 
 /// Returns the job in which the converter itself writes the types, if that gives the very tensors of the file in their
 /// order. Other files, and jobs with options of a quantization, are quantized.
-pub(super) fn converted(job: &Job) -> Result<Option<Job>, JobError> {
+pub(super) fn converted(job: &Job) -> Result<Option<Job>> {
     let JobTypes::Like { file, requantize } = &job.types else { return Ok(None) };
     let plain = QuantizeOptions {
         file_type: job.quantize.file_type,

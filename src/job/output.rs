@@ -13,7 +13,7 @@ use crate::gguf::{
 };
 use crate::job::default_name::{self, Unnamed};
 use crate::job::input::OpenedInput;
-use crate::job::{Events, Guard, Importance, Job, JobError, JobInput};
+use crate::job::{Events, Guard, Importance, Job, JobInput, Result};
 
 /// Output of a job.
 #[derive(Clone, Debug)]
@@ -136,7 +136,7 @@ impl JobOutput {
         target: &Path,
         opened: &OpenedInput,
         planned: Option<Vec<PathBuf>>,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         let role = if self.files == OutputFiles::AsInput { "a part" } else { "the output" };
         for path in planned.unwrap_or_else(|| self.guarded(target, opened)) {
             guard.write(role, &path, OutputKind::Model)?;

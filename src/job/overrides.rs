@@ -2,7 +2,7 @@
 
 use crate::core::Hint;
 use crate::inspect::{Objection, objections_to};
-use crate::job::JobError;
+use crate::job::Result;
 use crate::quantize::{Input, QuantizeError, QuantizeOptions};
 
 /// Error: `--override-kv` gives keys values that they may not have.
@@ -24,7 +24,7 @@ impl Hint for RefusedOverrides {
 ///
 /// # Errors
 /// A value of another type than the key has; a value with which the model could no longer be read or run.
-pub(super) fn check(input: &Input<'_>, options: &QuantizeOptions) -> Result<(), JobError> {
+pub(super) fn check(input: &Input<'_>, options: &QuantizeOptions) -> Result<()> {
     let value = |item: &crate::quantize::Override| Ok((item.key.clone(), item.value_in(input.metadata)?));
     let values: Result<Vec<_>, QuantizeError> = options.overrides.iter().map(value).collect();
     let values = values?;

@@ -11,7 +11,7 @@ use crate::job::report::{QuantizationReport, SmallTensorRows};
 use crate::job::run::JobRun;
 use crate::job::size::{self, SizeChoice, TargetReport, write_types};
 use crate::job::stored::StoredWeights;
-use crate::job::{JobError, LikeReport, OutputFiles, like, overrides, remark};
+use crate::job::{LikeReport, OutputFiles, Result, like, overrides, remark};
 use crate::quantize::{Allocation, FileType, Input, QuantizeOptions, QuantizePlan};
 
 /// Quantization whose output has been checked.
@@ -30,7 +30,7 @@ pub(super) struct CheckedQuantization<'a> {
 }
 
 impl<'a> CheckedQuantization<'a> {
-    pub(super) fn new(run: &'a JobRun<'a>, opened: &'a mut OpenedInput) -> Result<Self, JobError> {
+    pub(super) fn new(run: &'a JobRun<'a>, opened: &'a mut OpenedInput) -> Result<Self> {
         let job = run.job;
         let mut options = QuantizeOptions {
             // The type is arbitrary if a size or a file decides.
@@ -61,7 +61,7 @@ impl<'a> CheckedQuantization<'a> {
     }
 
     /// Plans a run that may lack something.
-    pub(super) fn plan(self) -> Result<QuantizationPlan, JobError> {
+    pub(super) fn plan(self) -> Result<QuantizationPlan> {
         if let Some(calibration) = &self.run.job.calibration {
             return calibration.plan(&self);
         }
@@ -78,8 +78,7 @@ impl<'a> CheckedQuantization<'a> {
         Ok(self.described(&plan, allocation.as_ref()))
     }
 
-    /// Plans and writes.
-    pub(super) fn write(self) -> Result<QuantizationReport, JobError> {
+    pub(super) fn write(self) -> Result<QuantizationReport> {
         if let Some(calibration) = &self.run.job.calibration {
             return calibration.run(&self);
         }
@@ -99,7 +98,7 @@ impl<'a> CheckedQuantization<'a> {
     }
 
     /// Chooses types by estimated costs, if a size decides.
-    fn allocate(&self) -> Result<Option<Allocation>, JobError> {
+    fn allocate(&self) -> Result<Option<Allocation>> {
         let Some(size) = self.size else { return Ok(None) };
         if !self.run.is_dry {
             self.run.progress().steps(2);
@@ -107,7 +106,7 @@ impl<'a> CheckedQuantization<'a> {
         size.allocate(self.run.progress(), &self.input, &self.options, self.imatrix.as_ref()).map(Some)
     }
 
-    fn note_share(&self, plan: &QuantizePlan<'_>) -> Result<(), JobError> {
+    fn note_share(&self, plan: &QuantizePlan<'_>) -> Result<()> {
         let output = &self.run.job.output;
         Ok(output.note_share(self.run.events, plan.metadata(), plan, &self.write)?)
     }
@@ -134,7 +133,7 @@ impl<'a> CheckedQuantization<'a> {
     }
 
     /// Writes the types of the plan, if a file is given.
-    pub(super) fn write_types(&self, plan: &QuantizePlan<'_>) -> Result<(), JobError> {
+    pub(super) fn write_types(&self, plan: &QuantizePlan<'_>) -> Result<()> {
         let job = self.run.job;
         job.write_types.as_ref().map_or(Ok(()), |path| Ok(write_types(path, plan, job.sync)?))
     }
@@ -157,16 +156,12 @@ impl<'a> CheckedQuantization<'a> {
     }
 
     /// Reports a plan before it is used.
-    pub(super) fn report_plan(&self, plan: QuantizationPlan) -> Result<(), JobError> {
+    pub(super) fn report_plan(&self, plan: QuantizationPlan) -> Result<()> {
         Ok(self.run.events.planned(&JobPlan::Quantize(Box::new(plan)))?)
     }
 
     /// Writes the files and the types of the plan, and reports what was found on the way.
-    pub(super) fn written(
-        &self,
-        plan: &QuantizePlan<'_>,
-        file_type: FileType,
-    ) -> Result<QuantizationReport, JobError> {
+    pub(super) fn written(&self, plan: &QuantizePlan<'_>, file_type: FileType) -> Result<QuantizationReport> {
         let (run, job) = (self.run, self.run.job);
         let written = plan.write(&self.target, &self.write, run.progress())?;
         job.output.note_rest(run.events, &written);
@@ -205,7 +200,7 @@ fn names_of_type(
     options: &QuantizeOptions,
     imatrix: Option<&Imatrix>,
     is_calibrated: bool,
-) -> Result<HashSet<String>, JobError> {
+) -> Result<HashSet<String>> {
     let input = opened.input();
     if is_calibrated {
         let types = QuantizePlan::types_to_come(&input, options)?.into_iter();

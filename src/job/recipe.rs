@@ -36,7 +36,7 @@ use crate::core::progress::Progress;
 use crate::core::sha256::{DigestError, sha256_of_file};
 use crate::gguf::{GgufFile, Metadata, OpenOptions, WriteError};
 use crate::job::input::must_be_model;
-use crate::job::{Guard, JobError};
+use crate::job::{Guard, Result};
 
 pub use error::RecipeError;
 pub use report::{
@@ -89,7 +89,7 @@ pub fn find_recipe(
     recipe: Option<&Path>,
     options: &RecipeOutput,
     progress: &dyn Progress,
-) -> Result<FileRecipe, JobError> {
+) -> Result<FileRecipe> {
     let start = Instant::now();
     let file = open(path)?;
     must_be_model(&file)?;
@@ -125,7 +125,7 @@ pub fn rebuild(
     target: &Path,
     options: &RecipeOutput,
     progress: &dyn Progress,
-) -> Result<RebuiltFile, JobError> {
+) -> Result<RebuiltFile> {
     let start = Instant::now();
     let mut guard = Guard::new(progress, false);
     guard.read("the recipe", recipe)?;
@@ -153,12 +153,11 @@ pub fn rebuild(
 }
 
 /// Opens one file, not its other parts.
-fn open(path: &Path) -> Result<GgufFile, JobError> {
+fn open(path: &Path) -> Result<GgufFile> {
     Ok(GgufFile::open_with(path, &OpenOptions { join_parts: false, ..OpenOptions::default() })?)
 }
 
-/// Returns the digest of a file.
-fn digest(path: &Path, progress: &dyn Progress) -> Result<String, JobError> {
+fn digest(path: &Path, progress: &dyn Progress) -> Result<String> {
     progress.begin("computing the checksum", fs_err::metadata(path)?.len());
     let digest = sha256_of_file(path, progress).map_err(of_digest);
     progress.end();

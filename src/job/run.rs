@@ -11,7 +11,7 @@ use crate::gguf::Metadata;
 use crate::job::input::OpenedInput;
 use crate::job::remark;
 use crate::job::templates::TemplateFindings;
-use crate::job::{Contradiction, Events, Guard, Job, JobError, JobInput, JobTypes};
+use crate::job::{Contradiction, Events, Guard, Job, JobInput, JobTypes, Result};
 use crate::verify::{header_errors, label_findings};
 
 /// Job that is planned or run.
@@ -33,7 +33,7 @@ impl<'a> JobRun<'a> {
     }
 
     /// Opens the input and reports its oddities.
-    pub(super) fn open(&self) -> Result<OpenedInput, JobError> {
+    pub(super) fn open(&self) -> Result<OpenedInput> {
         let Job { input, types, .. } = self.job;
         if matches!(input, JobInput::Gguf(_)) && !types.is_quantized() {
             return Err(Contradiction::NotConverted.into());
@@ -79,7 +79,7 @@ impl<'a> JobRun<'a> {
 
     /// Registers everything that is read, whatever the options, and the list of types, so that outputs are checked
     /// before any weight is read.
-    pub(super) fn guard(&self, opened: &OpenedInput) -> Result<Guard<'a>, JobError> {
+    pub(super) fn guard(&self, opened: &OpenedInput) -> Result<Guard<'a>> {
         let job = self.job;
         // A list of types is written even with a plan.
         let mut guard = Guard::new(self.progress(), self.is_dry && job.write_types.is_none());

@@ -10,7 +10,7 @@ use crate::core::output::{OutputError, OutputFile};
 use crate::core::progress::Progress;
 use crate::core::text::bytes;
 use crate::gguf::Imatrix;
-use crate::job::{Contradiction, FileTarget, JobError, JobTypes};
+use crate::job::{Contradiction, FileTarget, JobTypes, Result};
 use crate::quantize::{
     AllocateOptions, Allocation, Input, QuantizeOptions, QuantizePlan, SizeTarget, StandardMix, Survey,
     type_rules,
@@ -64,7 +64,7 @@ impl<'a> SizeChoice<'a> {
         input: &Input<'_>,
         options: &QuantizeOptions,
         imatrix: Option<&Imatrix>,
-    ) -> Result<Allocation, JobError> {
+    ) -> Result<Allocation> {
         let asked = AllocateOptions { quantize: options, types: self.candidates, keys: &[] };
         let FileTarget::Size(target) = self.target else { return Err(Contradiction::KldWithoutText.into()) };
         let survey = Survey::new(input, imatrix, &asked)?;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::convert::{Conversion, FloatReason, StoredClass};
 use crate::core::text::{escape, plural};
 use crate::core::{GgmlType, Hint, TensorMeta, TensorSource};
-use crate::job::JobError;
+use crate::job::Result;
 
 /// Storage of a quantized checkpoint's weights, with the types that they get.
 #[derive(Clone, Debug, Serialize)]
@@ -124,7 +124,7 @@ fn others(names: &[String]) -> String {
 
 impl NativeFloats {
     /// Checks a conversion to `native` without `--allow-rounding`.
-    pub(super) fn check(conversion: &Conversion) -> Result<(), JobError> {
+    pub(super) fn check(conversion: &Conversion) -> Result<()> {
         let floats = conversion.floats().into_iter().filter(|row| row.reason == FloatReason::Rounding);
         let names: Vec<String> = floats.map(|row| row.role).collect();
         if names.is_empty() {

@@ -4,7 +4,7 @@ use crate::convert::ConvertOptions;
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::Metadata;
 use crate::job::ladder::{Preset, Rung};
-use crate::job::{JobError, JobInput};
+use crate::job::{JobInput, Result};
 use crate::quantize::{FileType, QuantizeOptions, QuantizePlan, RungTypes};
 
 /// A model and what its weights take under types.
@@ -24,13 +24,12 @@ pub(crate) struct TypeSize {
     pub(crate) name: String,
     /// Bytes of all tensors.
     pub(crate) weight_bytes: u64,
-    /// True if the type needs an importance matrix.
     pub(crate) needs_importance: bool,
 }
 
 impl TypeSizes {
     /// Plans every type of a ladder for a model. Only headers are read.
-    pub(crate) fn of(input: &JobInput, convert: &ConvertOptions) -> Result<Self, JobError> {
+    pub(crate) fn of(input: &JobInput, convert: &ConvertOptions) -> Result<Self> {
         let options = ConvertOptions { tokenizer: false, then_quantized: true, ..convert.clone() };
         let opened = input.open(&options)?;
         let is_image = opened.image_rules().is_some();

@@ -64,7 +64,6 @@ enum Declared {
 }
 
 struct Types {
-    /// Declarations by name.
     declared: HashMap<String, Declared>,
     /// Types with a table of their own, which are not described again where another contains them.
     roots: HashSet<String>,
@@ -365,7 +364,6 @@ fn root_of(line: &str) -> Option<&str> {
     line.strip_prefix(MARKER)?.strip_suffix(" -->")
 }
 
-/// Returns the page with its tables.
 fn page() -> String {
     let types = Types::read(PAGE);
     PAGE.lines()

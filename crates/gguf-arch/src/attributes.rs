@@ -157,7 +157,6 @@ impl Attributes {
         self.defaults.keys().map(String::as_str)
     }
 
-    /// Returns the default of an attribute of the class.
     pub(super) fn default_of(&self, name: &str) -> Option<AttributeDefault> {
         let value = self.defaults.get(name)?;
         Some(match (value.get("derived"), value.get("period").and_then(Json::as_array)) {
@@ -167,7 +166,6 @@ impl Attributes {
         })
     }
 
-    /// Returns true if a null counts as absent.
     pub(super) fn fills_null(&self, name: &str) -> bool {
         self.filled.iter().any(|filled| filled == name)
     }

@@ -434,7 +434,6 @@ fn row(item: &Toml, at: &str) -> Read<MetadataRow> {
     }
 }
 
-/// Reads a table of expressions by name.
 fn exprs(top: &CardTable<'_>, key: &str) -> Read<IndexMap<String, Expr>> {
     let named =
         |(name, value): (&String, &Toml)| Ok((name.clone(), expr(value, &format!("[{key}] `{name}`"))?));

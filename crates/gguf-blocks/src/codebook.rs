@@ -37,13 +37,11 @@ impl<'a> Neighbours<'a> {
         &self.tiles.as_flattened()[..self.n_points]
     }
 
-    /// Returns the point at a position in the list.
     #[inline(always)]
     pub(super) fn at(self, position: Option<usize>) -> Option<u16> {
         self.tiles.as_flattened().get(position?).copied()
     }
 
-    /// Returns the number of points.
     #[inline(always)]
     pub(super) fn n_points(self) -> usize {
         self.n_points
@@ -82,19 +80,16 @@ impl ListRef {
     /// Number of values of [`ListRef::class`].
     pub(super) const CLASSES: usize = 1 << CLASS_BITS;
 
-    /// Returns the list as a number.
     #[inline(always)]
     pub(super) fn number(self) -> u32 {
         self.0
     }
 
-    /// Returns the list with a number.
     #[inline(always)]
     pub(super) fn of_number(number: u32) -> Self {
         Self(number)
     }
 
-    /// Returns the number of points in the list.
     #[inline(always)]
     pub(super) fn n_points(self) -> usize {
         (self.0 >> CLASS_BITS & LENGTH_MASK) as usize
@@ -194,7 +189,6 @@ impl<const D: usize> CodeBook<D> {
         packed
     }
 
-    /// Unpacks levels.
     #[inline(always)]
     pub(super) fn unpack(packed: u16) -> [i32; D] {
         std::array::from_fn(|i| i32::from(packed >> (Self::BITS * i as u32) & Self::MASK))
@@ -214,7 +208,6 @@ impl<const D: usize> CodeBook<D> {
         }
     }
 
-    /// Returns true for a packed grid point.
     #[inline(always)]
     pub(super) fn is_on_grid(&self, packed: u16) -> bool {
         self.entry(packed) & CLASS_MASK == 0

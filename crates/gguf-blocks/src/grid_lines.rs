@@ -22,7 +22,6 @@ pub(super) struct LineTables {
     square: [[f32; 16]; 4],
     /// `2 w x q`, for offsets.
     cross: [[f32; 16]; 4],
-    /// Sum of the weights.
     weight: f32,
 }
 
@@ -140,7 +139,6 @@ impl<L: Lanes> LowestLines<L> {
     }
 }
 
-/// Sums the entries of four tables.
 #[inline(always)]
 fn sum_of_entries<L: Lanes, const D: usize>(l: L, tables: &[[f32; 16]; 4], index: &[L::I; 4]) -> L::F {
     let mut entries = [l.splat(0.0); 4];
@@ -161,7 +159,6 @@ fn sum_at(tables: &[[f32; 16]; 4], index: [usize; 4]) -> f32 {
 }
 
 impl LineTables {
-    /// Tables of no group.
     pub(super) const EMPTY: Self = Self { square: [[0.0; 16]; 4], cross: [[0.0; 16]; 4], weight: 0.0 };
 
     /// Sets the tables of one group; `roots` are the weights of its distances.

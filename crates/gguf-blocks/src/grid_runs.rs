@@ -39,13 +39,11 @@ impl StepRun {
         self.0 as usize % MOST / STEPS
     }
 
-    /// Returns the first step.
     #[inline(always)]
     pub(super) fn first(self) -> usize {
         self.0 as usize % STEPS
     }
 
-    /// Returns the last step.
     #[inline(always)]
     pub(super) fn last(self) -> usize {
         (self.0 >> 8) as usize % STEPS
@@ -72,7 +70,6 @@ impl RunList {
         *count += usize::from(belongs);
     }
 
-    /// Sets the number of runs.
     #[inline(always)]
     pub(super) fn set_count(&mut self, count: usize) {
         self.count = count;
@@ -149,7 +146,6 @@ impl PointSpans {
         ];
     }
 
-    /// Returns the two points of a run.
     #[inline(always)]
     pub(super) fn points(&self, run: StepRun) -> [u16; 2] {
         let [first, second] = self.spans[run.index()];

@@ -39,7 +39,6 @@ impl GridSearch {
         Self { n_steps, iscales, refit }
     }
 
-    /// Returns the total number of steps.
     #[inline(always)]
     pub(super) const fn n_steps(&self) -> usize {
         self.n_steps

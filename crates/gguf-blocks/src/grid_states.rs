@@ -192,7 +192,6 @@ pub fn grid_form(ty: GgmlType) -> Option<&'static GridForm> {
 }
 
 impl GridForm {
-    /// Returns the number of vectors of a block.
     pub(crate) fn n_vectors(&self) -> usize {
         GRID_ELEMS / self.dims
     }

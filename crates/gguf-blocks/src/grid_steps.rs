@@ -5,7 +5,6 @@ use super::grid_search::{GridSearch, PartMagnitudes, STEPS};
 use super::lanes::Lanes;
 use gguf_core::numeric::c_max;
 
-/// Maximum number of groups of a part.
 pub(super) const GROUPS: usize = 8;
 
 /// Number of steps that are evaluated together.

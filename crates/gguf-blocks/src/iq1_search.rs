@@ -236,7 +236,6 @@ pub(super) fn code_m(x: &[f32; 16], weights: &[f32; 16]) -> Result<Option<CodedP
     on_grid(ScalarSearch, &groups(x), &groups(weights), points, split.scale.abs(), down_m(&split)).map(Some)
 }
 
-/// Returns the values in groups of 8.
 #[inline(always)]
 pub(super) fn groups<const G: usize>(x: &[f32]) -> [[f32; 8]; G] {
     std::array::from_fn(|k| std::array::from_fn(|i| x[8 * k + i]))

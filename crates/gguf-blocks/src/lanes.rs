@@ -64,7 +64,6 @@ pub(crate) trait Lanes: Copy {
     /// Loads columns of rows like [`Lanes::tile`]; the length of `out` is a multiple of 16. Goes through memory.
     fn columns(self, src: &[f32], stride: usize, out: &mut [Self::F]);
 
-    /// Returns the magnitude.
     fn abs(self, value: Self::F) -> Self::F;
     /// Returns the square root, correctly rounded.
     fn sqrt(self, value: Self::F) -> Self::F;
@@ -72,7 +71,6 @@ pub(crate) trait Lanes: Copy {
     fn c_min(self, a: Self::F, b: Self::F) -> Self::F;
     /// Rounds to the nearest integer as a float, half to even; NaN and infinities are kept.
     fn round_even(self, value: Self::F) -> Self::F;
-    /// Returns the bits of floats.
     fn bits(self, value: Self::F) -> Self::I;
     /// Returns the floats with these bits.
     fn float_of(self, value: Self::I) -> Self::F;

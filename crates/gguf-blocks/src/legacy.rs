@@ -143,7 +143,6 @@ fn fifth_bits(word: u64) -> u8 {
 /// Kernel of all blocks, one per lane; codes along the block.
 struct QuantizeLegacy<const B: usize, const BITS: u32, const MIN: bool>;
 
-/// Number of blocks in a batch.
 const BATCH_BLOCKS: usize = BATCH / BLOCK;
 
 /// Fit of each block of a batch.

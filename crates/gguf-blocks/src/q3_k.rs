@@ -171,7 +171,6 @@ fn quantize_plain<L: Lanes>(l: L, rows: &SourceRows<'_>, dst: &mut [u8]) {
 /// The search without importance, for a run of super-blocks.
 struct PlainSearch<L: Lanes> {
     scales: [[f32; PARTS]; RUN],
-    /// Values of the parts in a vector.
     rows: [[f32; PART]; MAX_WIDTH],
     vector: FirstFitBuffers<L, PART>,
     /// Two vectors, because each waits long for its divisions.

@@ -48,7 +48,6 @@ pub(super) struct FirstFitBuffers<L: Lanes, const N: usize> {
 }
 
 impl<L: Lanes, const N: usize> FirstFitBuffers<L, N> {
-    /// Returns a buffer of zeros.
     #[inline(always)]
     pub(super) fn zero(l: L) -> Self {
         let zero = [l.splat(0.0); N];
@@ -56,7 +55,6 @@ impl<L: Lanes, const N: usize> FirstFitBuffers<L, N> {
     }
 }
 
-/// Returns the fit with the first levels.
 #[inline(always)]
 pub(super) fn first_fit<L: Lanes, const N: usize>(
     l: L,
@@ -112,7 +110,6 @@ pub(super) struct RefineBuffers<L: Lanes, const N: usize> {
 }
 
 impl<L: Lanes, const N: usize> RefineBuffers<L, N> {
-    /// Returns a buffer of zeros.
     #[inline(always)]
     pub(super) fn zero(l: L) -> Self {
         let zero = [l.splat(0.0); N];

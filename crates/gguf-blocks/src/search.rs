@@ -28,13 +28,11 @@ pub(super) fn abs_max(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |amax, value| c_max(amax, value.abs()))
 }
 
-/// Sums the squares in index order.
 #[inline(always)]
 pub(super) fn sum_squares(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |sum, value| sum + value * value)
 }
 
-/// Sums the values in index order.
 #[inline(always)]
 pub(super) fn sum(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |sum, value| sum + value)
@@ -166,7 +164,6 @@ pub(super) struct MinSearch {
     pub(crate) r_min: f32,
     /// Distance of steps, in levels.
     pub(crate) r_delta: f32,
-    /// Last step.
     pub(crate) n_step: i32,
 }
 

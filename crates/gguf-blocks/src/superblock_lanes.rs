@@ -7,7 +7,6 @@ use super::search::MinSearch;
 use super::search_lanes::{min_levels, unsigned, with_min};
 use super::superblock::{SUPER, SuperScales};
 
-/// Number of super-blocks in a batch.
 pub(super) const BATCH_SUPERS: usize = BATCH / SUPER;
 
 /// Weights of a part when there is no importance.
@@ -42,7 +41,6 @@ pub(super) struct MinFits<const P: usize> {
     pub scales: [[f32; P]; BATCH_SUPERS],
     /// Offsets (minus the minimum).
     pub mins: [[f32; P]; BATCH_SUPERS],
-    /// Sums of importance weights.
     weight_sums: [[f32; P]; BATCH_SUPERS],
     /// Inverse scales used for the levels.
     iscales: [[f32; P]; BATCH_SUPERS],

@@ -63,7 +63,6 @@ struct RunCosts {
     token: f64,
     /// Decoding of the weights of all layers, once for all tokens.
     weights: f64,
-    /// The head for one row.
     row: f64,
     writing: WritingCosts,
 }
@@ -71,7 +70,6 @@ struct RunCosts {
 /// Seconds of a step in which sequences are written together.
 #[derive(Clone, Copy, Default)]
 struct WritingCosts {
-    /// The step.
     step: f64,
     /// Each token of it.
     token: f64,

@@ -16,19 +16,15 @@ const CHUNK_ELEMS: usize = 16 << 20;
 /// A tensor to solve.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SolveTarget {
-    /// Index in the source.
     pub(super) tensor: usize,
-    /// Type to quantize to.
     pub(super) ty: GgmlType,
 }
 
 /// Matrix of a tensor to solve.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MatrixJob<'a> {
-    /// Name of the tensor.
     pub(super) name: &'a str,
     pub(super) target: SolveTarget,
-    /// Index in the stack.
     pub(super) matrix: u64,
 }
 
@@ -62,7 +58,6 @@ impl MatrixSolver<'_> {
         dims[..dims.len().saturating_sub(2)].iter().product()
     }
 
-    /// Number of rows of one matrix.
     pub(super) fn n_rows(&self, target: SolveTarget) -> usize {
         let n_rows = self.source.tensors()[target.tensor].shape.n_rows();
         usize::try_from(n_rows / self.n_matrices(target).max(1)).unwrap_or(0)
@@ -83,7 +78,6 @@ impl MatrixSolver<'_> {
         Ok(floats)
     }
 
-    /// Solves a matrix of a tensor.
     pub(super) fn solve(
         &self,
         job: MatrixJob<'_>,

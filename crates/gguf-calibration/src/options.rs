@@ -50,7 +50,6 @@ impl Solver {
     }
 }
 
-/// Writes the name of the solver.
 impl Serialize for Solver {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())

@@ -182,7 +182,6 @@ struct SamplerState<'d, 'a> {
     continuation: Continuation<'d, 'a>,
     /// One entry per place; `None` if nothing is written there any more.
     slots: Vec<Option<OpenSequence>>,
-    /// Number of sequences that have begun.
     n_begun: usize,
 }
 

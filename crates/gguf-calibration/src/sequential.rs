@@ -37,7 +37,6 @@ pub(super) struct Task<'a> {
     pub(super) source: &'a dyn TensorSource,
     pub(super) text: &'a CalibrationText,
     pub(super) engine: EngineOptions,
-    /// Targets by tensor name.
     pub(super) targets: &'a BTreeMap<String, SolveTarget>,
     /// All types that change, by tensor name.
     pub(super) types: &'a BTreeMap<String, GgmlType>,

@@ -21,7 +21,6 @@ use gguf_quantization::SolvedRows;
 struct BlockRegion {
     offset: u64,
     row_bytes: u64,
-    /// Number of rows of one of its matrices.
     n_rows: u64,
     n_matrices: u64,
     known: Mutex<KnownMatrices>,
@@ -136,7 +135,6 @@ impl SolvedBlocks {
         Ok(hex(&digest.finalize()))
     }
 
-    /// Number of matrices of a tensor.
     pub(super) fn n_matrices(&self, tensor: &str) -> u64 {
         self.regions.get(tensor).map_or(0, |region| region.n_matrices)
     }

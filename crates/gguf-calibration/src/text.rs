@@ -346,7 +346,6 @@ impl CalibrationText {
 }
 
 impl SelfText {
-    /// Number of held-out tokens to write.
     fn n_held_out_tokens(&self) -> usize {
         let n = (self.n_tokens as u64 / (HELD_OUT_PARTS - 1)).max(1);
         usize::try_from(n).unwrap_or(usize::MAX)

@@ -50,7 +50,6 @@ pub(super) struct TuningOutlook {
     pub(super) notes: Vec<String>,
     /// Bytes in addition to the weights; `None` if nothing can be tuned.
     pub(super) needed_bytes: Option<u64>,
-    /// Number of weights that are tuned.
     pub(super) n_weights: u64,
 }
 

@@ -243,7 +243,6 @@ impl WorkFolder {
         Some(FinishedAttempt { importance, left })
     }
 
-    /// Records that an attempt is finished.
     pub(super) fn finish(&self, attempt: usize, importance: &ImatrixSums, left: &[NotSolved]) -> Result<()> {
         for NotSolved { tensor, matrix, reason } in left {
             let (tensor, reason) = (tensor.clone(), reason.clone());
@@ -286,7 +285,6 @@ impl WorkFolder {
         Ok(())
     }
 
-    /// Opens the folder for the work on a candidate.
     pub(super) fn candidate(&self, candidate: &str) -> Result<Self, WorkError> {
         let digits = candidate.get(..CANDIDATE_DIGITS).unwrap_or(candidate);
         self.open_candidate(&self.path.join(format!("{CANDIDATE}{digits}")))
@@ -312,7 +310,6 @@ impl WorkFolder {
         if kld.is_finite() { self.add(&Record::Cost { group, kld }) } else { Ok(()) }
     }
 
-    /// Measured figures of a candidate.
     pub(super) fn tried(&self, candidate: &str) -> Option<HeldOutFigures> {
         self.state().records.iter().find_map(|record| match record {
             Record::Tried { candidate: own, figures } if own == candidate => {
@@ -322,7 +319,6 @@ impl WorkFolder {
         })
     }
 
-    /// Records the figures of a candidate.
     pub(super) fn add_tried(&self, candidate: &str, figures: &HeldOutFigures) -> Result<(), WorkError> {
         let (candidate, figures) = (candidate.to_owned(), figures.figures());
         if figures.iter().all(|figure| figure.is_finite()) {

@@ -19,9 +19,7 @@ pub(super) struct Naming {
     pub(super) index: Cow<'static, str>,
     /// File name of an unsharded checkpoint.
     pub(super) single: Cow<'static, str>,
-    /// Prefix of shard names.
     pub(super) prefix: Cow<'static, str>,
-    /// Suffix of shard names.
     pub(super) suffix: &'static str,
     /// Allowed text between prefix and suffix.
     pub(super) middle: Middle,

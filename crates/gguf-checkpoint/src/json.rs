@@ -87,7 +87,6 @@ impl<'a> JsonReader<'a> {
         self
     }
 
-    /// Creates an error for an offset of this text.
     pub(crate) fn error_at(&self, offset: usize, problem: JsonProblem) -> JsonError {
         let before = self.bytes.get(..offset).unwrap_or(self.bytes);
         let line_start = before.iter().rposition(|&b| b == b'\n').map_or(0, |at| at + 1);

@@ -124,7 +124,6 @@ struct FittingTypes {
 /// Storage chosen for a tensor.
 #[derive(Clone, Debug)]
 pub(super) struct ChosenStorage {
-    /// Type in the file.
     pub(super) ty: GgmlType,
     /// Storage of the codes, if they are kept.
     pub(super) fit: Option<FittingType>,
@@ -364,7 +363,6 @@ pub(super) fn counts_as<'f>(
     }
 }
 
-/// Returns the type with the most bytes.
 fn largest(tensors: &[TensorMeta]) -> GgmlType {
     let mut sizes: BTreeMap<GgmlType, u64> = BTreeMap::new();
     for tensor in tensors {

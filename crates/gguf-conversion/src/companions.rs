@@ -69,7 +69,6 @@ impl Companions {
         self.scale.is_empty() && self.input_scale.is_empty()
     }
 
-    /// Returns true if there is an input factor.
     pub(super) fn has_input(&self) -> bool {
         !self.input_scale.is_empty()
     }

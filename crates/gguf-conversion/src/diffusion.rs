@@ -111,7 +111,6 @@ impl DiffusionConversion {
         }
     }
 
-    /// Plans the conversion of open weights.
     fn plan(bare: BareWeights, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let bare = Arc::new(bare);
         let path = bare.path().to_owned();

@@ -8,7 +8,6 @@ use crate::ConvertError;
 use gguf_checkpoint::modules::WithModules;
 use gguf_checkpoint::{CheckpointError, ModelDir, json};
 
-/// Name of the list of modules.
 pub(super) const MODULES: &str = "modules.json";
 
 /// Classes whose dense module is always part of the model.

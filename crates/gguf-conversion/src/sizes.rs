@@ -18,9 +18,7 @@ const MAX_KEYS: usize = 2;
 #[derive(Debug, thiserror::Error)]
 pub struct SizesError {
     problem: SizeProblem,
-    /// First contradictions.
     examples: Vec<Contradiction>,
-    /// Number of contradictions.
     n: usize,
     /// Keys of the configuration that explain most of them.
     keys: Vec<String>,

@@ -176,7 +176,6 @@ impl fmt::Display for GgmlType {
     }
 }
 
-/// Writes the name of the type.
 impl Serialize for GgmlType {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())

@@ -39,7 +39,6 @@ pub fn read_exact_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<()>
 /// Identity of an existing file: its volume, and its number there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
-    /// Number of the file system.
     pub(crate) volume: u64,
     /// Number on the file system (the inode).
     pub index: u64,

@@ -31,7 +31,6 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
     Ok(())
 }
 
-/// Settings of the modules that match a name.
 pub(super) type ModuleSettings = (ModuleName, Map<String, Value>);
 
 /// A module name, or a pattern of names.

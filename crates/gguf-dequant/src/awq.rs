@@ -13,7 +13,6 @@ use crate::{Result, Settings, Tensors};
 use gguf_core::ElementType;
 
 const BITS: u32 = 4;
-/// Number of codes per word.
 const PER_WORD: u64 = 8;
 
 /// Packing layouts, by the shape of the words.

@@ -431,7 +431,6 @@ fn wrong_type(meta: &WeightMeta) -> DequantError {
     DequantError::DtypeMismatch { tensor: meta.name.clone(), found: meta.ty, expected }
 }
 
-/// Checks that the elements of a weight have values.
 fn check_type(meta: &WeightMeta) -> Result<()> {
     // An empty list of elements is decoded like any other.
     decode_elements(meta.ty, SimdLevel::Scalar, &[], &mut []).map_err(|NotANumber| wrong_type(meta))

@@ -147,7 +147,6 @@ pub fn stored_classes<T: PartialEq>(
 struct PartClass<T> {
     /// Common start of the names, up to their last part.
     parent: String,
-    /// Last parts of the names.
     leaves: Vec<String>,
     class: StoredClass,
     becomes: T,

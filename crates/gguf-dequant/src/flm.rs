@@ -119,8 +119,11 @@ impl FlmOpened {
 enum FlmWeight {
     /// Floats, by the index of the file's weight.
     Plain(usize),
-    /// Quantized codes.
-    Ranged { name: String, shape: Shape, codes: Ranged },
+    Ranged {
+        name: String,
+        shape: Shape,
+        codes: Ranged,
+    },
 }
 
 /// Creates the float layer over a file, after checking all ranges.

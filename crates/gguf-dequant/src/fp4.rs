@@ -53,7 +53,6 @@ impl Factor {
         Ok(())
     }
 
-    /// Applies the factor of a matrix to its scales.
     pub(super) fn apply(self, inner: InnerSource<'_>, matrix: u64, scales: &mut [f32]) -> Result<()> {
         let Some(values) = self.values() else { return Ok(()) };
         let factor = values.get(inner, if values.n == 1 { 0 } else { matrix })?;
@@ -89,7 +88,6 @@ impl Factor {
         self.values().is_some_and(|values| values.n != 1)
     }
 
-    /// Returns the factor as a multiplier of a product.
     fn multiplier(self, inner: InnerSource<'_>) -> Result<Option<f32>> {
         let Some(values) = self.values() else { return Ok(None) };
         Ok(Some(self.as_multiplier(values.get(inner, 0)?)))

@@ -112,7 +112,6 @@ impl Part {
 struct Joined {
     parts: [Part; 2],
     n_cols: u64,
-    /// Rows of one matrix.
     mat_rows: u64,
 }
 

@@ -100,7 +100,6 @@ struct Part {
     rank: u64,
     n_experts: u64,
     first_expert: u64,
-    /// Number of rows for each expert.
     n_rows: u64,
     skip: u64,
     /// Rows of the weight that change.

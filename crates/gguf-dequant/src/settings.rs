@@ -271,7 +271,6 @@ impl Settings {
         pieces.map(move |piece| Piece { name: format!("{parent}{}", piece.name), ..piece })
     }
 
-    /// Creates an error about one key.
     pub(super) fn bad(&self, key: &str, problem: &str) -> DequantError {
         bad(self.file, key, problem)
     }

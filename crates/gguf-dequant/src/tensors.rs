@@ -65,7 +65,6 @@ impl<'a> Tensors<'a> {
         self.inner.meta(index)
     }
 
-    /// Returns the index of the tensor of this name.
     pub(super) fn find(&self, name: &str) -> Option<usize> {
         self.by_name.get(name).copied()
     }
@@ -154,7 +153,6 @@ impl<'a> Tensors<'a> {
         Err(self.shape_error(index, format!("{dims:?}")))
     }
 
-    /// Creates an error about the shape of a tensor.
     pub(super) fn shape_error(&self, index: usize, expected: impl Into<String>) -> DequantError {
         let WeightMeta { name: tensor, shape: found, .. } = self.meta(index).clone();
         DequantError::ShapeMismatch { tensor, found, expected: expected.into() }
@@ -245,7 +243,6 @@ impl<'a> Tensors<'a> {
     }
 }
 
-/// Returns true for a matrix of bytes.
 fn is_bare(meta: &WeightMeta) -> bool {
     let is_bytes = matches!(meta.ty, ElementType::I8 | ElementType::U8);
     is_bytes && meta.shape.rank() >= 2 && meta.name.ends_with(".weight")

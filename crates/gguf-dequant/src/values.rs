@@ -14,10 +14,8 @@ use gguf_core::small_float::{self, e8m0};
 /// It is not held in memory, since scales grow with the model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NumberTensor {
-    /// Index of the tensor.
     pub(super) index: usize,
     ty: ElementType,
-    /// Number of elements.
     pub(super) n: u64,
     /// True if bytes are exponents: `2^(byte - 127)`.
     is_exponent: bool,
@@ -57,7 +55,6 @@ impl NumberTensor {
         Self { index, ty: ElementType::F8E4M3, n, is_exponent: false }
     }
 
-    /// Returns true if bytes are exponents.
     pub(super) fn is_exponent(&self) -> bool {
         self.is_exponent
     }

@@ -223,7 +223,6 @@ impl Mixer {
         matches!(self, Self::Attention(attention) if matches!(attention.kv, KvSource::From(_)))
     }
 
-    /// Resolves the mixer of a layer.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Self> {
         if b.is_single() && has_ffn(b, layer) {
             return Ok(Self::None);

@@ -209,7 +209,6 @@ impl FilePlan {
     }
 }
 
-/// Returns the alignment that the metadata declare.
 fn alignment(metadata: &Metadata) -> Result<u64, PlanError> {
     match metadata.get(ALIGNMENT_KEY) {
         None => Ok(DEFAULT_ALIGNMENT),

@@ -39,7 +39,6 @@ impl FirstRowHashes {
         Self((0..n_tensors).map(|_| OnceLock::new()).collect())
     }
 
-    /// Records the first row of a tensor.
     pub(crate) fn note(&self, tensor: usize, row: &[u8]) {
         if let Some(beginning) = self.0.get(tensor) {
             let head = row.get(..BEGINNING_BYTES).unwrap_or(row);

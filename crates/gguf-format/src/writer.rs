@@ -93,7 +93,6 @@ pub struct WriteReport {
     pub was_there: bool,
 }
 
-/// Writes the number of indices.
 fn as_count<S: Serializer>(indices: &Range<usize>, serializer: S) -> Result<S::Ok, S::Error> {
     indices.len().serialize(serializer)
 }

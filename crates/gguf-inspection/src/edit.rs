@@ -120,7 +120,6 @@ impl Edit {
         regex::Regex::new(pattern).map(Self::Drop).map_err(bad)
     }
 
-    /// Returns true for a change of the tensor list.
     fn is_of_tensors(&self) -> bool {
         matches!(self, Self::Rename { .. } | Self::Drop(_))
     }

@@ -88,7 +88,6 @@ impl fmt::Display for TensorClass {
     }
 }
 
-/// Writes the name of the class.
 impl Serialize for TensorClass {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(self.name())

@@ -53,7 +53,6 @@ impl Coverage {
         self.missing.is_empty() && self.unseen.is_empty() && self.foreign.is_empty()
     }
 
-    /// Adds a tensor that uses this importance.
     pub(crate) fn add(&mut self, tensor: &TensorMeta, importance: &Importance<'_>) {
         self.n_covered += 1;
         let name = || tensor.name.clone();

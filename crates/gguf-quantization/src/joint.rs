@@ -44,7 +44,6 @@ pub struct JointPlans<'a> {
 /// Contents that a tensor has in several outputs.
 struct TensorVariants {
     metas: Vec<TensorMeta>,
-    /// Plan that makes each content.
     makers: Vec<usize>,
 }
 

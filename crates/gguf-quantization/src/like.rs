@@ -126,7 +126,6 @@ impl<'a> Reference<'a> {
     }
 }
 
-/// Number of the last layer.
 fn last(n_layers: u64) -> i128 {
     i128::from(n_layers.saturating_sub(1))
 }
@@ -203,7 +202,6 @@ impl LikeTypes {
 /// Numbers of file types without the bit of guessed ones.
 const MOST_ID: u32 = 1023;
 
-/// Type of most values of each class of matrices.
 fn most_by_class(metadata: &Metadata, tensors: &[TensorMeta]) -> BTreeMap<TensorClass, GgmlType> {
     let facts = ModelFacts::new(metadata, &[], tensors);
     let mut counts: BTreeMap<(TensorClass, &str), (u128, GgmlType)> = BTreeMap::new();

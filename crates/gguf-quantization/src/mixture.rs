@@ -80,7 +80,6 @@ impl<'a> Mixture<'a> {
         }
     }
 
-    /// Type of the next tensor.
     pub(crate) fn choose(&mut self, tensor: &TensorMeta, class: TensorClass) -> GgmlType {
         let is_output = class == TensorClass::Output || (self.is_tied && class == TensorClass::TokenEmbd);
         if self.is_held_at_8_bits(&tensor.name) {

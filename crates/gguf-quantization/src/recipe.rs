@@ -250,7 +250,6 @@ impl Recipe {
     }
 }
 
-/// Returns the type with the most bytes.
 fn largest(tensors: &[TensorMeta]) -> Option<GgmlType> {
     let mut sizes: BTreeMap<GgmlType, u64> = BTreeMap::new();
     for tensor in tensors {

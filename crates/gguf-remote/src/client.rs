@@ -455,7 +455,6 @@ fn refuse_encoded(url: &Url, headers: &HeaderMap) -> Result<()> {
     }
 }
 
-/// Returns the target of a redirect.
 fn redirect(url: &Url, status: StatusCode, headers: &HeaderMap) -> Result<Option<Url>> {
     if !matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308) {
         return Ok(None);

@@ -361,7 +361,6 @@ fn serve(shared: &FetcherState) {
 #[derive(Debug)]
 pub(super) struct FetchedFile {
     pub(super) fetcher: Arc<Fetcher>,
-    /// Index of the file in the fetcher.
     pub(super) number: usize,
 }
 

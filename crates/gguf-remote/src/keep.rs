@@ -46,7 +46,6 @@ const MAX_LIST_BYTES: u64 = 64 << 20;
 
 /// A file of a checkpoint in the cache.
 pub(super) struct CachedFile {
-    /// Name in the checkpoint.
     pub(super) name: String,
     pub(super) path: PathBuf,
 }
@@ -103,7 +102,6 @@ impl CommitFile {
 }
 
 impl<'a> Cache<'a> {
-    /// Returns the cache of a checkpoint.
     pub(super) fn new(root: &'a Path, address: &Address) -> Self {
         let folder = match address {
             Address::Hub { repository, .. } => format!("models--{}", repository.replace('/', "--")),
@@ -162,7 +160,6 @@ impl<'a> Cache<'a> {
         Ok((entries, commit.to_owned()))
     }
 
-    /// Returns the recorded list of a commit.
     fn listed(&self, commit: &str) -> Option<Vec<RemoteEntry>> {
         let path = self.notes.join(format!("{commit}.files"));
         if path.metadata().ok()?.len() > MAX_LIST_BYTES {

@@ -29,7 +29,6 @@ pub(super) const WEIGHTS: FileKind = FileKind {
 };
 
 impl FileKind {
-    /// Returns true for the name of such a file.
     pub(super) fn has(self, name: &str) -> bool {
         let lower = name.to_ascii_lowercase();
         self.suffixes.iter().any(|suffix| lower.ends_with(suffix))

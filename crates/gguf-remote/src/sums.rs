@@ -33,7 +33,6 @@ impl RunningDigest {
         }
     }
 
-    /// Adds bytes to the digest.
     pub(super) fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Sha256(hash) => hash.update(bytes),
@@ -41,7 +40,6 @@ impl RunningDigest {
         }
     }
 
-    /// Returns the digest in hexadecimal.
     pub(super) fn finish(self) -> String {
         match self {
             Self::Sha256(hash) => hex(&hash.finalize()),

@@ -179,7 +179,6 @@ impl BlockForm {
 struct RowLayout {
     form: BlockForm,
     n_cols: usize,
-    /// Number of bytes of a row.
     bytes: usize,
 }
 

@@ -44,7 +44,6 @@ fn solve(
     Ok(out)
 }
 
-/// Returns the values of the codes of blocks.
 fn values(form: &StateForm, blocks: &[u8]) -> Vec<f64> {
     let mut values = Vec::new();
     let mut state = BlockState::ZERO;

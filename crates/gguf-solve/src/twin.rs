@@ -62,7 +62,6 @@ impl<'a> RowTwin<'a> {
         Self { form, h, w, d, d_min, scales, mins, values: vec![0.0; w.len()] }
     }
 
-    /// Returns the values of the codes.
     pub(crate) fn values(&self) -> &[f64] {
         &self.values
     }
@@ -107,7 +106,6 @@ impl<'a> RowTwin<'a> {
         values.min_by(|a, b| distance(*a).total_cmp(&distance(*b))).unwrap()
     }
 
-    /// Rounds by GPTQ as published.
     pub(crate) fn round(&mut self, gptq: &GptqTwin) {
         let n = self.w.len();
         let order = &gptq.order;

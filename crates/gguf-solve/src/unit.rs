@@ -2,7 +2,6 @@
 
 use gguf_blocks::grid_states::SIGNED;
 
-/// Number of columns of a unit.
 pub(crate) const UNIT: usize = SIGNED;
 
 /// One number for each column of a unit.

@@ -124,7 +124,6 @@ impl HfDecoder {
         })
     }
 
-    /// Returns the text of a token.
     pub(super) fn decode(&self, token: &str) -> String {
         match self {
             Self::ByteLevel => byte_alphabet::decoded(token),

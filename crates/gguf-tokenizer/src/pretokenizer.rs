@@ -78,7 +78,6 @@ pub(super) struct PreTable {
 }
 
 impl PreTable {
-    /// Returns the built-in table.
     pub(super) fn get() -> &'static Self {
         static TABLE: LazyLock<PreTable> = LazyLock::new(|| {
             toml::from_str(include_str!("pretokenizers.toml")).expect("a test parses the built-in table")
@@ -91,7 +90,6 @@ impl PreTable {
         &self.structure
     }
 
-    /// Returns the row of a name.
     pub(super) fn pre(&self, name: &str) -> Option<&PreTokenizer> {
         self.pre.iter().find(|pre| pre.name == name)
     }

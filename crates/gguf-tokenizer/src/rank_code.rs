@@ -7,7 +7,6 @@ use super::RankCode;
 pub(super) struct CodeFacts {
     /// Name of the pre-tokenizer in llama.cpp.
     pub(super) pre: &'static str,
-    /// Name of the rank file.
     pub(super) file: &'static str,
     /// Token that starts and ends a text if the files name no token of any role; also the unknown token.
     pub(super) end_of_text: Option<&'static str>,

@@ -33,7 +33,6 @@ pub use renderer::renderer;
 /// Key of the default template; other templates have a name appended.
 pub(super) const KEY: &str = "tokenizer.chat_template";
 
-/// Maximum number of bytes of a template.
 const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 /// Maximum number of bytes of a rendered chat.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;

@@ -71,7 +71,6 @@ enum Run {
 
 struct CheckRow {
     check: Check,
-    /// Name in reports.
     name: &'static str,
     part: FilePart,
     /// True if figures are measured in spite of an error: they show how much it costs.

@@ -417,7 +417,6 @@ fn settle(report: &mut Report, figures: EmbeddingReport, own: &Thresholds) {
     report.embeddings = Some(figures);
 }
 
-/// Returns the figures that have a limit.
 fn lines(against: &EmbeddingDifference, healthy: Distances, own: &Thresholds) -> Vec<LimitLine> {
     let far = |distance: f64, least: f64| MARGIN * distance.max(least);
     let defaults = Thresholds::default()

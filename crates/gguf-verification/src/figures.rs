@@ -60,7 +60,6 @@ pub(super) struct Measured<'a> {
 }
 
 impl<'a> Measured<'a> {
-    /// Returns the measurements of a report.
     fn of(report: &'a Report) -> Self {
         Self {
             perplexity: report.perplexity.as_ref(),

@@ -21,7 +21,6 @@ use gguf_core::Hint;
 use gguf_core::output::OutputError;
 use gguf_core::text;
 
-/// Magic bytes of the file.
 const MAGIC: &[u8; 8] = b"_logits_";
 /// Magic bytes after the rows, before the facts of the model.
 const MARK_MAGIC: &[u8; 8] = b"_model__";
@@ -81,7 +80,6 @@ struct Geometry {
 }
 
 impl Geometry {
-    /// Number of predictions of a chunk.
     fn chunk_rows(self) -> usize {
         self.n_ctx - 1 - self.n_ctx / 2
     }

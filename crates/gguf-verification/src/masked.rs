@@ -173,7 +173,6 @@ pub(super) fn texts_of_windows(windows: &[Window], prompts: &[Prompt]) -> Encode
     texts
 }
 
-/// Returns the mask token that the file names.
 fn mask_token(metadata: &Metadata, n_vocab: usize) -> Result<u32, Finding> {
     let Some(value) = metadata.get(MASK) else {
         return Err(Finding::unchecked(Check::Masked, format!("the file names no mask token (`{MASK}`)")));
@@ -282,7 +281,6 @@ fn healthy(
     Ok(Divergence::of(&positions.map_err(VerifyError::Baseline)?).map(|divergence| Cost::of(&divergence)))
 }
 
-/// Returns the figures that have a limit.
 fn lines(found: &MaskedReport, model: &Model<'_>, report: &Report) -> Vec<LimitLine> {
     let limits = found.healthy.unwrap_or_else(|| Cost::typical(model.source.tensors())).limits();
     let spare = SPARE_CHOICES / found.perplexity.tokens as f64;

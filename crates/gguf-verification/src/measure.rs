@@ -132,7 +132,6 @@ impl Recall {
         (hidden + logits, logits)
     }
 
-    /// Bytes of the logits that are kept.
     fn logit_bytes(&self) -> u64 {
         self.groups.lock().unpoisoned().iter().map(|group| group.output.logit_bytes()).sum()
     }
@@ -184,7 +183,6 @@ impl Recall {
 }
 
 impl Recalled {
-    /// Returns the output with the rows of a chunk.
     fn place(&self, wanted: &TokenChunk) -> Option<(&BaselineOutput, Range<usize>)> {
         let at = self.chunks.iter().position(|chunk| chunk == wanted)?;
         let row: usize = self.chunks.get(..at)?.iter().map(|chunk| chunk.rows.len()).sum();

@@ -77,7 +77,6 @@ impl Quality {
         Self::ALL.into_iter().find(keeps).unwrap_or(Self::Poor)
     }
 
-    /// Returns the quality of a measured divergence.
     pub(crate) fn of_divergence(divergence: &Divergence) -> Self {
         Self::of(divergence.kld.mean, divergence.top1_agreement)
     }

@@ -93,7 +93,6 @@ impl TensorSource for ReferenceTwin<'_> {
 pub(super) enum TwinRun {
     /// Not run: there is no baseline with weights, or a type has no quantizer.
     None,
-    /// Measured positions.
     Positions(Vec<Position>),
     /// Reason why it could not be run.
     Failed(String),

@@ -49,7 +49,6 @@ impl RunningFigures {
         Self { start: Instant::now(), nll: RunningMoments::default(), kld: RunningMoments::default() }
     }
 
-    /// Adds the positions of a group.
     pub(super) fn add(&mut self, positions: &[Position]) {
         for position in positions.iter().filter(|position| position.is_scored) {
             self.nll.add(position.score.nll);

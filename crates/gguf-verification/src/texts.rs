@@ -8,7 +8,6 @@ use gguf_engine::TokenChunk;
 /// Texts as an encoder reads them.
 pub(super) struct EncoderTexts {
     pub(super) chunks: Vec<TokenChunk>,
-    /// Index of the prompt of each text.
     pub(super) prompts: Vec<usize>,
     /// Range of each text's tokens without the start and end tokens.
     pub(super) bodies: Vec<Range<usize>>,

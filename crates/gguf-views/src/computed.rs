@@ -17,7 +17,6 @@ use gguf_core::simd::SimdLevel;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{ElementType, WeightSource};
 
-/// Elements of one step of a pass.
 const STEP_ELEMS: u64 = 1 << 15;
 /// Maximum number of values that a pass may keep: one per column.
 const MAX_COLS: u64 = 1 << 24;

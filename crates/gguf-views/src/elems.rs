@@ -11,7 +11,6 @@ pub(super) struct StridedRange {
     pub(super) start: u64,
     /// Distance from one element to the next.
     pub(super) stride: u64,
-    /// Number of elements.
     pub(super) len: usize,
 }
 

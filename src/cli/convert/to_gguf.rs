@@ -34,7 +34,6 @@ pub(super) struct KeyArgs {
 }
 
 impl KeyArgs {
-    /// Returns the options with these keys.
     pub(super) fn fill(&self, options: ConvertOptions) -> Result<ConvertOptions, UsageError> {
         let set = self.set.iter().map(|text| parse_assignment(text));
         Ok(ConvertOptions {

@@ -216,7 +216,6 @@ fn by_name(a: &str, b: &str) -> Ordering {
     }
 }
 
-/// Returns the leading digits of a text.
 fn digits(text: &str) -> &str {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     &text[..end]

@@ -72,7 +72,6 @@ impl TemplateArgs {
         }
     }
 
-    /// Renders a chat with the template and prints it.
     fn render(&self, chat: &Path, session: &Session) -> anyhow::Result<()> {
         let file = open_header(session, &self.file, &OpenOptions::foreign())?;
         let chat = chat.to_str().and_then(Chat::builtin).map_or_else(|| read_chat(chat), Ok)?;

@@ -33,7 +33,6 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Creates a cell with coloured text.
     pub(crate) fn styled(style: Style, text: impl Into<String>) -> Self {
         Self { text: text.into(), style: Some(style) }
     }
@@ -64,7 +63,6 @@ impl Table {
         self.rows.push(cells.into_iter().map(Into::into).collect());
     }
 
-    /// Returns true if there are no rows.
     pub(crate) fn is_empty(&self) -> bool {
         self.rows.is_empty()
     }

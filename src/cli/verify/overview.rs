@@ -26,7 +26,6 @@ impl<'a> Column<'a> {
         Self { is_spare: true, ..self }
     }
 
-    /// Returns the column of a figure.
     fn of(figure: Figure) -> Self {
         let row = figure.row();
         let cell =

@@ -49,7 +49,6 @@ pub(super) fn pairs<'a>(files: impl Iterator<Item = (&'a Path, &'a [f64])>) -> V
     ranked.windows(2).filter_map(pair).collect()
 }
 
-/// Prints a line for each pair.
 pub(super) fn print(pairs: &[Pair<'_>], out: &mut dyn Write) -> std::io::Result<()> {
     let name =
         |path: &Path| escape(&path.file_name().unwrap_or(path.as_os_str()).to_string_lossy()).into_owned();

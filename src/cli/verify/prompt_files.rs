@@ -28,7 +28,6 @@ impl PromptFiles {
         Self { files: Vec::new(), sources: vec![PromptSource::Text(BUILTIN_TEXT.to_owned())] }
     }
 
-    /// Returns true for the built-in text.
     pub(super) fn is_builtin(&self) -> bool {
         self.files.is_empty() && !self.sources.is_empty()
     }

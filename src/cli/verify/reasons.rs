@@ -16,7 +16,6 @@ pub(super) fn style(verdict: Verdict) -> Style {
     }
 }
 
-/// Formats a finding as a line.
 fn finding_line(finding: &Finding) -> String {
     let tensor = finding.tensor.as_ref().map(|name| format!(" `{}`", escape(name))).unwrap_or_default();
     format!("{:<9} {}:{tensor} {}", finding.severity.name(), finding.check, finding.message)

@@ -21,13 +21,11 @@ pub(super) enum Detail {
 
 /// File with its verdict.
 pub(super) struct ModelReport {
-    /// Path as it was given.
     pub(super) path: PathBuf,
     /// Total bytes of all parts; `None` for a checkpoint.
     pub(super) size_bytes: Option<u64>,
     /// File type that the file declares (`Q4_K_M`).
     pub(super) file_type: Option<String>,
-    /// The verdict.
     pub(super) report: Report,
     /// Further data for `--report`.
     pub(super) details: Option<Details>,

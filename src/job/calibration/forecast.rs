@@ -12,7 +12,7 @@ use crate::job::calibration::{Calibration, CalibrationPlan, CalibrationSources, 
 use crate::job::plan::QuantizationPlan;
 use crate::job::quantize::CheckedQuantization;
 use crate::job::size::{PromiseReport, TargetReport};
-use crate::job::{JobError, calibration::sized};
+use crate::job::{Result, calibration::sized};
 use crate::quantize::{Allocation, FileType, QuantizePlan};
 use crate::verify::Model;
 
@@ -21,10 +21,7 @@ type Forecast = (CalibrationPlan, Option<(Allocation, PromiseReport)>);
 
 impl Calibration {
     /// Plans a run and the resources that it would take.
-    pub(in crate::job) fn plan(
-        &self,
-        quantization: &CheckedQuantization<'_>,
-    ) -> Result<QuantizationPlan, JobError> {
+    pub(in crate::job) fn plan(&self, quantization: &CheckedQuantization<'_>) -> Result<QuantizationPlan> {
         let (forecast, expected) = self.forecast(quantization)?;
         let (allocation, promise) = expected.unzip();
         let options = allocation.as_ref().map_or(&quantization.options, |found| &found.options);
@@ -39,7 +36,7 @@ impl Calibration {
     }
 
     /// Reads and encodes the text, and estimates the resources of a run.
-    fn forecast(&self, quantization: &CheckedQuantization<'_>) -> Result<Forecast, JobError> {
+    fn forecast(&self, quantization: &CheckedQuantization<'_>) -> Result<Forecast> {
         let texts = self.sources(quantization)?;
         with_model_of(quantization, |model| {
             let progress = quantization.run.progress();
@@ -83,7 +80,7 @@ impl Calibration {
         quantization: &CheckedQuantization<'_>,
         texts: &CalibrationSources,
         model: &Model<'_>,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         if self.solver.tuning_steps() == 0 {
             return Ok(());
         }

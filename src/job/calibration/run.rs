@@ -8,15 +8,12 @@ use crate::engine::ModelKind;
 use crate::job::calibration::{Calibration, CalibrationReport, CalibrationSources, sized};
 use crate::job::quantize::CheckedQuantization;
 use crate::job::report::QuantizationReport;
-use crate::job::{Contradiction, Events, FileTarget, JobError};
+use crate::job::{Contradiction, Events, FileTarget, Result};
 use crate::quantize::QuantizePlan;
 use crate::verify::{Model, ModelParts, Recall};
 
 impl Calibration {
-    pub(in crate::job) fn run(
-        &self,
-        quantization: &CheckedQuantization<'_>,
-    ) -> Result<QuantizationReport, JobError> {
+    pub(in crate::job) fn run(&self, quantization: &CheckedQuantization<'_>) -> Result<QuantizationReport> {
         let texts = self.sources(quantization)?;
         if quantization.size.is_none() {
             let plan = QuantizePlan::draft_to_come(&quantization.input, &quantization.options)?;
@@ -30,11 +27,7 @@ impl Calibration {
         end_work(quantization.run.events, work, done)
     }
 
-    /// Reads the texts of a quantization.
-    pub(super) fn sources(
-        &self,
-        quantization: &CheckedQuantization<'_>,
-    ) -> Result<CalibrationSources, JobError> {
+    pub(super) fn sources(&self, quantization: &CheckedQuantization<'_>) -> Result<CalibrationSources> {
         let file_type = quantization.options.file_type;
         if !file_type.base().is_some_and(GgmlType::is_quantized) {
             return Err(Contradiction::NothingToSolve { file_type }.into());
@@ -48,7 +41,7 @@ impl Calibration {
         texts: &CalibrationSources,
         model: &Model<'_>,
         work: Option<&WorkFolder>,
-    ) -> Result<QuantizationReport, JobError> {
+    ) -> Result<QuantizationReport> {
         // Checked before a model writes any text.
         if model.plan()?.kind == ModelKind::Encoder {
             return Err(CalibrateError::Encoder.into());
@@ -121,11 +114,7 @@ fn warn(progress: &dyn Progress, solver: Solver, fidelity: &Fidelity) {
 }
 
 /// Notes what is kept of a failed run, or clears what is no longer needed.
-fn end_work<T>(
-    events: &dyn Events,
-    work: Option<WorkFolder>,
-    done: Result<T, JobError>,
-) -> Result<T, JobError> {
+fn end_work<T>(events: &dyn Events, work: Option<WorkFolder>, done: Result<T>) -> Result<T> {
     let Some(work) = work else { return done };
     match &done {
         Err(_) if work.is_begun() => events.note(&format!(

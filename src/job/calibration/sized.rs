@@ -8,7 +8,7 @@ use crate::job::calibration::Calibration;
 use crate::job::plan::QuantizationPlan;
 use crate::job::quantize::CheckedQuantization;
 use crate::job::size::{PromiseReport, SizeChoice, TargetReport, option, warn_if_small};
-use crate::job::{Contradiction, FileTarget, JobError};
+use crate::job::{Contradiction, FileTarget, Result};
 use crate::quantize::{Allocation, MeasuredKld, QuantizeOptions, QuantizePlan, StandardMix};
 use crate::verify::Model;
 
@@ -29,7 +29,7 @@ pub(super) fn choose(
     model: &Model<'_>,
     text: &CalibrationText,
     work: Option<&WorkFolder>,
-) -> Result<Option<SizedTypes>, JobError> {
+) -> Result<Option<SizedTypes>> {
     let Some(size) = quantization.size else { return Ok(None) };
     let (input, progress) = (&quantization.input, quantization.run.progress());
     let options = options(quantization, calibration, size);
@@ -58,7 +58,7 @@ pub(super) fn expect(
     quantization: &CheckedQuantization<'_>,
     calibration: &Calibration,
     text: &CalibrationText,
-) -> Result<Option<(Allocation, PromiseReport)>, JobError> {
+) -> Result<Option<(Allocation, PromiseReport)>> {
     let Some(size) = quantization.size else { return Ok(None) };
     let FileTarget::Kld(most_kld) = size.target else {
         return Err(Contradiction::PlanOfMeasuredTypes { option: option(size.target) }.into());

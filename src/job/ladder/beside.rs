@@ -11,7 +11,7 @@ use crate::job::ladder::folder::FolderRecords;
 use crate::job::ladder::record::FileOrigin;
 use crate::job::ladder::{Ladder, LadderFile, LadderFilePlan, sums};
 use crate::job::{
-    Contradiction, ConversionPlan, Events, Job, JobError, JobPlan, JobReport, JobTypes, OutputPath, Remark,
+    Contradiction, ConversionPlan, Events, Job, JobPlan, JobReport, JobTypes, OutputPath, Remark, Result,
 };
 
 /// Part of a checkpoint that has a file of its own, the same for all quantizations.
@@ -24,7 +24,6 @@ pub(super) enum Companion {
 }
 
 impl Companion {
-    /// Returns the parts that a model has.
     pub(super) fn of(opened: &OpenedInput) -> Vec<Self> {
         let Some(conversion) = opened.conversion() else { return Vec::new() };
         let has = [
@@ -74,15 +73,14 @@ impl Companion {
         job
     }
 
-    fn plan(self, ladder: &Ladder, events: &dyn Events) -> Result<ConversionPlan, JobError> {
+    fn plan(self, ladder: &Ladder, events: &dyn Events) -> Result<ConversionPlan> {
         match self.named_job(ladder).plan(&Quiet(events.progress()))? {
             JobPlan::Convert(plan) => Ok(*plan),
             JobPlan::Quantize(_) => Err(Contradiction::NotConverted.into()),
         }
     }
 
-    /// Paths of the file.
-    pub(super) fn planned(self, ladder: &Ladder, events: &dyn Events) -> Result<Vec<PathBuf>, JobError> {
+    pub(super) fn planned(self, ladder: &Ladder, events: &dyn Events) -> Result<Vec<PathBuf>> {
         Ok(self.plan(ladder, events)?.files)
     }
 
@@ -93,7 +91,7 @@ impl Companion {
         events: &dyn Events,
         source: &str,
         records: &mut FolderRecords<'_>,
-    ) -> Result<LadderFile, JobError> {
+    ) -> Result<LadderFile> {
         let ConversionPlan { encoding, files, .. } = self.plan(ladder, events)?;
         // The model alone decides its bytes: an importance matrix is none of its inputs.
         let origin = FileOrigin { id: format!("{source}-{encoding}"), ..ladder.origin(source) };

@@ -14,7 +14,7 @@ use crate::core::text::escape;
 use crate::job::ladder::part::{PartLog, PartRecords};
 use crate::job::ladder::record::{self, RecordedFile, file_name};
 use crate::job::ladder::{Ladder, LadderFile, LadderPartRecord};
-use crate::job::{JobError, NameTaken};
+use crate::job::{NameTaken, Result};
 
 /// Record of an unfinished run.
 const LOG: &str = ".ladder.json";
@@ -118,7 +118,7 @@ enum Log {
 
 impl<'a> FolderRecords<'a> {
     /// Reads the records of the folder, and begins the one of this run.
-    pub(super) fn open(ladder: &'a Ladder, progress: &dyn Progress) -> Result<Self, JobError> {
+    pub(super) fn open(ladder: &'a Ladder, progress: &dyn Progress) -> Result<Self> {
         let directory = ladder.directory.as_path();
         let takes = ladder.resume || ladder.share.is_some();
         let parts = if takes { PartRecords::read(directory, progress)? } else { PartRecords::default() };
@@ -168,7 +168,7 @@ impl<'a> FolderRecords<'a> {
         origin: &record::FileOrigin,
         wanted: &[PathBuf],
         progress: &dyn Progress,
-    ) -> Result<Option<LadderFile>, JobError> {
+    ) -> Result<Option<LadderFile>> {
         let directory = &self.ladder.directory;
         let Some(FoundFile { logged, time }) =
             self.own.iter().find(|found| found.logged.file.is_of(name, wanted))
@@ -208,7 +208,7 @@ impl<'a> FolderRecords<'a> {
         paths: &[PathBuf],
         source: &str,
         progress: &dyn Progress,
-    ) -> Result<Vec<LadderFile>, JobError> {
+    ) -> Result<Vec<LadderFile>> {
         let directory = &self.ladder.directory;
         let mut others = Vec::new();
         for FoundFile { logged, time } in &self.own {
@@ -235,7 +235,7 @@ impl<'a> FolderRecords<'a> {
     }
 
     /// Records a file that is complete. Parts that it replaces are removed.
-    pub(super) fn add(&mut self, file: &LadderFile) -> Result<(), JobError> {
+    pub(super) fn add(&mut self, file: &LadderFile) -> Result<()> {
         match &mut self.log {
             Log::Part(log) => {
                 log.add(file)?;
@@ -260,7 +260,7 @@ impl<'a> FolderRecords<'a> {
     }
 
     /// Writes the record of a part, also of one without files.
-    pub(super) fn finish(self) -> Result<Option<LadderPartRecord>, JobError> {
+    pub(super) fn finish(self) -> Result<Option<LadderPartRecord>> {
         let Log::Part(log) = self.log else { return Ok(None) };
         log.write()?;
         Ok(Some(log.into_record()))
@@ -279,7 +279,7 @@ pub(super) fn keep_figures(
     id: &str,
     figures: &Json,
     sync: bool,
-) -> Result<(), JobError> {
+) -> Result<()> {
     let mut log: FolderRecord = record::read(&directory.join(LOG))?;
     for own in log.files.iter_mut().filter(|own| own.file.is_of(&file.plan.name, &file.plan.paths)) {
         own.figures_id = Some(id.to_owned());

@@ -49,7 +49,6 @@ impl PartLog {
         Self { path: record_path(directory, share), record, sync }
     }
 
-    /// Adds a file that is complete.
     pub(super) fn add(&mut self, file: &LadderFile) -> io::Result<()> {
         self.record.files.push(RecordedFile::of(file, true)?);
         Ok(())

@@ -19,7 +19,7 @@ use crate::job::ladder::shares::{Division, FileWork, PROMISE_RUNS, divided};
 use crate::job::ladder::sums;
 use crate::job::ladder::{Ladder, LadderFile, LadderFilePlan, LadderPlan, LadderReport, Rung};
 use crate::job::run::JobRun;
-use crate::job::{Calibration, Contradiction, JobError, JobTypes, Remark, overrides, remark};
+use crate::job::{Calibration, Contradiction, JobTypes, Remark, Result, overrides, remark};
 use crate::quantize::{JointPlans, QuantizeError, QuantizePlan, RungTypes};
 
 /// Files of a ladder that are planned.
@@ -45,7 +45,6 @@ struct PreparedFile {
     planned: Vec<PlannedFile>,
     /// True if a run of its own writes it.
     is_alone: bool,
-    /// True if its rounding is calibrated.
     is_calibrated: bool,
 }
 
@@ -57,7 +56,7 @@ impl<'a> PreparedLadder<'a> {
         opened: &'a OpenedInput,
         imatrix: Option<&'a Imatrix>,
         source: &'a str,
-    ) -> Result<Self, JobError> {
+    ) -> Result<Self> {
         if ladder.calibration.is_some() && opened.image_rules().is_some() {
             return Err(Contradiction::CalibratedImageModel.into());
         }
@@ -129,7 +128,7 @@ impl<'a> PreparedLadder<'a> {
         mut self,
         records: &mut FolderRecords<'_>,
         beside: Vec<PathBuf>,
-    ) -> Result<LadderReport, JobError> {
+    ) -> Result<LadderReport> {
         if let Some(obstacle) = self.plans.take_obstacle() {
             return Err(obstacle.into());
         }
@@ -167,7 +166,7 @@ impl<'a> PreparedLadder<'a> {
     }
 
     /// Takes over the files that earlier runs have written, and notes them.
-    fn taken(&self, records: &FolderRecords<'_>) -> Result<Vec<Option<LadderFile>>, JobError> {
+    fn taken(&self, records: &FolderRecords<'_>) -> Result<Vec<Option<LadderFile>>> {
         let mut taken = vec![None; self.files.len()];
         for (at, file) in self.files.iter().enumerate() {
             let origin = self.origin(at)?;
@@ -200,14 +199,14 @@ impl<'a> PreparedLadder<'a> {
     }
 
     /// Describes what a file is made of.
-    fn origin(&self, at: usize) -> Result<FileOrigin, JobError> {
+    fn origin(&self, at: usize) -> Result<FileOrigin> {
         let matrix = self.ladder.importance.path.as_deref().filter(|_| !self.files[at].is_calibrated);
         let imatrix = matrix.map(record::file_name);
         Ok(FileOrigin { id: self.id(at)?, imatrix, ..self.ladder.origin(self.source) })
     }
 
     /// Identifies a file by its header, its sources and the options that decide its bytes.
-    fn id(&self, at: usize) -> Result<String, JobError> {
+    fn id(&self, at: usize) -> Result<String> {
         let mut options = self.run.job.write_options(self.opened);
         let file = &self.files[at];
         options.identity.extend(self.calibration.as_deref().filter(|_| file.is_calibrated));
@@ -216,7 +215,7 @@ impl<'a> PreparedLadder<'a> {
         Ok(output_id(&file.planned, &options.inputs, &options.identity)?)
     }
 
-    fn write_joint(&self, joint: &[usize]) -> Result<Vec<VariantReport>, JobError> {
+    fn write_joint(&self, joint: &[usize]) -> Result<Vec<VariantReport>> {
         // Plans of other files would be made, too.
         let types: Vec<RungTypes> = joint.iter().map(|&at| self.files[at].rung.types).collect();
         let plans = JointPlans::draft(&self.opened.input(), &self.ladder.quantize, &types, self.imatrix)?;
@@ -244,7 +243,7 @@ impl<'a> PreparedLadder<'a> {
         sha256: Vec<String>,
         was_there: bool,
         records: &mut FolderRecords<'_>,
-    ) -> Result<LadderFile, JobError> {
+    ) -> Result<LadderFile> {
         let sha256 = match sha256.as_slice() {
             [] => sums::of_files(&paths, self.run.progress())?,
             _ => sha256,
@@ -350,14 +349,13 @@ impl<'a> PreparedLadder<'a> {
 }
 
 impl PreparedFile {
-    /// Paths of the file or of its parts.
     fn paths(&self) -> Vec<PathBuf> {
         self.planned.iter().map(|file| file.path.clone()).collect()
     }
 
     /// Refuses a file that no record tells of, unless its header is the one that is written now. That of a run of its own
     /// is known only in the end.
-    fn check_unrecorded(&self, records: &FolderRecords<'_>) -> Result<(), JobError> {
+    fn check_unrecorded(&self, records: &FolderRecords<'_>) -> Result<()> {
         if self.is_alone || records.has_part_of(&self.rung.name) {
             return Ok(());
         }
@@ -383,7 +381,7 @@ pub(super) fn division(
     opened: &OpenedInput,
     imatrix: Option<&Imatrix>,
     count: usize,
-) -> Result<(Vec<usize>, usize), JobError> {
+) -> Result<(Vec<usize>, usize)> {
     let plans = drafts(ladder, opened, imatrix)?;
     let mut files = Vec::with_capacity(ladder.rungs.len());
     for (at, (rung, plan)) in ladder.rungs.iter().zip(plans.plans()).enumerate() {
@@ -420,12 +418,7 @@ fn n_weights(plan: &QuantizePlan<'_>) -> u64 {
 
 /// Returns true for a type whose rounding is calibrated, and for one that the converter writes otherwise than a
 /// quantization of the floats: the integers of a checkpoint are kept, or other tensors get the type.
-fn is_alone(
-    ladder: &Ladder,
-    opened: &OpenedInput,
-    rung: &Rung,
-    plan: &QuantizePlan<'_>,
-) -> Result<bool, JobError> {
+fn is_alone(ladder: &Ladder, opened: &OpenedInput, rung: &Rung, plan: &QuantizePlan<'_>) -> Result<bool> {
     if ladder.is_calibrated(rung) {
         return Ok(true);
     }

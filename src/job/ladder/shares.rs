@@ -3,7 +3,6 @@
 use crate::gguf::WorkCost;
 
 pub(super) struct FileWork<'a> {
-    /// Name of its types.
     pub(super) name: &'a str,
     /// By tensor: index of its content.
     pub(super) variants: &'a [usize],

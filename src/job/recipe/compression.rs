@@ -64,7 +64,6 @@ impl<'a> Frames<'a> {
         Ok(())
     }
 
-    /// Returns true if no byte is left.
     pub(super) fn is_at_end(&mut self) -> bool {
         matches!(self.read(&mut [0]), Ok(0))
     }

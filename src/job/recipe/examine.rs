@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::core::TensorSource;
 use crate::core::progress::Progress;
 use crate::gguf::{GgufFile, WriteError};
-use crate::job::JobError;
+use crate::job::Result;
 use crate::job::recipe::keys::FoundKeys;
 use crate::job::recipe::layout::{padding, trailing_bytes};
 use crate::job::recipe::near::{decoded, follows};
@@ -22,7 +22,6 @@ const RELATED: f64 = 0.95;
 /// Way in which a tensor is made.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
-    /// Index of the tensor in the source.
     pub(super) source: usize,
     pub(super) way: Way,
     /// True if every block is equal.
@@ -57,7 +56,7 @@ pub(super) fn examine<'a>(
     file: &'a GgufFile,
     source: &'a RecipeSource,
     progress: &dyn Progress,
-) -> Result<Examined<'a>, JobError> {
+) -> Result<Examined<'a>> {
     progress.begin("comparing with the source", file.tensor_bytes());
     let prefers_importance = keys::names_matrix(file.metadata());
     let examiner = Examiner { file, source, prefers_importance, progress };

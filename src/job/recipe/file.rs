@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use crate::core::text::hex;
 use crate::core::{GgmlType, Shape, TensorMeta};
 use crate::gguf::{Array, FilePlan, GgufFile, LayoutOptions, Metadata, Value, WriteError};
-use crate::job::JobError;
+use crate::job::Result;
 use crate::job::recipe::examine::Origin;
 use crate::job::recipe::trial::Way;
 use crate::job::recipe::{RecipeError, open, text_key};
@@ -33,12 +33,10 @@ const VERSION: u32 = 1;
 pub(super) const HEADER: &str = "header";
 pub(super) const GAPS: &str = "gaps";
 
-/// Returns true for the keys of a recipe.
 pub(super) fn is_recipe(metadata: &Metadata) -> bool {
     text_key(metadata, "general.type") == Some(TYPE)
 }
 
-/// Name of the part of a tensor.
 pub(super) fn tensor_part(tensor: usize) -> String {
     format!("tensor.{tensor}")
 }
@@ -116,7 +114,7 @@ pub(super) struct RecipeFile {
 
 impl RecipeFile {
     /// Opens a recipe and checks its keys.
-    pub(super) fn open(path: &Path) -> Result<Self, JobError> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let parts = open(path)?;
         let metadata = parts.metadata();
         if !is_recipe(metadata) {
@@ -182,7 +180,6 @@ impl RecipeFile {
         &self.path
     }
 
-    /// Size of the recipe in bytes.
     pub(super) fn n_bytes(&self) -> u64 {
         self.parts.parts().iter().map(crate::gguf::Part::file_bytes).sum()
     }
@@ -197,7 +194,6 @@ impl RecipeFile {
     }
 }
 
-/// Digest of bytes in hexadecimal.
 pub(super) fn digest_of(bytes: &[u8]) -> String {
     use sha2::{Digest, Sha256};
     hex(&Sha256::digest(bytes))

@@ -10,13 +10,13 @@ use crate::core::output::OutputFile;
 use crate::core::progress::Progress;
 use crate::core::text::{escape, hex};
 use crate::gguf::{Header, Strictness, WriteError, parse_head};
-use crate::job::JobError;
 use crate::job::recipe::compression::{Frames, decompress};
 use crate::job::recipe::file::{GAPS, HEADER, RecipeFile, digest_of, tensor_part};
 use crate::job::recipe::layout::gaps;
 use crate::job::recipe::trial::{chunks, make, whole};
 use crate::job::recipe::{RecipeError, RecipeOutput, RecipeSource};
 use crate::job::recipe::{bounds, delta};
+use crate::job::{JobError, Result};
 use crate::quantize::MadeTensor;
 
 /// Bounds of a piece in bytes. A longer row is a piece of its own.
@@ -28,17 +28,20 @@ pub(super) struct Rebuild<'a> {
     header_bytes: Vec<u8>,
     header: Header,
     gaps: Vec<Range<u64>>,
-    /// Tensors that are made of the source.
     made: Vec<Option<MadeTensor<'a>>>,
 }
 
 enum Piece {
     /// Bytes that belong to no tensor.
     Gap(u64),
-    /// Bytes of a tensor that is not made.
-    Stored { tensor: usize, n_bytes: u64 },
-    /// Rows of a tensor that is made.
-    Rows { tensor: usize, rows: Range<u64> },
+    Stored {
+        tensor: usize,
+        n_bytes: u64,
+    },
+    Rows {
+        tensor: usize,
+        rows: Range<u64>,
+    },
 }
 
 impl<'a> Rebuild<'a> {
@@ -47,7 +50,7 @@ impl<'a> Rebuild<'a> {
         recipe: &'a RecipeFile,
         source: &'a RecipeSource,
         progress: &dyn Progress,
-    ) -> Result<Self, JobError> {
+    ) -> Result<Self> {
         let path = || recipe.path().to_owned();
         let expected = recipe.source_sha256.clone();
         let found = source.digest(progress)?;
@@ -99,19 +102,14 @@ impl<'a> Rebuild<'a> {
         output: &OutputFile,
         options: &RecipeOutput,
         progress: &dyn Progress,
-    ) -> Result<(), JobError> {
+    ) -> Result<()> {
         progress.begin(&format!("writing {}", escape(&self.recipe.name)), self.recipe.file_bytes);
         let done = self.stream(output, options, progress);
         progress.end();
         done
     }
 
-    fn stream(
-        &self,
-        output: &OutputFile,
-        options: &RecipeOutput,
-        progress: &dyn Progress,
-    ) -> Result<(), JobError> {
+    fn stream(&self, output: &OutputFile, options: &RecipeOutput, progress: &dyn Progress) -> Result<()> {
         output.reserve(self.recipe.file_bytes).map_err(WriteError::Io)?;
         let n_threads = rayon::current_num_threads().max(1) as u64;
         let piece_bytes = options.memory_bytes / (4 * n_threads);
@@ -177,8 +175,7 @@ impl<'a> Rebuild<'a> {
     }
 }
 
-/// Restores the header of the file.
-fn header_of(recipe: &RecipeFile, source: &RecipeSource) -> Result<Vec<u8>, JobError> {
+fn header_of(recipe: &RecipeFile, source: &RecipeSource) -> Result<Vec<u8>> {
     let damaged = || JobError::from(recipe.damaged("the header of the file cannot be restored"));
     let part = recipe.part(HEADER).ok_or_else(damaged)?;
     let Some(expected) = &recipe.base_sha256 else {
@@ -219,7 +216,7 @@ impl<'a> Writing<'a> {
         Self { rebuild, output, progress, state, offset, gaps, part: None, patch }
     }
 
-    fn put(&mut self, bytes: &[u8]) -> Result<(), JobError> {
+    fn put(&mut self, bytes: &[u8]) -> Result<()> {
         self.state.update(bytes);
         self.output.write_at(self.offset, bytes).map_err(WriteError::Io)?;
         self.offset += bytes.len() as u64;
@@ -228,7 +225,7 @@ impl<'a> Writing<'a> {
     }
 
     /// Completes pieces by what the recipe has, and writes them.
-    fn pieces(&mut self, pieces: &[Piece], buffers: Vec<Vec<u8>>) -> Result<(), JobError> {
+    fn pieces(&mut self, pieces: &[Piece], buffers: Vec<Vec<u8>>) -> Result<()> {
         for (piece, mut bytes) in pieces.iter().zip(buffers) {
             let recipe = self.rebuild.recipe;
             match piece {
@@ -254,7 +251,7 @@ impl<'a> Writing<'a> {
     }
 
     /// Reads the next bytes of a tensor's part. Without a part, `out` stays as it is, unless one is needed.
-    fn read(&mut self, tensor: usize, is_needed: bool, out: &mut [u8]) -> Result<(), JobError> {
+    fn read(&mut self, tensor: usize, is_needed: bool, out: &mut [u8]) -> Result<()> {
         let recipe = self.rebuild.recipe;
         if self.part.as_ref().is_none_or(|(open, _)| *open != tensor) {
             self.close_part()?;
@@ -271,7 +268,7 @@ impl<'a> Writing<'a> {
     }
 
     /// Checks that nothing is left of the part that was read.
-    fn close_part(&mut self) -> Result<(), JobError> {
+    fn close_part(&mut self) -> Result<()> {
         let Some((tensor, Some(frames))) = &mut self.part else { return Ok(()) };
         if frames.is_at_end() {
             return Ok(());
@@ -281,7 +278,7 @@ impl<'a> Writing<'a> {
     }
 
     /// Compares the digest with that of the original.
-    fn finish(mut self) -> Result<(), JobError> {
+    fn finish(mut self) -> Result<()> {
         self.close_part()?;
         let recipe = self.rebuild.recipe;
         let found = hex(&self.state.finalize());

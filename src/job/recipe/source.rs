@@ -18,7 +18,7 @@ use crate::job::input::OpenedInput;
 use crate::job::recipe::of_digest;
 use crate::job::recipe::trial::Way;
 use crate::job::run::JobRun;
-use crate::job::{Events, Guard, Job, JobError, JobInput, JobOutput, JobTypes, OutputPath};
+use crate::job::{Events, Guard, Job, JobInput, JobOutput, JobTypes, OutputPath, Result};
 use crate::quantize::{FileType, MadeTensor, column_importance};
 
 /// Source of quantized files: a GGUF file or a checkpoint, with the importance matrix that may have been used.
@@ -49,13 +49,13 @@ impl RecipeSource {
         convert: ConvertOptions,
         imatrix: Option<PathBuf>,
         events: &dyn Events,
-    ) -> Result<Self, JobError> {
+    ) -> Result<Self> {
         let simd = convert.level;
         let path = OutputPath::Directory(PathBuf::new());
         let types = JobTypes::mixture(FileType::Q4KM);
         let job = Job { convert, ..Job::new(input, types, JobOutput::at(path)) };
         let opened = JobRun::new(&job, events, false).open()?;
-        let matrix = imatrix.map(|path| -> Result<SourceMatrix, JobError> {
+        let matrix = imatrix.map(|path| -> Result<SourceMatrix> {
             let matrix = Imatrix::open(&path)?;
             let sha256 = sha256_of_file(&path, &crate::core::progress::Silent).map_err(of_digest)?;
             Ok(SourceMatrix { path, matrix, sha256 })
@@ -75,7 +75,7 @@ impl RecipeSource {
     }
 
     /// Registers everything that is read.
-    pub(super) fn guard(&self, guard: &mut Guard<'_>) -> Result<(), JobError> {
+    pub(super) fn guard(&self, guard: &mut Guard<'_>) -> Result<()> {
         self.input.guard(guard, &self.opened, &self.convert)?;
         guard.read_all("the importance matrix", self.matrix.iter().map(|matrix| &matrix.path))?;
         Ok(())
@@ -106,7 +106,6 @@ impl RecipeSource {
         part.bytes().get(..n_bytes.min(part.bytes().len()))
     }
 
-    /// Returns true if there is an importance matrix.
     pub(super) fn has_matrix(&self) -> bool {
         self.matrix.is_some()
     }
@@ -132,7 +131,7 @@ impl RecipeSource {
     ///
     /// # Errors
     /// Tensors that cannot be read; the run was cancelled.
-    pub fn digest(&self, progress: &dyn Progress) -> Result<&str, JobError> {
+    pub fn digest(&self, progress: &dyn Progress) -> Result<&str> {
         if let Some(digest) = self.digest.get() {
             return Ok(digest);
         }

@@ -20,7 +20,6 @@ const PROBE_BLOCKS: u64 = 256;
 pub(super) enum Way {
     /// Copied, or quantized without importance.
     Plain,
-    /// Quantized with importance.
     Importance,
 }
 
@@ -33,9 +32,7 @@ pub(super) fn too_large(tensor: &TensorMeta) -> SourceError {
 /// Blocks that differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Compared {
-    /// Number of compared blocks.
     pub(super) n_blocks: u64,
-    /// Number of blocks that differ.
     pub(super) n_differing: u64,
     /// Index in the tensor of the first block that differs.
     pub(super) first: Option<u64>,

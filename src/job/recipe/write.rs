@@ -12,7 +12,7 @@ use crate::core::platform::{read_exact_at, write_all_at};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::gguf::{FilePlan, GgufFile, WriteError};
-use crate::job::JobError;
+use crate::job::Result;
 use crate::job::recipe::compression::compress;
 use crate::job::recipe::examine::Examined;
 use crate::job::recipe::file::{GAPS, HEADER, RecipeKeys, digest_of, tensor_part};
@@ -44,7 +44,6 @@ struct Spool {
 }
 
 impl Spool {
-    /// Appends frames as one part and returns its size.
     fn add<I>(&mut self, name: String, frames: I) -> Result<u64, WriteError>
     where
         I: IntoIterator<Item = Result<Vec<u8>, WriteError>>,
@@ -74,7 +73,7 @@ impl Packed {
         report: &FileRecipe,
         target: &Path,
         progress: &dyn Progress,
-    ) -> Result<Self, JobError> {
+    ) -> Result<Self> {
         let source_sha256 = source.digest(progress)?.to_owned();
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
@@ -138,7 +137,7 @@ impl Packed {
         Ok(Self { spool: spool.file, parts: spool.parts, plan, written })
     }
 
-    pub(super) fn write(&self, output: &OutputFile, target: &Path) -> Result<WrittenRecipe, JobError> {
+    pub(super) fn write(&self, output: &OutputFile, target: &Path) -> Result<WrittenRecipe> {
         output.reserve(self.plan.file_bytes).map_err(WriteError::Io)?;
         output.write_at(0, &self.plan.header).map_err(WriteError::Io)?;
         let mut buffer = vec![0; COPY_BYTES];

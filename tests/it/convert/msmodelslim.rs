@@ -25,7 +25,6 @@ fn models(layout: Layout, n_layers: u32) -> [tempfile::TempDir; 2] {
     [quantized, float]
 }
 
-/// Mean divergence of a file from a baseline.
 fn divergence(tier: Tier, dir: &Path, file: &str, baseline: &Path) -> f64 {
     let prompts = fixture("tiny-llama/corpus-256.jsonl");
     let (prompts, baseline) = (prompts.to_str().unwrap(), baseline.to_str().unwrap());

@@ -18,7 +18,6 @@ use gguf_foundry::gguf::GgufFile;
 use crate::support::programs::{self, Outcome};
 use crate::testkit::checkpoints::Safetensors;
 
-/// Runs a program in a directory.
 fn run(program: &str, dir: &Path, args: &[&str]) -> Outcome {
     if program == "gguf-quantize" {
         // Subcommands have the option themselves.

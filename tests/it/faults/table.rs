@@ -8,7 +8,6 @@ use super::run::Tried;
 #[derive(Default)]
 struct Row {
     name: String,
-    /// Number of points of the command.
     n_points: usize,
     /// Points tried, points reached, flaws; by fault.
     counts: [[usize; 3]; Fault::ALL.len()],

@@ -79,7 +79,6 @@ struct Shared {
     log: Mutex<Vec<Asked>>,
     n_requests: AtomicUsize,
     n_contents: AtomicUsize,
-    /// Number of uses of each signature.
     signatures: Mutex<Vec<usize>>,
     is_over: AtomicBool,
     elsewhere: Mutex<String>,

@@ -40,7 +40,6 @@ pub(crate) struct Assigned {
 #[derive(Default)]
 struct Emission {
     parts: BTreeMap<u64, usize>,
-    /// Index of the last source.
     last: usize,
 }
 
@@ -60,7 +59,6 @@ mod tower;
 
 struct Assigner<'a> {
     card: &'a Card,
-    /// The card as it is written.
     own: &'a Card,
     weights: &'a [WeightMeta],
     scope: &'a Scope<'a>,
@@ -74,7 +72,6 @@ struct Assigner<'a> {
     names: Vec<String>,
     emissions: IndexMap<EmissionKey, Emission>,
     dropped: Vec<Dropped>,
-    /// Entries for matrices of experts.
     experts: ExpertEntries,
 }
 

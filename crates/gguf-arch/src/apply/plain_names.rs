@@ -55,7 +55,6 @@ impl PlainNames {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct NameChange {
-    /// Prefix that is removed.
     removed: String,
     /// Part between dots that is removed.
     word: Option<String>,

@@ -256,7 +256,6 @@ impl CommonRules {
     }
 }
 
-/// Returns the problem of a value of another kind.
 pub(super) fn wrong_kind(at: &str, expected: &'static str, found: String) -> CardProblem {
     CardProblem::Kind { at: format!("`{at}`"), expected, found }
 }

@@ -32,7 +32,6 @@ struct KnownEntry {
 pub(super) struct Proposal {
     /// The entry, for `[blocks]` if the name is in a block, else for `[tensors]`.
     pub(super) value: Toml,
-    /// Card that has the entry.
     pub(super) card: String,
     /// True if that card has exactly this source name.
     pub(super) is_exact: bool,

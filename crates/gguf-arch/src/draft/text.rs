@@ -24,7 +24,6 @@ pub(super) struct Head<'a> {
     pub(super) best: Option<&'a Similarity>,
 }
 
-/// Returns the text of the whole card.
 pub(super) fn card(
     drafter: &Drafter<'_>,
     head: &Head<'_>,

@@ -11,7 +11,6 @@ names! {
     GroupScoreName { Sum2, Max }
     /// Position of the multiplication by the router's weight: after or before the expert.
     Weigh { After, Before }
-    /// Input of the router.
     RouterInput { Normed, Raw, RmsScaled }
     /// Quantity by which the router selects experts.
     RouterSelect { Probs, Logits }

@@ -19,7 +19,6 @@ use gguf_core::WeightMeta;
 use gguf_format::Value;
 use gguf_format::keys::ANNOTATION_PREFIX;
 
-/// Tensors with the factors of longrope.
 const LONG_FACTORS: &str = "rope_factors_long.weight";
 const SHORT_FACTORS: &str = "rope_factors_short.weight";
 

@@ -14,7 +14,6 @@ const TOKENS: [&str; 2] = ["_token_id", "_token_ids"];
 /// Integers of which a negative one means none.
 const SIGNED: [&str; 3] = ["sliding_window", "max_window_layers", "num_logits_to_keep"];
 
-/// Keys with parameters of the rope.
 const OBJECTS: [&str; 2] = ["rope_scaling", "rope_parameters"];
 
 /// Key whose list may be shorter than the layers.

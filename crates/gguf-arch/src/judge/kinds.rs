@@ -13,9 +13,7 @@ pub(crate) struct TensorKind {
     /// Index of the first weight, and its name after the rewriting that all cards share.
     pub(crate) first: usize,
     pub(crate) first_name: String,
-    /// Name of the last weight.
     pub(crate) last_name: String,
-    /// Number of tensors.
     pub(crate) n_tensors: u64,
     /// Dimensions of the first weight, and whether all weights have the same.
     pub(crate) dims: Vec<u64>,

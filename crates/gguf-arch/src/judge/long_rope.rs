@@ -92,7 +92,6 @@ fn set(metadata: &mut Metadata, key: &str, arch: &str, value: impl Into<Value>) 
     }
 }
 
-/// Returns a list of factors as F32.
 fn factors(rope: &Map<String, Json>, key: &'static str, n_dims: Option<u64>) -> Result<Vec<f32>> {
     let list = rope.get(key).and_then(Json::as_array);
     let values = list.and_then(|list| list.iter().map(Json::as_f64).collect::<Option<Vec<f64>>>());

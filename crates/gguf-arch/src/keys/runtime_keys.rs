@@ -104,7 +104,6 @@ fn number(of: &Map<String, Json>, name: &str) -> Option<f64> {
     of.get(name).and_then(Json::as_f64).filter(|number| number.is_finite())
 }
 
-/// Returns a number of the configuration as F32.
 fn held(of: &Map<String, Json>, name: &str) -> Result<Option<f32>> {
     let Some(value) = of.get(name).filter(|value| !value.is_null()).and_then(json::as_f64) else {
         return Ok(None);

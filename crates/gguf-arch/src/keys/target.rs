@@ -8,7 +8,6 @@ use crate::read::schema::Card;
 use crate::read::visit::each_expr;
 use crate::registry::detect::with_text_config;
 
-/// Name of the root in expressions.
 pub(crate) const ROOT: &str = "target";
 
 /// Facts about the target model, from its directory.
@@ -32,7 +31,6 @@ pub fn target_config(config: &Map<String, Json>) -> Map<String, Json> {
 }
 
 impl TargetModel<'_> {
-    /// Returns the root for expressions.
     pub(crate) fn root(&self) -> (&'static str, Root<'static>) {
         (ROOT, Root::Value(Json::Object(self.config.clone())))
     }

@@ -109,7 +109,6 @@ impl Datum {
         }
     }
 
-    /// Returns any number as a float.
     pub(crate) fn as_float(&self) -> Option<f64> {
         match self {
             Self::Float(value) => Some(*value),

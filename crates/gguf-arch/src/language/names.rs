@@ -151,7 +151,6 @@ impl Pattern {
         self.parts.contains(&PatternPart::Number(placeholder))
     }
 
-    /// Returns the placeholders of the pattern.
     pub(crate) fn placeholders(&self) -> impl Iterator<Item = Placeholder> {
         self.parts.iter().filter_map(|part| match part {
             PatternPart::Number(placeholder) => Some(*placeholder),

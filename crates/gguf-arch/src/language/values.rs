@@ -88,7 +88,6 @@ impl<'a> WeightValues<'a> {
         self.source?.code_type(*self.by_name.get(name)?)
     }
 
-    /// Returns the names of the weights that were read.
     pub(crate) fn read(&self) -> Vec<String> {
         let metas = self.source.map_or(&[][..], |source| source.weights());
         self.read.borrow().iter().filter_map(|&index| Some(metas.get(index)?.name.clone())).collect()

@@ -121,7 +121,6 @@ pub(crate) fn output(name: &str, dims: Vec<u64>, content: TensorContent) -> Resu
     Ok(OutputSpec { name: name.to_owned(), shape, content, type_rule, phase: Phase::Generated })
 }
 
-/// Returns the values of a list as F32.
 fn floats(card: &Card, name: &str, values: &Datum) -> Result<Arc<[f32]>> {
     let Datum::List(items) = values else {
         return Err(failed(card, EvalError::Kind { op: "rope_factors", found: values.kind() }));

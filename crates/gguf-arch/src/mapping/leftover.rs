@@ -31,7 +31,6 @@ pub(crate) fn is_buffer(name: &str) -> bool {
     name.rsplit('.').next().is_some_and(|last| is_row("last part of a buffer", last))
 }
 
-/// Returns true for a part of an unmerged adapter.
 pub(crate) fn is_unmerged(name: &str) -> bool {
     name.split('.').any(|part| is_row("part of an adapter's tensor", part))
 }

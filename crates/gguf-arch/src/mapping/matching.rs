@@ -40,7 +40,6 @@ pub(crate) struct Matcher<'a> {
 }
 
 impl<'a> Matcher<'a> {
-    /// Builds the index.
     pub(crate) fn new(card: &'a Card, scope: &'a Scope<'a>) -> Result<Self> {
         let mut steps = Vec::new();
         for rewrite in &card.rewrite {

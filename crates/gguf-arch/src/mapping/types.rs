@@ -177,7 +177,6 @@ impl TypeRule {
     }
 }
 
-/// Returns the type of convolution kernels.
 fn convolved(file_type: OutType) -> GgmlType {
     if file_type == OutType::F16 { GgmlType::F16 } else { GgmlType::F32 }
 }

@@ -53,7 +53,6 @@ impl Fusion {
         }
     }
 
-    /// Returns the axis of the concatenation.
     pub(crate) fn axis(self) -> usize {
         match self {
             Self::Qkv => 0,

@@ -450,7 +450,6 @@ pub enum GenerateKind {
 }
 
 impl GenerateKind {
-    /// Returns the expressions of the rule.
     pub(crate) fn exprs(&self) -> Vec<&Expr> {
         match self {
             Self::RopeFreqsLlama3(rule) => {

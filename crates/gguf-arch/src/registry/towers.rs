@@ -35,7 +35,6 @@ impl TowerFile<'_> {
         self.has(name) || self.has(&format!("{name}{WEIGHT}"))
     }
 
-    /// Returns true if the tower of a target exists.
     fn has_tower_of(&self, target: &str) -> bool {
         let is_audio = target.starts_with("a.") || target.starts_with("mm.a.");
         if is_audio { self.audio.is_some() } else { self.vision.is_some() }

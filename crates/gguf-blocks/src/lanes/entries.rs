@@ -25,7 +25,6 @@ macro_rules! entries_operators {
 entries_operators! { Sub sub; Mul mul; }
 
 impl Entries {
-    /// Creates a table.
     #[inline(always)]
     pub(crate) fn new(entries: [f32; 8]) -> Self {
         Self(entries)

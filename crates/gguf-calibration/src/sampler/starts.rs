@@ -50,7 +50,6 @@ pub(super) struct Starts {
     ordinary: Vec<u32>,
     /// Tokens that end a text or a turn.
     pub(super) ends: Vec<u32>,
-    /// Notes for the user.
     pub(super) notes: Vec<String>,
 }
 

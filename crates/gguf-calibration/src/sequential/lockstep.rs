@@ -36,7 +36,6 @@ pub(super) struct FollowerEnd {
     go: SyncSender<()>,
 }
 
-/// Creates a link and returns both ends.
 pub(super) fn link() -> (LeaderEnd, FollowerEnd) {
     let (events, to_come) = sync_channel(1);
     let (go, may_go) = sync_channel(1);

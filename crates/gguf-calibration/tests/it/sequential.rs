@@ -109,7 +109,6 @@ fn experts_without_tokens_are_solved_too() {
     }
 }
 
-/// Both runs end if one of them fails.
 #[test]
 fn what_goes_wrong_ends_both_runs() {
     let mut model = TinyModel::dense();

@@ -34,7 +34,6 @@ impl Progress for Warnings {
     }
 }
 
-/// Name of the solver in the file.
 fn solver(found: &Fidelity) -> &str {
     let key = found.keys.iter().find(|(key, _)| key == "gguf_foundry.quantize.solver").unwrap();
     Value::as_str(&key.1).unwrap()

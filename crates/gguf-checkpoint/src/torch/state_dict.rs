@@ -23,7 +23,6 @@ pub(super) struct StateDict {
     pub(super) others: Vec<String>,
 }
 
-/// Finds the dictionary of tensors.
 pub(super) fn find(pickle: &Pickle) -> Result<StateDict, TorchError> {
     let root = pickle.root();
     let Value::Map(_) = pickle.get(root) else {

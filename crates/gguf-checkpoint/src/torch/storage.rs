@@ -13,7 +13,6 @@ pub(super) struct StorageId {
     pub(super) key: String,
     /// Element type; bytes for an untyped storage.
     pub(super) ty: ElementType,
-    /// Number of elements of the whole storage.
     pub(super) n_elems: u64,
     /// First element and number of elements of the view; the whole storage without one.
     pub(super) view: (u64, u64),

@@ -117,7 +117,6 @@ impl StoredTensor {
         elem_bytes(self.meta.ty)
     }
 
-    /// Size of the tensor in bytes.
     fn n_bytes(&self) -> u64 {
         self.meta.shape.n_elems() * self.elem_bytes() as u64
     }

@@ -26,7 +26,6 @@ const CHECKED_BYTES: u64 = 1 << 20;
 /// Byte range of a record or storage in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileRange {
-    /// Absolute offset.
     pub(super) offset: u64,
     /// Length in bytes; the end is inside the file.
     pub(super) n_bytes: u64,
@@ -36,7 +35,6 @@ pub(super) struct FileRange {
 #[derive(Debug)]
 pub(super) struct Archive {
     pub(super) pickle: FileRange,
-    /// Storages by key.
     pub(super) storages: HashMap<String, FileRange>,
     pub(super) endian: Endian,
 }

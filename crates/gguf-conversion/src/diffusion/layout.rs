@@ -86,7 +86,6 @@ impl Recognized<'_> {
         }
     }
 
-    /// Joins the parts of a tensor.
     fn joined(
         &self,
         weights: &ImageWeights,

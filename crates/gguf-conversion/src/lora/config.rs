@@ -45,7 +45,6 @@ pub(super) struct AdapterConfig {
     pub(super) invocation_tokens: Vec<u32>,
     /// Base model, as a path or a name on the hub.
     pub(super) base: Option<String>,
-    /// Settings of an adapter of MLX.
     pub(super) mlx: Option<MlxSettings>,
     /// What becomes of each key.
     pub(super) pieces: Vec<Piece>,
@@ -169,7 +168,6 @@ impl AdapterConfig {
         self.rank_of(name).ok_or_else(|| AdapterError::NoRank { tensor: name.to_owned() })
     }
 
-    /// Returns the rows of a module that are trained.
     pub(super) fn token_rows(&self, module: &str) -> Option<&[u64]> {
         match &self.tokens {
             TrainedTokens::None => None,

@@ -73,7 +73,6 @@ impl MatrixPair {
     }
 }
 
-/// Returns the pair of a tensor.
 pub(super) fn pair(
     name: String,
     a: usize,

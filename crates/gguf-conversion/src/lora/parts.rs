@@ -13,9 +13,7 @@ use gguf_core::WeightMeta;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct WholeTensor {
-    /// Name of the tensor in the base.
     pub(super) name: String,
-    /// Index of the tensor in the adapter.
     pub(super) index: usize,
 }
 

@@ -59,7 +59,6 @@ fn has(values: &str, value: &Json) -> bool {
     serde_json::from_str::<Vec<Json>>(values).is_ok_and(|values| values.contains(&lower))
 }
 
-/// Returns the value for a message.
 fn shown(value: &Json) -> String {
     const MAX_CHARS: usize = 60;
     let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);

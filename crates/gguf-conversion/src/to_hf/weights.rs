@@ -129,7 +129,6 @@ impl<'a> HfWeights<'a> {
         }
     }
 
-    /// Total size of the weights in bytes.
     pub(super) fn n_bytes(&self) -> u64 {
         let bytes = |meta: &WeightMeta| {
             let elem_bytes = meta.ty.bytes().unwrap_or(4) as u64;

@@ -25,14 +25,12 @@ pub(super) struct JournalEntry {
     pub(super) temporary: OsString,
     /// Final name, in the directory of the journal.
     pub(super) name: OsString,
-    /// Size of the file in bytes.
     pub(super) n_bytes: u64,
     /// Number of the file on its file system; 0 if unknown.
     pub(super) inode: u64,
 }
 
 impl JournalEntry {
-    /// Describes a file that has its temporary name.
     pub(super) fn of(file: &File, temporary: OsString, name: &OsStr) -> io::Result<Self> {
         let inode = FileId::of(file).map_or(0, |id| id.index);
         Ok(Self { temporary, name: name.to_owned(), n_bytes: file.metadata()?.len(), inode })

@@ -18,7 +18,6 @@ use crate::platform::again;
 /// A new or empty directory. Dropped before it is committed, it is restored to its previous state.
 #[derive(Debug)]
 pub struct NewDirectory {
-    /// Path as it was given.
     path: PathBuf,
     /// Parent directories created for it, innermost first.
     created: Vec<PathBuf>,

@@ -111,7 +111,6 @@ pub(super) struct Description {
 }
 
 impl Description {
-    /// Reads the description in a tensor of bytes.
     pub(super) fn read(source: &dyn WeightSource, index: usize) -> Result<Self> {
         let meta = &source.weights()[index];
         let broken = |problem: String| DequantError::BadMetadata { tensor: meta.name.clone(), problem };

@@ -164,7 +164,6 @@ impl Ranged {
         Ok(true)
     }
 
-    /// Returns the index of an element's range.
     fn range_of(&self, elem: u64) -> u64 {
         let Ranges { cols, n_groups, group_cols, .. } = self.ranges;
         elem / cols * n_groups + elem % cols / group_cols

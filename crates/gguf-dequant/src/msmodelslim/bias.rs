@@ -28,7 +28,6 @@ pub(super) struct Bias {
 #[derive(Debug)]
 pub(super) enum LayerBias {
     Zero,
-    /// Index of a float tensor.
     Tensor(usize),
     /// The integer bias of a static layer, and its weight.
     Static(StaticBias, Arc<Linear>),

@@ -15,14 +15,11 @@ pub(super) struct ScaleFacts {
     pub(super) is_integral: bool,
     /// Smallest and largest exponent byte.
     pub(super) exponents: (f64, f64),
-    /// Number of scales that are zero.
     pub(super) n_zero: u64,
-    /// Number of negative scales.
     pub(super) n_negative: u64,
 }
 
 impl ScaleFacts {
-    /// Adds the scale and the offset of one group.
     pub(super) fn add(&mut self, scale: f64, offset: f32) {
         self.scale_error = self.scale_error.max(f16_error(scale as f32));
         self.min_error = self.min_error.max(f16_error(minimum(scale, offset)));

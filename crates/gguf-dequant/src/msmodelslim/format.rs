@@ -28,7 +28,6 @@ impl CodeFormat {
         self == Self::Int8 || self.is_four_bit()
     }
 
-    /// Returns the table of values by code.
     pub(super) fn table(self) -> &'static FloatTable {
         match self {
             Self::Int8 | Self::Int4 | Self::Int4Rows | Self::Int4Columns => &INTEGERS,

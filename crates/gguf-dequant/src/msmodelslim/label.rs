@@ -78,7 +78,6 @@ impl Label {
         matches!(self, Self::W8A16 | Self::W4A16 | Self::W4A4Dynamic)
     }
 
-    /// Returns true if the codes have four bits.
     pub(super) fn is_four_bit(self) -> bool {
         matches!(self, Self::W4A16 | Self::W4A8Dynamic | Self::W4A4Dynamic)
     }

@@ -26,7 +26,6 @@ impl<'a> Labelled<'a> {
         self.inner.source.weights()
     }
 
-    /// Returns the label of a tensor.
     pub(super) fn label(&self, name: &str) -> Option<&'a str> {
         self.description.labels.get(name).map(String::as_str)
     }

@@ -33,7 +33,6 @@ pub(super) struct Linear {
     pub(super) label: String,
     /// Shape in a float checkpoint.
     pub(super) shape: Shape,
-    /// Index of the tensor with the codes.
     pub(super) codes: usize,
     pub(super) format: CodeFormat,
     pub(super) scale: ScaleGrid,

@@ -27,7 +27,6 @@ pub(super) struct LabelledModule<'a> {
     pub(super) stored: &'a str,
     /// Name of the weight in a float checkpoint.
     pub(super) name: String,
-    /// Index of the tensor with the codes.
     pub(super) codes: usize,
     /// The label as written; `label` is its parsed form.
     pub(super) text: &'a str,

@@ -88,7 +88,6 @@ impl ChunkBatch {
         self.prefixes.get(chunk).copied().unwrap_or(0)
     }
 
-    /// Returns the number of tokens.
     pub(crate) fn n_tokens(&self) -> usize {
         self.places.len()
     }
@@ -103,7 +102,6 @@ impl ChunkBatch {
         self.wanted.is_none()
     }
 
-    /// Returns the wanted tokens of a chunk.
     pub(crate) fn wanted(&self, chunk: usize) -> Range<usize> {
         match &self.wanted {
             Some(wanted) => wanted[chunk].clone(),

@@ -22,7 +22,6 @@ pub(crate) struct Past {
     pub(crate) kept: KeptPanels,
     /// Values by operation; empty while a cache is taken.
     caches: Mutex<Vec<Vec<f32>>>,
-    /// Index of the next operation.
     next: AtomicUsize,
 }
 

@@ -74,7 +74,6 @@ pub(crate) fn erf(x: f64) -> f64 {
     (1.0 - erfc).copysign(x)
 }
 
-/// Returns GELU in its tanh form.
 #[inline(always)]
 pub(crate) fn gelu_tanh(x: f32) -> f32 {
     // 0.5 x (1 + tanh z) is x times the logistic function of 2z.

@@ -11,7 +11,6 @@ use crate::exec::workers::Tasks;
 
 /// Number of columns of a strip: a multiple of every kernel's height.
 pub(crate) const STRIP: usize = 192;
-/// Number of rows of a task.
 const TASK_ROWS: usize = 512;
 
 /// Rows cut into strips of 192 columns, strip after strip: `[n_rows, 192]` each, the last one narrower.
@@ -71,7 +70,6 @@ impl Strips {
         self.n_cols
     }
 
-    /// Returns the number of strips.
     pub(crate) fn n_strips(&self) -> usize {
         self.n_cols.div_ceil(STRIP)
     }

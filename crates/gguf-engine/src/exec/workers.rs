@@ -55,7 +55,6 @@ impl Workers {
         Ok(Self { pool, scratch: (0..threads).map(|_| Mutex::default()).collect() })
     }
 
-    /// Returns the number of threads.
     pub(crate) fn n_threads(&self) -> usize {
         self.scratch.len()
     }

@@ -130,7 +130,6 @@ impl<'a> Engine<'a> {
         self.plan.layers.iter().any(|layer| layer.ffn.moe().is_some())
     }
 
-    /// Returns a reader of the weights for products.
     pub(crate) fn weights(&self) -> WeightReader<'_> {
         WeightReader::new(self.source, self.options.level)
     }

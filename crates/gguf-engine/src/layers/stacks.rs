@@ -12,7 +12,6 @@ use crate::{EngineError, Result};
 #[derive(Clone, Copy)]
 pub(crate) struct LayerStack<'a> {
     pub(crate) layers: &'a [LayerPlan],
-    /// Number of layers of the stacks before it.
     pub(crate) n_before: usize,
     pub(crate) final_norm: Option<&'a Norm>,
 }

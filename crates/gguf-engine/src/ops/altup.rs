@@ -52,7 +52,6 @@ impl LayerAltUp {
     }
 }
 
-/// Number of tokens that one task works on.
 const TOKENS_PER_TASK: usize = 64;
 /// Lower bound of a stream's mean square when it is scaled to the magnitude of another.
 const LEAST_SQUARE: f32 = 1e-5;

@@ -21,7 +21,6 @@ pub struct Conv {
     pub(crate) n_taps: usize,
 }
 
-/// Number of channels that one task convolves.
 const CONV_CHANNELS: usize = 256;
 
 /// Convolution whose weights are in memory, taps outermost.

@@ -78,7 +78,6 @@ pub struct DeltaNet {
     pub out: Matrix,
     /// Number of value heads.
     pub n_heads: usize,
-    /// Number of query and key heads.
     pub(crate) n_key_heads: usize,
     /// Width of a query or key head.
     pub dk: usize,
@@ -206,7 +205,6 @@ impl MixerOp for DeltaNet {
 }
 
 impl DeltaNet {
-    /// Resolves the gated delta net of a layer.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize, words: &GdnWords) -> Result<DeltaNet> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;

@@ -494,7 +494,6 @@ pub(crate) fn magnitude(b: &Resolver<'_>) -> Result<f32> {
     b.keys.number(key)?.map(|magnitude| magnitude as f32).ok_or_else(|| b.keys.missing(key))
 }
 
-/// Reads the number of Sinkhorn iterations.
 pub(crate) fn sinkhorn_iterations(b: &Resolver<'_>) -> Result<usize> {
     let key = "hyper_connection.sinkhorn_iterations";
     let n = b.keys.need_count(key)?;

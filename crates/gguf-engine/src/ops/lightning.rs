@@ -92,7 +92,6 @@ impl MixerOp for Lightning {
 }
 
 impl Lightning {
-    /// Resolves the lightning attention of a layer.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize) -> Result<Lightning> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = b.n_embd;

@@ -47,7 +47,6 @@ pub struct Mamba {
     pub n_states: usize,
 }
 
-/// Number of channels of one task.
 pub(crate) const CHANNELS: usize = 64;
 
 /// Step of one token for some channels.
@@ -170,9 +169,7 @@ const FREE_NORM_EPS: f32 = 1e-6;
 
 /// Sizes of the states, shared by Mamba's variants.
 pub(crate) struct StateSizes {
-    /// Number of channels.
     pub(crate) inner: usize,
-    /// Number of values of a state.
     pub(crate) n_states: usize,
     /// Number of tokens that the convolution before the scan spans.
     pub(crate) n_taps: usize,

@@ -69,7 +69,6 @@ pub struct Moe {
     pub near: f32,
     /// Factor of the sum of routed and shared experts.
     pub(crate) sum_scale: Option<f32>,
-    /// Input of the router.
     pub(crate) router_source: RouterSource,
     /// Norm of the stream, if the router reads the stream.
     pub(crate) router_norm: Option<Norm>,

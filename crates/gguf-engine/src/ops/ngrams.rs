@@ -23,7 +23,6 @@ pub(crate) struct NgramTable {
     pub multipliers: Vec<u64>,
     /// First row and number of rows of every part: those of pairs, then those of triples and so on.
     pub parts: Vec<(usize, usize)>,
-    /// Number of parts for each length of n-grams.
     pub(crate) n_per_length: usize,
     /// Token that ends the history, and that replaces the tokens before it.
     pub end: u32,
@@ -45,7 +44,6 @@ pub(crate) struct Ngrams {
     pub conv_norm: Norm,
     /// Taps of the convolution, `[n_streams * n_embd, n_taps]`.
     pub conv: Vector,
-    /// Number of taps.
     pub(crate) n_taps: usize,
     /// Distance between taps, in tokens.
     pub(crate) dilation: usize,
@@ -142,7 +140,6 @@ fn convolve_far(n: &Ngrams, taps: &[f32], x: &[f32], batch: &ChunkBatch, token: 
 }
 
 impl NgramTable {
-    /// Returns the rows of the last of the tokens.
     fn row_indices(&self, tokens: &[u32]) -> Vec<usize> {
         let mut before = tokens.iter().rev().copied();
         let Some(last) = before.next() else { return Vec::new() };

@@ -160,7 +160,6 @@ fn plamo2_inputs(cx: &Context<'_>, m: &Plamo2, n_tokens: usize, u: &[f32]) -> Re
 }
 
 impl Plamo2 {
-    /// Resolves the mixer of a layer.
     pub(crate) fn resolve(builder: &mut Resolver<'_>, layer: usize) -> Result<Plamo2> {
         let at = |name: &str| format!("blk.{layer}.{name}");
         let n_embd = builder.n_embd;
@@ -208,7 +207,6 @@ mod tests {
     const GRAPH: &str = "mixer = 'plamo2'";
     const D: usize = 10;
     const H: usize = 3;
-    /// Number of values of a head.
     const P: usize = 4;
     /// Number of states per value.
     const N: usize = 5;

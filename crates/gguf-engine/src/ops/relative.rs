@@ -11,7 +11,6 @@ use crate::{EngineError, Result};
 pub struct RelativeBias {
     /// Table with a row per bucket and a value per head.
     pub table: Vector,
-    /// Number of buckets.
     pub(crate) n_buckets: usize,
     /// Distance from which on all keys share the last bucket.
     pub(crate) max_distance: usize,

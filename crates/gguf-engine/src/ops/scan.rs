@@ -19,7 +19,6 @@ pub(crate) fn transposed(rows: &[f32], n_cols: usize) -> Vec<f32> {
 /// Part of a scan that one task works on.
 pub(crate) struct ScanPart<'a> {
     pub(crate) chunk: usize,
-    /// Tokens of the chunk.
     pub(crate) tokens: Range<usize>,
     pub(crate) columns: Range<usize>,
     /// State after the earlier tokens.

@@ -69,7 +69,6 @@ impl MixerOp for ShortConv {
 }
 
 impl ShortConv {
-    /// Resolves the gated short convolution of a layer.
     pub(crate) fn resolve(resolver: &mut Resolver<'_>, layer: usize) -> Result<ShortConv> {
         let at = |name: &str| format!("blk.{layer}.shortconv.{name}");
         let n_embd = resolver.n_embd;

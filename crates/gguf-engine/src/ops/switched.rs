@@ -200,7 +200,6 @@ const SUBSTITUTE: &str = "adapters.token_ids_substitute";
 pub(crate) struct AdapterSlots {
     /// Number of slots; slot 0 is no adapter.
     n: usize,
-    /// Rank of each adapter.
     rank: usize,
 }
 

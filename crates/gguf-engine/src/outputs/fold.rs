@@ -104,7 +104,6 @@ impl LogitFold {
         f64::from(self.max) + self.sum.ln()
     }
 
-    /// Returns the score of the target.
     pub(crate) fn score(&self) -> TokenScore {
         TokenScore { nll: self.log_sum() - f64::from(self.target), top: self.top.1 }
     }

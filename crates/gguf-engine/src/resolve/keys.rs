@@ -75,7 +75,6 @@ impl<'a> ArchKeys<'a> {
         count.map(Some).ok_or_else(|| self.bad(name, "a count", value))
     }
 
-    /// Returns the counts of an array.
     pub(crate) fn counts(&self, name: &str) -> Result<Option<Vec<usize>>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let count = |at: usize, array: &Array| array.get(at)?.as_u64().and_then(|v| usize::try_from(v).ok());
@@ -95,7 +94,6 @@ impl<'a> ArchKeys<'a> {
         value.as_u64().and_then(|id| u32::try_from(id).ok())
     }
 
-    /// Returns a list of token ids.
     pub(crate) fn ids(&self, name: &str) -> Result<Option<Vec<u32>>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let id = |value: Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
@@ -145,7 +143,6 @@ impl<'a> ArchKeys<'a> {
         number.map(Some).ok_or_else(bad)
     }
 
-    /// Returns a finite number.
     pub(crate) fn number(&self, name: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_f64().or_else(|| value.as_i128().map(|v| v as f64));
@@ -167,7 +164,6 @@ impl<'a> ArchKeys<'a> {
         value.as_str().map(Some).ok_or_else(|| self.bad(name, "a string", value))
     }
 
-    /// Returns the number of strings of a list.
     pub(crate) fn n_texts(&self, name: &str) -> Result<Option<usize>> {
         let Some(value) = self.get(name) else { return Ok(None) };
         match value.as_array() {

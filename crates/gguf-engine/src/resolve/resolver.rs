@@ -21,7 +21,6 @@ pub(crate) struct Resolver<'a> {
     pub(crate) keys: &'a ArchKeys<'a>,
     pub(crate) tensors: TensorClaims<'a>,
     pub(crate) n_embd: usize,
-    /// Number of layers that are run.
     pub(crate) n_layers: usize,
     pub(crate) eps: f32,
     pub(crate) residual_scale: f32,

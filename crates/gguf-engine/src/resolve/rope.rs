@@ -109,7 +109,6 @@ impl Resolver<'_> {
         })
     }
 
-    /// Returns the index of a layer's rotation.
     fn rotation(&mut self, layer: usize, reach: Reach, dk: usize) -> Result<usize> {
         let rope = self.rope_of(layer, reach, dk)?;
         Ok(self.index_of(rope))

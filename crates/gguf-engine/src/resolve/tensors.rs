@@ -62,7 +62,6 @@ impl<'a> TensorClaims<'a> {
         }
     }
 
-    /// Returns true if a tensor of this name exists.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.index.contains_key(name)
     }

@@ -114,7 +114,6 @@ impl UnfinishedRun {
     }
 }
 
-/// Returns the exact sums of a tensor.
 fn exact(file: &GgufFile, name: &str, entry: &StoredEntry) -> Option<ColumnSums> {
     let sums = doubles(file, &format!("{name}{SUMS}{EXACT}"))?;
     let counts = doubles(file, &format!("{name}{COUNTS}{EXACT}"))?;

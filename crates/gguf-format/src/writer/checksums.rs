@@ -19,9 +19,7 @@ const ZEROS: [u8; 4096] = [0; 4096];
 /// Rows of a chunk in one file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HashedRows {
-    /// Index of the file.
     pub(super) file: usize,
-    /// Index of the buffer with the bytes.
     pub(super) buffer: usize,
     /// Offset in the file, in bytes.
     pub(super) offset: u64,

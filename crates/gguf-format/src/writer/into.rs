@@ -28,7 +28,6 @@ impl FilePart {
         Self { file, number: 1, count: 1 }
     }
 
-    /// Creates a part with some tensors of a file.
     pub(super) fn of_whole(target: &Path, mut plan: FilePlan, tensors: Range<usize>, share: Share) -> Self {
         plan.tensors = plan.tensors.get(tensors.clone()).unwrap_or_default().to_vec();
         let file = PlannedFile { path: target.to_owned(), tensors, plan, id_offset: None };

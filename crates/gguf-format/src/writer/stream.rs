@@ -26,7 +26,6 @@ const MIN_CHUNK_BYTES: u64 = 64 << 10;
 /// Place of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Placement {
-    /// Index of the file.
     file: usize,
     /// Variant that the file holds.
     variant: usize,
@@ -356,7 +355,6 @@ impl<'a> TensorStream<'a> {
         self.files.placements[chunk.tensor].iter().map(rows).collect()
     }
 
-    /// Writes the bytes of each variant at its places.
     fn place(&self, chunk: RowChunk, bytes: &[&[u8]]) -> Result<u64, WriteError> {
         let mut n_bytes = 0;
         for place in &self.files.placements[chunk.tensor] {

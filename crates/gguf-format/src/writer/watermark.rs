@@ -15,9 +15,7 @@ const STEP_BYTES: u64 = 256 << 20;
 /// Place in the stream: all rows before this one are written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct StreamPosition {
-    /// Index of the tensor.
     pub(super) tensor: usize,
-    /// Row of the tensor.
     pub(super) row: u64,
 }
 

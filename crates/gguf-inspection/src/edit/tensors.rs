@@ -22,13 +22,11 @@ pub struct TensorChange {
 pub(super) struct EditedTensors {
     /// Names and types, in file order.
     metas: Vec<TensorMeta>,
-    /// Index of each tensor in the input.
     places: Vec<usize>,
     changes: Vec<TensorChange>,
 }
 
 impl EditedTensors {
-    /// Creates the list of all tensors of a file.
     pub(super) fn of(file: &GgufFile) -> Self {
         let metas = file.tensors().to_vec();
         Self { places: (0..metas.len()).collect(), metas, changes: Vec::new() }

@@ -51,7 +51,6 @@ pub(super) fn choose(rows: &[Vec<TypeCandidate>], budget: u64) -> Result<Vec<usi
     Ok(choice)
 }
 
-/// Number of bytes of a choice.
 pub(super) fn total(rows: &[Vec<TypeCandidate>], choice: &[usize]) -> u64 {
     rows.iter().zip(choice).fold(0, |sum, (row, &at)| sum.saturating_add(n_bytes(row, at)))
 }

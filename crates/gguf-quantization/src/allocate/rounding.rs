@@ -14,7 +14,6 @@ const LEAST_ROWS: u64 = 64;
 #[derive(Clone, Copy)]
 pub(super) struct Sampled<'a> {
     pub(super) source: &'a dyn TensorSource,
-    /// Index in the source.
     pub(super) tensor: usize,
     /// Mean squares of the columns of its input, matrix after matrix; `None`: all equal.
     pub(super) weights: Option<&'a [f32]>,

@@ -141,7 +141,6 @@ struct PartState {
     odd: f32,
     /// Gradients of the columns.
     g: [f32; PART],
-    /// Values of the codes.
     q: [f32; PART],
     codes: [Code; PART / UNIT],
     /// Decrease of `e H_r eᵀ` so far.

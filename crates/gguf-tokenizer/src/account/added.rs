@@ -110,7 +110,6 @@ impl Account<'_> {
     }
 }
 
-/// Returns true if a normalizer may change a text.
 fn is_changed(normalizer: &Json, text: &str) -> bool {
     let mut changed = false;
     flatten(normalizer, "normalizers", 0, &mut |step| changed |= step_changes(step, text));

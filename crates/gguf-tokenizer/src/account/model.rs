@@ -133,7 +133,6 @@ impl Account<'_> {
         }
     }
 
-    /// Compares the token of unknown text.
     fn unknown_token(&mut self, model: &HfModel) {
         let declared = model.unk_token.as_deref();
         let written = self.vocab.unk.and_then(|id| self.vocab.token(id));

@@ -24,7 +24,6 @@ enum Effect {
     Prefix,
     /// Writes blanks as `▁`.
     Blanks,
-    /// Joins blanks.
     JoinBlanks,
     /// Splits at white space, which disappears.
     Words,

@@ -10,7 +10,6 @@ use crate::python_literal;
 /// Spelling of a vocabulary's normal tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Spelling {
-    /// Bytes in the byte alphabet.
     Bytes,
     /// Plain text, with `▁` for a space.
     Metaspace,

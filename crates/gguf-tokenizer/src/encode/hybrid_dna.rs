@@ -5,7 +5,6 @@ use super::vocab::Vocab;
 
 const OPEN: &str = "<dna>";
 const CLOSE: &str = "</dna>";
-/// Number of letters of a word.
 const WORD: usize = 6;
 /// Suffix of a word's text, to distinguish it from a text token with the same letters.
 pub(super) const MARK: char = '\u{e000}';

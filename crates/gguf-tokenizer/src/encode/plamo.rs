@@ -19,7 +19,6 @@ const SCALE: f64 = 1e4;
 /// the end of the text, and characters without a token become bytes.
 pub(crate) struct Plamo {
     trie: Trie,
-    /// Costs by id.
     costs: Vec<i64>,
     bytes: Vec<Option<u32>>,
 }
@@ -90,7 +89,6 @@ impl Plamo {
     }
 }
 
-/// Converts a score to a cost.
 fn cost(score: f32) -> i64 {
     if score.is_finite() { -((f64::from(score) * SCALE).round() as i64) } else { MAX_COST }
 }

@@ -25,9 +25,7 @@ const PUNCTUATION: &str = r"[\p{P}!-/:-@\[-`{-~]";
 /// Compiled steps of one pre-tokenizer.
 #[derive(Debug)]
 pub(crate) struct Splitter {
-    /// Splits of the text.
     before: Vec<SplitStep>,
-    /// Splits of the text in the byte alphabet.
     after: Vec<SplitStep>,
     /// True if pieces are written in the byte alphabet.
     pub(crate) byte_level: bool,

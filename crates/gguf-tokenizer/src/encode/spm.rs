@@ -93,7 +93,6 @@ impl Spm {
     }
 }
 
-/// Creates one symbol per character.
 fn characters(text: &[u8]) -> Vec<SpmSymbol> {
     let mut symbols = Vec::with_capacity(text.len());
     let mut start = 0;
@@ -159,7 +158,6 @@ impl Merging<'_> {
         }
     }
 
-    /// Returns the token of a range of the text.
     fn piece(&self, start: usize, n_bytes: usize) -> Option<(u32, TokenType)> {
         let id = self.vocab.id(&self.text[start..start + n_bytes])?;
         let kind = self.vocab.kind(id);

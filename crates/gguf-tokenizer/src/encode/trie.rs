@@ -58,7 +58,6 @@ impl Trie {
         Self::new(tokens_of_kinds(vocab, kinds))
     }
 
-    /// Returns true if the trie has no tokens.
     pub(super) fn is_empty(&self) -> bool {
         self.nodes.len() < 2
     }

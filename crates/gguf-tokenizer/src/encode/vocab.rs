@@ -177,13 +177,11 @@ pub(crate) struct Vocab {
     pub(crate) escape_whitespaces: bool,
     /// True if text is converted to lower case.
     pub(crate) lowercase: bool,
-    /// True if accents are removed.
     pub(crate) strip_accents: bool,
     /// SentencePiece's normalization map, as stored; empty if the file has none.
     pub(crate) precompiled_charsmap: Vec<u8>,
 }
 
-/// Returns the kind of vocabulary with this name.
 fn model_of(name: &str) -> Result<VocabModel, EncodeError> {
     match name {
         "llama" => Ok(VocabModel::Spm),

@@ -14,7 +14,6 @@ use super::{Attempt, Context, bpe};
 
 /// Letters in the counting order of words.
 const LETTERS: [char; 4] = ['A', 'T', 'C', 'G'];
-/// Number of letters of a word.
 const WORD: u32 = 6;
 /// Suffix that distinguishes a word of DNA from a text token with the same letters.
 const MARK: char = '\u{e000}';

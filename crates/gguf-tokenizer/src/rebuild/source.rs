@@ -115,7 +115,6 @@ impl GgufVocabulary {
         }))
     }
 
-    /// Returns the value of a key of type bool.
     pub(super) fn flag(&self, key: &str) -> Option<bool> {
         self.flags.get(key).copied()
     }

@@ -24,7 +24,6 @@ pub(super) struct RoleFiles {
 /// Tokens that one file declares for one role.
 #[derive(Debug, PartialEq)]
 pub(super) struct Claim {
-    /// Name of the file.
     pub(super) file: &'static str,
     /// Key in the file.
     pub(super) key: String,

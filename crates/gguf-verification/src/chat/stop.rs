@@ -8,7 +8,6 @@ use gguf_core::text::escape;
 use gguf_format::Metadata;
 use gguf_tokenizer::EndTokens;
 
-/// Maximum number of bytes of a marker.
 const MAX_MARKER_BYTES: usize = 48;
 /// Maximum number of end tokens in a message.
 const MAX_NAMED: usize = 3;

@@ -238,7 +238,6 @@ fn same_word_piece(a: &str, b: &[u8]) -> bool {
     }
 }
 
-/// Compares the vocabularies token by token.
 fn compare_tokens(expected: &[(u32, String)], tokens: &[Vec<u8>], is_word_pieces: bool) -> Option<Finding> {
     let mut n = 0usize;
     let mut first = None;

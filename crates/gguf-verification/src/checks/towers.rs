@@ -7,7 +7,6 @@ use gguf_core::TensorMeta;
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
 
-/// Name of the check of the tensors.
 const TENSORS: Check = Check::Towers;
 const TOWERS: [&str; 2] = ["vision", "audio"];
 
@@ -27,7 +26,6 @@ const PROJECTORS: &str = "mlp ldp ldpv2 resampler adapter qwen2vl_merger qwen2.5
     exaone4_5 hunyuanvl minicpmv4_6 granite_speech mimovl minimax_m3 granite4_vision mimo_audio parakeet \
     qwen3tts_spkenc qwen3tts_gen pockettts_spkenc pockettts_gen muse-glimmer";
 
-/// Returns true for a file of towers.
 pub(crate) fn is_towers(metadata: &Metadata) -> bool {
     metadata.get("general.architecture").and_then(Value::as_str) == Some(CLIP)
 }

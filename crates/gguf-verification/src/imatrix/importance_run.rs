@@ -92,7 +92,6 @@ pub struct ImportanceRun<'a> {
     engine: Engine<'a>,
     options: ImportanceOptions,
     windows: Vec<Window>,
-    /// Digest of the model.
     model: String,
     /// Part of the chunks that `windows` holds, if several machines share them.
     part: Option<ImatrixPart>,

@@ -34,7 +34,6 @@ pub(crate) struct ModelMark {
     signs: BTreeMap<String, String>,
 }
 
-/// Layer of a tensor.
 fn layer(name: &str) -> Option<usize> {
     name.strip_prefix("blk.")?.split('.').next()?.parse().ok()
 }

@@ -72,7 +72,6 @@ impl LogitFile {
         Ok(file)
     }
 
-    /// Returns the facts of its model.
     pub(crate) fn mark(&self) -> Option<&ModelMark> {
         self.mark.as_ref()
     }

@@ -24,7 +24,6 @@ const MAGIC: &[u8; 8] = b"ggufpart";
 pub(super) const VERSION: u32 = 1;
 /// Number of bytes before those that the checksum covers.
 const HEAD_BYTES: usize = 48;
-/// Number of bytes of a row.
 const ROW_BYTES: usize = 53;
 const IS_SCORED: u8 = 1;
 const HAS_REFERENCE: u8 = 2;

@@ -182,7 +182,6 @@ fn read_text(path: &Path) -> Result<Vec<u8>, VerifyError> {
     if bytes.contains(&0) { Err(refuse("binary data")) } else { Ok(bytes) }
 }
 
-/// Magic bytes of files that are not text.
 const MAGIC: [(&[u8], &str); 15] = [
     (b"GGUF", "a GGUF file"),
     (b"PAR1", "a Parquet file"),

@@ -8,7 +8,6 @@ use crate::tasks::{LeftOut, TaskError};
 /// Question and its answers, of which one is the best continuation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ChoiceQuestion {
-    /// Index in the file.
     pub(super) number: usize,
     pub(super) question: String,
     pub(super) answers: Vec<String>,
@@ -18,12 +17,10 @@ pub(super) struct ChoiceQuestion {
 /// Sentence with a gap, and two words for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct GapSentence {
-    /// Index in the file.
     pub(super) number: usize,
     pub(super) before: String,
     pub(super) after: String,
     pub(super) words: [String; 2],
-    /// Index of the right word.
     pub(super) right: usize,
 }
 

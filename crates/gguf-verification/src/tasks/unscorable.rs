@@ -78,7 +78,6 @@ impl GapSentence {
         (first == second).then(|| "both words are the same".to_owned())
     }
 
-    /// Returns the sentence with its gap.
     pub(super) fn question(&self) -> String {
         format!("{}_{}", self.before, self.after)
     }

@@ -310,7 +310,6 @@ fn unit(ty: GgmlType) -> f64 {
     }
 }
 
-/// Rounds a value to a float type.
 fn round_to(ty: GgmlType, value: f32) -> f32 {
     match ty {
         GgmlType::F16 => gguf_core::numeric::f16_to_f32(gguf_core::numeric::f32_to_f16(value)),

@@ -29,7 +29,6 @@ impl DamagedTensor<'_> {
         if own.is_finite() { own.max(self.comparison.limits.nominal) } else { self.comparison.limits.nominal }
     }
 
-    /// Searches for the cause.
     pub(crate) fn find(&self) -> Result<Option<Cause>, EngineError> {
         if let Some(cause) = self.rounded().or_else(|| self.scaled()) {
             return Ok(Some(cause));

@@ -17,7 +17,6 @@ const OUTPUT: &str = "output.weight";
 /// quantize activations.
 const SCALE: &str = ".scale";
 const INPUT_SCALE: &str = ".input_scale";
-/// Number of names that a finding shows.
 const SHOWN: usize = 8;
 
 /// Tensor of the file and the one that it was made from.

@@ -60,7 +60,6 @@ impl MatrixOutput<'_> {
         Ok(sums.write_unfinished(self.path, run, &self.options(), &Silent)?)
     }
 
-    /// Writes a copy next to the output.
     pub(super) fn write_copy(&self, sums: &ImatrixSums, identity: &str) -> anyhow::Result<()> {
         self.write_to(&self.copy_path(sums.n_chunks), sums, Some(identity))
     }
@@ -94,7 +93,6 @@ pub(super) struct CollectRun<'a, 'm> {
     pub(super) session: &'a Session,
     pub(super) target: MatrixOutput<'a>,
     pub(super) run: ImportanceRun<'m>,
-    /// Sums that the run starts with.
     pub(super) before: ImatrixSums,
     pub(super) frequency: SaveFrequency,
     /// Identity of the run, which the finished matrix has.
@@ -155,7 +153,6 @@ impl CollectRun<'_, '_> {
         }
     }
 
-    /// Returns the matrix that is there.
     pub(super) fn finished(&self) -> anyhow::Result<(Collected, u64)> {
         let path = self.target.path;
         let sums = merge_imatrices(&[StoredImatrix::open(path)?], self.before.chunk_size)?;

@@ -36,7 +36,6 @@ pub(in crate::cli) struct JudgedFile {
 
 /// File of a folder with its figures.
 pub(in crate::cli) struct FileInFolder<'a> {
-    /// Name in the chart.
     pub(in crate::cli) label: &'a str,
     pub(in crate::cli) size_bytes: u64,
     /// Its figures, which get their recommendation.
@@ -44,7 +43,6 @@ pub(in crate::cli) struct FileInFolder<'a> {
 }
 
 impl JudgedFile {
-    /// Returns the figures of a report.
     pub(in crate::cli::verify) fn of(entry: &ModelReport) -> Self {
         let report = &entry.report;
         let divergence = report.divergence.as_ref();

@@ -8,7 +8,6 @@ use super::data::PageData;
 use super::render;
 use crate::cli::render::markdown::escape;
 
-/// Renders the card.
 pub(super) fn render(page: &PageData) -> anyhow::Result<String> {
     let mut environment = render::environment();
     environment.set_formatter(|out, _, value| {

@@ -11,7 +11,6 @@ pub(super) struct Way {
 
 /// Option that names an output.
 pub(super) struct Out {
-    /// Name in the table.
     pub(super) name: &'static str,
     pub(super) option: &'static str,
     /// Required suffix of names.

@@ -69,7 +69,6 @@ pub(super) struct ExpertEntry {
     pub(super) ranks: Vec<usize>,
 }
 
-/// Facts by the index of the entry.
 pub(super) type ExpertEntries = HashMap<usize, ExpertEntry>;
 
 /// Returns the card with entries for all layouts of its experts, if the checkpoint has any.
@@ -119,12 +118,10 @@ pub(super) fn with_all_layouts(card: &Card, weights: &[WeightMeta]) -> (Card, Ex
     (card, facts)
 }
 
-/// Returns true for names of experts' matrices.
 pub(super) fn is_of_experts(name: &str) -> bool {
     name.split('.').any(|part| part.contains("experts") || part.starts_with("switch_"))
 }
 
-/// Returns the role of an entry by its targets.
 fn role(entry: &TensorEntry) -> Option<Role> {
     let bare = |target: &EntryTarget| bare(target.name.text()).to_owned();
     let targets: Vec<String> = entry.targets.iter().map(bare).collect();

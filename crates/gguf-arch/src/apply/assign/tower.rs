@@ -10,7 +10,6 @@ use crate::read::schema::{Domain, TensorEntry};
 use crate::registry::towers::{self, TowerFile, WEIGHT};
 
 impl Assigner<'_> {
-    /// Checks that the checkpoint has the complete tower.
     pub(super) fn check_tower(&self, outputs: &[OutputSpec]) -> Result<()> {
         if outputs.is_empty() || !self.has_parts() {
             let nearest = self.card.parts.first().and_then(|part| self.nearest_other(part));

@@ -158,7 +158,6 @@ impl CarriedCheck<'_, '_> {
     }
 }
 
-/// Returns transformers' name of an activation.
 fn activation(ffn: FfnKind) -> &'static str {
     match ffn {
         FfnKind::Swiglu | FfnKind::SwigluOai => "silu",

@@ -16,7 +16,6 @@ pub(super) fn has_effect(name: &str) -> bool {
     why_none(name).is_none()
 }
 
-/// Returns the effective value of an attribute.
 type Effective<'e> = &'e dyn Fn(&str) -> Option<Json>;
 
 /// Lists by layer, and the rules from which a class derives them. A given list overrides its rules.

@@ -20,7 +20,6 @@ const SWITCHES: &[(&[&str], &[&str])] = &[
 ];
 
 impl CarriedCheck<'_, '_> {
-    /// Checks the switches of the class that are off.
     pub(super) fn switched_off(&mut self, outputs: &[OutputSpec]) {
         for (names, parts) in SWITCHES {
             let is_part = |output: &OutputSpec| {

@@ -81,7 +81,6 @@ fn float8(byte: u8, mantissa_bits: u32, bias: i32, has_infinity: bool) -> f32 {
     }
 }
 
-/// Converts elements to bytes of F32.
 fn as_f32(ty: ElementType, bytes: &[u8]) -> Vec<u8> {
     macro_rules! each {
         ($n:literal, $from:expr) => {

@@ -74,7 +74,6 @@ fn number(conversion: &Conversion, key: &str) -> Option<u64> {
     conversion.metadata().get(key).and_then(Value::as_u64)
 }
 
-/// Bytes of the converted file.
 fn bytes(conversion: &Conversion) -> Vec<u8> {
     let out = tempfile::tempdir().unwrap();
     let target = out.path().join("out.gguf");

@@ -22,7 +22,6 @@ use crate::ops::attention::{
 use gguf_core::simd::SimdLevel;
 use gguf_core::sync::Unpoisoned;
 
-/// Number of queries of a tile.
 const QUERY_ROWS: usize = 96;
 
 impl Attention {

@@ -85,9 +85,7 @@ pub(crate) struct Queries<'a> {
     pub(crate) n: usize,
     /// Number of tokens of the chunk's prefix, which see one another.
     pub(crate) prefix: usize,
-    /// Mask of the queries.
     pub(crate) mask: Mask,
-    /// Number of keys of the whole chunk.
     pub(crate) n_chunk_keys: usize,
     /// All heads of these queries; rows of other queries may follow.
     pub(crate) rows: &'a [f32],

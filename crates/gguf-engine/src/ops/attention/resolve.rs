@@ -57,7 +57,6 @@ pub(crate) fn mixer(b: &mut Resolver<'_>, layer: usize) -> Result<Mixer> {
 }
 
 impl Attention {
-    /// Resolves the attention of a layer with these heads.
     pub(crate) fn resolve(b: &mut Resolver<'_>, layer: usize, heads: HeadShape) -> Result<Attention> {
         let HeadShape { n_heads, n_kv_heads, dk, dv, .. } = heads;
         b.limit_to_indexed(layer)?;

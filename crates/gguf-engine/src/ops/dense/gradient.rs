@@ -11,7 +11,6 @@ use crate::exec::product::Product;
 use crate::exec::workers::Tasks;
 use crate::ops::dense::Dense;
 
-/// Number of values of a task.
 const VALUES: usize = 1 << 14;
 
 impl Dense {

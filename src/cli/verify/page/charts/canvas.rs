@@ -36,7 +36,6 @@ impl Canvas {
         Self { is_narrow, elements: Vec::new() }
     }
 
-    /// Returns the value for the form of this canvas.
     pub(super) fn pick<T>(&self, wide: T, narrow: T) -> T {
         if self.is_narrow { narrow } else { wide }
     }
