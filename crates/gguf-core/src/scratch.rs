@@ -7,11 +7,18 @@ thread_local! {
     static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// Gives a buffer that will be overwritten `n` elements. A new one comes zeroed from the system, at no cost.
+pub fn renew<T: Clone + Default>(buffer: &mut Vec<T>, n: usize) {
+    if buffer.len() != n {
+        *buffer = vec![T::default(); n];
+    }
+}
+
 /// Lends a buffer of `n` floats that lives as long as the thread. A nested loan gets its own buffer.
 pub fn with_floats<T>(n: usize, use_it: impl FnOnce(&mut [f32]) -> T) -> T {
     let mut buffer = FLOATS.take();
     if buffer.len() < n {
-        buffer.resize(n, 0.0);
+        renew(&mut buffer, n);
     }
     let result = use_it(&mut buffer[..n]);
     FLOATS.set(buffer);
@@ -22,7 +29,7 @@ pub fn with_floats<T>(n: usize, use_it: impl FnOnce(&mut [f32]) -> T) -> T {
 pub fn with_bytes<T>(n: usize, use_it: impl FnOnce(&mut [u8]) -> T) -> T {
     let mut buffer = BYTES.take();
     if buffer.len() < n {
-        buffer.resize(n, 0);
+        renew(&mut buffer, n);
     }
     let result = use_it(&mut buffer[..n]);
     BYTES.set(buffer);

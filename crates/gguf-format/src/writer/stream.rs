@@ -15,6 +15,7 @@ use gguf_core::TensorMeta;
 use gguf_core::bytes::Endian;
 use gguf_core::output::{OutputFile, WriteBack};
 use gguf_core::progress::Progress;
+use gguf_core::scratch::renew;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::text::escape;
 
@@ -321,7 +322,7 @@ impl<'a> TensorStream<'a> {
             let own = &mut buffers[..variants.len()];
             for (buffer, meta) in own.iter_mut().zip(variants) {
                 // A chunk is one row or fits the budget; the source holds at least as much.
-                buffer.resize((meta.row_bytes().unwrap_or(0) * chunk.n_rows) as usize, 0);
+                renew(buffer, (meta.row_bytes().unwrap_or(0) * chunk.n_rows) as usize);
             }
             self.source.read_rows(chunk.tensor, chunk.first_row, own)?;
             if self.endian == Endian::Big {

@@ -8,6 +8,7 @@ use crate::checks::input::CheckedFile;
 use crate::{Check, Finding, VerifyError};
 use gguf_blocks::{dequantize, first_non_finite, validate_blocks};
 use gguf_core::progress::Progress;
+use gguf_core::scratch::renew;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{GgmlType, TensorMeta, TensorSource};
 use gguf_engine::EngineError;
@@ -100,7 +101,7 @@ fn check_piece(
         Some(borrowed) => borrowed,
         None => {
             let len = meta.row_bytes().and_then(|row| row.checked_mul(n_rows));
-            bytes.resize(len.and_then(|len| usize::try_from(len).ok()).ok_or_else(blocks)?, 0);
+            renew(bytes, len.and_then(|len| usize::try_from(len).ok()).ok_or_else(blocks)?);
             source.read_rows(tensor, first, bytes)?;
             bytes
         }
@@ -124,7 +125,7 @@ fn check_piece(
         _ => {}
     }
     let n_elems = meta.shape.n_cols().checked_mul(n_rows).and_then(|n| usize::try_from(n).ok());
-    floats.resize(n_elems.ok_or_else(blocks)?, 0.0);
+    renew(floats, n_elems.ok_or_else(blocks)?);
     dequantize(meta.ty, level, encoded, floats)
         .map_err(|source| EngineError::Decode { tensor: meta.name.clone(), source })?;
     let flaw = first_non_finite(floats).map(|at| format!("element {at} decodes to {}", floats[at]));

@@ -5,6 +5,7 @@ use crate::weights::tensor::{BadBlock, BadRow, FirstDifference, Marked, TensorTa
 use crate::weights::tensor_reader::TensorReader;
 use gguf_blocks::{can_quantize, first_non_finite, quantize_rows};
 use gguf_core::comparison::ComparisonSums;
+use gguf_core::scratch::renew;
 use gguf_core::{GgmlType, ImatrixNeed};
 use gguf_engine::EngineError;
 
@@ -57,7 +58,7 @@ impl Comparison<'_> {
         }
         let coded = self.coded.bytes(first, n, &mut buffers.coded)?;
         let mut both = RowsResult::default();
-        buffers.own.resize(coded.len(), 0);
+        renew(&mut buffers.own, coded.len());
         let (own, reference) = (&mut buffers.own, &buffers.reference);
         buffers.flat.resize(n_cols, 1.0);
         let flat = (ty.info().imatrix == ImatrixNeed::Required).then_some(buffers.flat.as_slice());
@@ -82,8 +83,8 @@ impl Comparison<'_> {
             if ty.is_quantized() && coded != own {
                 row.by_detour = detour.take(self, &row);
             }
-            buffers.own_row.resize(n_cols, 0.0);
-            buffers.row.resize(n_cols, 0.0);
+            renew(&mut buffers.own_row, n_cols);
+            renew(&mut buffers.row, n_cols);
             self.coded.decode(own, &mut buffers.own_row)?;
             let values = if coded == own {
                 &buffers.own_row

@@ -1,6 +1,7 @@
 //! One side of a comparison: rows of one tensor, encoded and decoded.
 
 use gguf_blocks::dequantize;
+use gguf_core::scratch::renew;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{TensorMeta, TensorSource};
 use gguf_engine::EngineError;
@@ -56,7 +57,7 @@ impl<'a> TensorReader<'a> {
         if let Some(lent) = self.source.borrow_rows(self.tensor, first, n) {
             return Ok(lent);
         }
-        buffer.resize(self.n_bytes(n)?, 0);
+        renew(buffer, self.n_bytes(n)?);
         self.source.read_rows(self.tensor, first, buffer)?;
         Ok(buffer)
     }
@@ -78,7 +79,7 @@ impl<'a> TensorReader<'a> {
         let n_elems = usize::try_from(n).ok().and_then(|n| n.checked_mul(self.n_cols().ok()?));
         let bytes = self.bytes(first, n, buffer)?;
         // The bytes of the rows are in memory: the values are a small multiple of them.
-        out.resize(n_elems.ok_or_else(|| self.not_blocks())?, 0.0);
+        renew(out, n_elems.ok_or_else(|| self.not_blocks())?);
         self.decode(bytes, out)
     }
 
