@@ -1,9 +1,10 @@
 //! Attributes of transformers' configuration classes with their defaults, by `model_type`.
 
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, OnceLock};
 
 use serde::Deserialize;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value as Json};
 
 use crate::error::warning::ArchWarning;
@@ -39,31 +40,37 @@ pub(super) enum AttributeDefault {
     Derived,
 }
 
-static TYPES: LazyLock<BTreeMap<String, Attributes>> = LazyLock::new(|| {
+/// Rows of the table; a conversion reads those of its model alone.
+static TYPES: LazyLock<BTreeMap<&str, (&RawValue, OnceLock<Option<Attributes>>)>> = LazyLock::new(|| {
     // A test covers that the table parses.
-    let mut table: Map<String, Json> = serde_json::from_str(TABLE).unwrap_or_default();
+    let mut table: BTreeMap<&str, &RawValue> = serde_json::from_str(TABLE).unwrap_or_default();
     table.remove("about");
-    let read = |(name, row)| Some((name, serde_json::from_value(row).ok()?));
-    table.into_iter().filter_map(read).collect()
+    table.into_iter().map(|(name, row)| (name, (row, OnceLock::new()))).collect()
 });
 
 impl Attributes {
+    /// Returns the attributes of a `model_type`, if it is known.
+    fn of_type(model_type: &str) -> Option<&'static Self> {
+        let (row, read) = TYPES.get(model_type)?;
+        read.get_or_init(|| serde_json::from_str(row.get()).ok()).as_ref()
+    }
+
     /// Returns the attributes of the text part of a configuration, if its type is known.
     pub(super) fn of_text(config: &Map<String, Json>) -> Option<&'static Self> {
         let type_of =
             |config: &Map<String, Json>| config.get("model_type").and_then(Json::as_str).map(str::to_owned);
         let outer = type_of(config);
         let Some(text) = config.get("text_config").and_then(Json::as_object) else {
-            return TYPES.get(&outer?);
+            return Self::of_type(&outer?);
         };
-        let inner = type_of(text).or_else(|| TYPES.get(&outer?)?.text.clone());
-        TYPES.get(&inner?)
+        let inner = type_of(text).or_else(|| Self::of_type(&outer?)?.text.clone());
+        Self::of_type(&inner?)
     }
 
     /// Leaves the value that transformers takes, where a configuration and its text part give an attribute two by its names.
     pub(super) fn settle(config: &mut Map<String, Json>) -> Vec<ArchWarning> {
         let mut warnings = Vec::new();
-        let outer = config.get("model_type").and_then(Json::as_str).and_then(|outer| TYPES.get(outer));
+        let outer = config.get("model_type").and_then(Json::as_str).and_then(Self::of_type);
         let text = Self::of_text(config);
         if let (Some(text), Some(part)) = (text, config.get_mut("text_config").and_then(Json::as_object_mut))
         {
@@ -109,7 +116,7 @@ impl Attributes {
     /// (`num_local_experts` for `n_routed_experts`; transformers reads and writes either), and whole numbers as such (`32.0`).
     /// Names that `is_read` stay: the card tells them apart.
     pub(super) fn spell(config: &mut Map<String, Json>, is_read: &dyn Fn(&str) -> bool) {
-        let outer = config.get("model_type").and_then(Json::as_str).and_then(|outer| TYPES.get(outer));
+        let outer = config.get("model_type").and_then(Json::as_str).and_then(Self::of_type);
         let text = Self::of_text(config);
         if let (Some(text), Some(part)) = (text, config.get_mut("text_config").and_then(Json::as_object_mut))
         {
@@ -190,7 +197,8 @@ mod tests {
         let table: Map<String, Json> = serde_json::from_str(TABLE).unwrap();
         assert_eq!(TYPES.len() + 1, table.len());
         assert!(TABLE.len() < 400 << 10);
-        for (name, row) in TYPES.iter() {
+        for name in TYPES.keys() {
+            let row = Attributes::of_type(name).unwrap();
             assert!(!row.defaults.is_empty() || row.text.is_some(), "{name}");
         }
     }
@@ -235,11 +243,12 @@ mod tests {
 
     #[test]
     fn defaults_are_values_or_follow_others() {
-        let falcon = &TYPES["falcon"];
+        let falcon = Attributes::of_type("falcon").unwrap();
         assert_eq!(falcon.default_of("alibi"), Some(AttributeDefault::Value(Json::Bool(false))));
         assert_eq!(falcon.default_of("ffn_hidden_size"), Some(AttributeDefault::Derived));
         assert_eq!(falcon.default_of("no such thing"), None);
         assert!(falcon.fills_null("ffn_hidden_size"));
-        assert!(TYPES["gpt2"].spellings("n_embd").any(|name| name == "hidden_size"));
+        let gpt2 = Attributes::of_type("gpt2").unwrap();
+        assert!(gpt2.spellings("n_embd").any(|name| name == "hidden_size"));
     }
 }

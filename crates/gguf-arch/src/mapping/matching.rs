@@ -247,13 +247,10 @@ pub(crate) fn kind_of(name: &str) -> String {
 
 /// Returns [`kind_of`] of the names that a pattern matches; `None` if a placeholder shares a part with other text.
 pub(crate) fn kind_of_pattern(pattern: &Pattern) -> Option<String> {
-    let text = ["{bid}", "{eid}", "{xid}"].iter().fold(pattern.text().to_owned(), |text, placeholder| {
-        // A non-number, so that parts that are more than the placeholder are not mistaken for one.
-        text.replace(placeholder, "{}")
+    let parts = pattern.text().split('.').map(|part| match part {
+        "{bid}" | "{eid}" | "{xid}" => Some("0"),
+        _ => (!part.contains('{')).then_some(part),
     });
-    let parts = text
-        .split('.')
-        .map(|part| if part == "{}" { Some("0") } else { (!part.contains("{}")).then_some(part) });
     Some(kind_of(&parts.collect::<Option<Vec<_>>>()?.join(".")))
 }
 
