@@ -1,7 +1,7 @@
 //! Help texts. `-h` is one screen: what a command is for, its most common options, examples. `--help` is complete,
 //! ordered from common to rare, with examples and exit codes. `help machines` has the options that fit a run to a machine.
 //!
-//! Options are documented in full where they are defined. [`PAGES`] lists those that the short help of a command shows,
+//! Options are documented in full where they are defined. `pages.txt` lists those that the short help of a command shows,
 //! with one line each; they also come first in the long help.
 
 mod pages;
@@ -10,7 +10,7 @@ use std::fmt::Write;
 
 use clap::{Arg, Command};
 
-use pages::{ABOUT, PAGES, Page};
+use pages::{PAGES, Page};
 
 /// Exit codes of programs that have no others.
 const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.";
@@ -36,7 +36,7 @@ fn shaped(command: Command, path: &mut Vec<String>, machines: &str, is_short: bo
     for name in names {
         path.push(name.clone());
         command = command.mut_subcommand(&name, |sub| {
-            let about = ABOUT.iter().find(|(own, _)| *own == name).map(|(_, line)| *line);
+            let about = PAGES.about.iter().find(|(own, _)| *own == name).map(|(_, line)| *line);
             let sub = match (about, sub.get_long_about().or(sub.get_about()).cloned()) {
                 (Some(line), Some(full)) => sub.about(line).long_about(full),
                 _ => sub,
@@ -45,9 +45,9 @@ fn shaped(command: Command, path: &mut Vec<String>, machines: &str, is_short: bo
         });
         path.pop();
     }
-    let Some(page) = PAGES.iter().find(|page| page.path.iter().eq(path.iter())) else { return command };
+    let Some(page) = PAGES.pages.iter().find(|page| page.path.iter().eq(path.iter())) else { return command };
     let short = short_page(&command, page);
-    let command = command.mut_args(|arg| shaped_arg(arg, page.shown));
+    let command = command.mut_args(|arg| shaped_arg(arg, &page.shown));
     let notes = command.get_after_long_help().or(command.get_after_help()).map(ToString::to_string);
     let codes =
         notes.as_ref().is_none_or(|notes| !notes.contains("Exit codes")).then(|| EXIT_CODES.to_owned());
@@ -247,7 +247,7 @@ mod tests {
     #[test]
     fn the_page_of_a_program_names_every_command() {
         for program in programs(true) {
-            let page = PAGES.iter().find(|page| page.path == [program.get_name()]).unwrap();
+            let page = PAGES.pages.iter().find(|page| page.path == [program.get_name()]).unwrap();
             let words: Vec<&str> = page.tasks.iter().flat_map(|(_, line)| line.split([' ', ','])).collect();
             for sub in program.get_subcommands() {
                 assert!(words.contains(&sub.get_name()), "{}: {}", program.get_name(), sub.get_name());
@@ -272,13 +272,13 @@ mod tests {
     #[test]
     fn pages_name_options_that_are_there_and_examples_that_parse() {
         let commands = programs(false);
-        for page in PAGES {
-            let [program, subs @ ..] = page.path else { panic!("a page without a program") };
+        for page in &PAGES.pages {
+            let [program, subs @ ..] = page.path.as_slice() else { panic!("a page without a program") };
             let mut command = commands.iter().find(|command| command.get_name() == *program).unwrap();
             for sub in subs {
                 command = command.get_subcommands().find(|own| own.get_name() == *sub).unwrap();
             }
-            for (id, _) in page.shown {
+            for (id, _) in &page.shown {
                 assert!(
                     command.get_arguments().any(|arg| arg.get_id() == *id),
                     "{:?}: no option `{id}`",
@@ -286,7 +286,7 @@ mod tests {
                 );
             }
             assert!(!page.examples.is_empty(), "{:?}", page.path);
-            for example in page.examples {
+            for example in &page.examples {
                 let line = example.split(" #").next().unwrap_or_default();
                 let line = line.split(" > ").next().unwrap_or_default().replace('\'', "");
                 let mut words: Vec<&str> = line.split_ascii_whitespace().collect();
