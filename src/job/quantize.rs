@@ -55,7 +55,7 @@ impl<'a> CheckedQuantization<'a> {
         }
         let opened = &*opened;
         let input = opened.input();
-        overrides::check(&input, &options)?;
+        overrides::check(&input, &options, run.progress())?;
         let size = SizeChoice::of(&job.types)?;
         Ok(Self { run, opened, input, options, size, like, target, imatrix, write })
     }

@@ -9,9 +9,9 @@ use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::gguf::Metadata;
 use crate::job::input::OpenedInput;
-use crate::job::remark;
 use crate::job::templates::TemplateFindings;
 use crate::job::{Contradiction, Events, Guard, Job, JobInput, JobTypes, Result};
+use crate::job::{overrides, remark};
 use crate::verify::{header_errors, label_findings};
 
 /// Job that is planned or run.
@@ -51,6 +51,9 @@ impl<'a> JobRun<'a> {
         };
         for warning in warnings {
             self.events.oddity(&escape(warning));
+        }
+        if !matches!(opened, OpenedInput::File(_)) {
+            overrides::check_set(&opened, &options.set, self.progress())?;
         }
         if let OpenedInput::Diffusion(conversion) = &opened {
             conversion.notes().iter().for_each(|note| self.events.note(note));

@@ -14,12 +14,14 @@
 //! # Ok::<(), gguf_arch::ArchError>(())
 //! ```
 
+mod alike;
 mod card;
 mod common;
 mod layout;
 mod registry;
 mod rules;
 
+pub use alike::Unlike;
 pub use card::{DiffusionCard, ImageTask, RefusedLayout};
 pub use common::{Class, ClassTypes, CommonRules, NamePrefix};
 pub use layout::{Halves, Layout, LayoutProblem, LayoutTensor};

@@ -131,10 +131,13 @@ impl DiffusionConversion {
         let weights = ImageWeights::open(Arc::new(source), options.level, &layers.unwrap_or_default())?;
         let is_dropped = |name: &str| options.drop.iter().any(|pattern| pattern.is_match(name));
         let own = Recognized { card, layout, path: &path }.tensors(&weights, is_dropped)?;
-        let has = |name: &str| own.iter().any(|tensor| tensor.name == name);
-        if let Some(names) = first_names(rules.missing(has).into_iter()) {
+        let own_names: Vec<&str> = own.iter().map(|tensor| tensor.name.as_str()).collect();
+        let unlike = rules.unlike(&own_names);
+        if let Some(names) = first_names(unlike.missing.iter().map(String::as_str)) {
             return Err(DiffusionError::Missing { path, arch: card.gguf.clone(), names }.into());
         }
+        warnings.extend(warnings::of_odd(&unlike.odd));
+        let has = |name: &str| own_names.contains(&name);
         warnings.extend(warnings::lost_entries(card, has, &entries));
 
         let wide = if options.then_quantized { None } else { options.file_type.and_then(wide_type) };

@@ -19,7 +19,35 @@ pub(super) enum ModulePattern {
     /// A plain name; its dots match any character, as in a regex.
     Name(String),
     Regex(Regex),
+    /// A pattern with an assertion about what stands before or behind a place in it.
+    Asserted(Box<Asserted>),
 }
+
+/// The parts of a pattern at an assertion outside of all groups: `(?=`, `(?!`, `(?<=` or `(?<!`. The regex engine has
+/// none. Module names are short, so each place is tried.
+#[derive(Debug)]
+pub(super) struct Asserted {
+    before: Regex,
+    asserted: Regex,
+    is_behind: bool,
+    is_negative: bool,
+    after: ModulePattern,
+}
+
+impl Asserted {
+    fn is_match(&self, module: &str) -> bool {
+        let places = (0..=module.len()).filter_map(|at| module.split_at_checked(at));
+        places.into_iter().any(|(before, after)| {
+            self.before.is_match(before)
+                && self.asserted.is_match(if self.is_behind { before } else { after }) != self.is_negative
+                && self.after.is_match(after)
+        })
+    }
+}
+
+/// Starts of assertions: about what stands before the place, and whether it must not stand there.
+const ASSERTIONS: [(&str, bool, bool); 4] =
+    [("(?=", false, false), ("(?!", false, true), ("(?<=", true, false), ("(?<!", true, true)];
 
 /// Reasons why a pattern cannot be compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +61,7 @@ impl ModulePatternError {
     /// Returns the end of the message `has the pattern .., which ..`.
     pub(super) fn what(self) -> &'static str {
         match self {
-            Self::Syntax => "is not understood",
+            Self::Syntax => "is not understood (assertions inside of groups, and repeated groups, are not)",
             Self::Budget => "takes, with those before it, more than 32 MiB when it is compiled",
         }
     }
@@ -56,18 +84,32 @@ impl Patterns {
         if pattern.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte)) {
             return Ok(ModulePattern::Name(pattern.to_owned()));
         }
+        match Split::of(pattern) {
+            None => self.regex(&format!("^(?:{pattern})")).map(ModulePattern::Regex),
+            Some(split) => {
+                let Split { flags, before, asserted, is_behind, is_negative, after } = split;
+                let ends = if is_behind { ("(?:", ")$") } else { ("^(?:", ")") };
+                Ok(ModulePattern::Asserted(Box::new(Asserted {
+                    before: self.regex(&format!("{flags}^(?:{before})$"))?,
+                    asserted: self.regex(&format!("{flags}{}{asserted}{}", ends.0, ends.1))?,
+                    is_behind,
+                    is_negative,
+                    after: self.compile(&format!("{flags}{after}"))?,
+                })))
+            }
+        }
+    }
+
+    fn regex(&mut self, pattern: &str) -> Result<Regex, ModulePatternError> {
         for size in SIZES {
             if size > self.left_bytes {
                 return Err(ModulePatternError::Budget);
             }
-            let built = RegexBuilder::new(&format!("^(?:{pattern})"))
-                .size_limit(size)
-                .dfa_size_limit(CACHE_BYTES)
-                .build();
+            let built = RegexBuilder::new(pattern).size_limit(size).dfa_size_limit(CACHE_BYTES).build();
             match built {
                 Ok(regex) => {
                     self.left_bytes -= size;
-                    return Ok(ModulePattern::Regex(regex));
+                    return Ok(regex);
                 }
                 Err(regex::Error::CompiledTooBig(_)) => {}
                 Err(_) => return Err(ModulePatternError::Syntax),
@@ -77,11 +119,65 @@ impl Patterns {
     }
 }
 
+/// A pattern at its first assertion.
+struct Split<'p> {
+    /// Flags of the whole pattern, `(?i)`.
+    flags: &'p str,
+    before: &'p str,
+    asserted: &'p str,
+    is_behind: bool,
+    is_negative: bool,
+    after: &'p str,
+}
+
+impl<'p> Split<'p> {
+    /// Returns the parts; `None` for a pattern without assertions, or with alternatives or assertions inside of groups,
+    /// which the engine compiles or refuses as a whole.
+    fn of(pattern: &'p str) -> Option<Self> {
+        let flags =
+            pattern.strip_prefix("(?").and_then(|rest| rest.split_once(')')).map_or("", |(flags, _)| {
+                let is_flags = !flags.is_empty() && flags.bytes().all(|byte| byte.is_ascii_lowercase());
+                if is_flags { &pattern[..flags.len() + 3] } else { "" }
+            });
+        let rest = &pattern[flags.len()..];
+        let (mut found, mut depth, mut in_class, mut is_escaped) = (None, 0usize, false, false);
+        for (at, byte) in rest.bytes().enumerate() {
+            match byte {
+                _ if is_escaped => is_escaped = false,
+                b'\\' => is_escaped = true,
+                b']' => in_class = false,
+                _ if in_class => {}
+                b'[' => in_class = true,
+                b'(' => {
+                    if depth == 0 && found.is_none() {
+                        let start = ASSERTIONS.iter().find(|row| rest[at..].starts_with(row.0));
+                        found = start.map(|start| (at, start, None));
+                    }
+                    depth += 1;
+                }
+                b')' => {
+                    depth = depth.checked_sub(1)?;
+                    if let (0, Some((_, _, end @ None))) = (depth, &mut found) {
+                        *end = Some(at);
+                    }
+                }
+                b'|' if depth == 0 => return None,
+                _ => {}
+            }
+        }
+        let (at, &(start, is_behind, is_negative), end) = found?;
+        let end = end?;
+        let (before, asserted, after) = (&rest[..at], &rest[at + start.len()..end], &rest[end + 1..]);
+        Some(Self { flags, before, asserted, is_behind, is_negative, after })
+    }
+}
+
 impl ModulePattern {
     /// Returns true if the pattern matches at the start of a module's name.
     pub(super) fn is_match(&self, module: &str) -> bool {
         match self {
             Self::Regex(regex) => regex.is_match(module),
+            Self::Asserted(asserted) => asserted.is_match(module),
             Self::Name(name) => {
                 let mut module = module.chars();
                 name.chars().all(|own| module.next().is_some_and(|c| c == own || (own == '.' && c != '\n')))
@@ -104,6 +200,41 @@ mod tests {
             for text in texts {
                 assert_eq!(own.is_match(text), regex.is_match(text), "{pattern} {text:?}");
             }
+        }
+    }
+
+    /// The answers are those of Python's `re.match`.
+    #[test]
+    fn assertions_are_tried_at_each_place() {
+        let names = [
+            "lm_head",
+            "model.layers.0.mlp.up_proj",
+            "model.layers.10.self_attn.q_proj",
+            "visual.blocks.1.qkv",
+        ];
+        let rows = [
+            ("^(?!.*(lm_head|visual)).*$", "0110"),
+            ("(?!lm_head).*", "0111"),
+            (r"model\.layers\.(?!0\.)\d+\..*", "0010"),
+            (r".*\.(?=mlp|self_attn).*_proj$", "0110"),
+            (r"^(?!.*mlp)(?!lm).*proj", "0010"),
+            (r".*(?<!up)_proj$", "0010"),
+            (r".*(?<=\.0\.).*", "0100"),
+            ("(?i)(?!LM_HEAD)[A-Z(?!].*", "0111"),
+            ("(?!visual|model)", "1000"),
+            (r"\(?!x|model", "0110"),
+        ];
+        for (pattern, expected) in rows {
+            let own = Patterns::default().compile(pattern).unwrap();
+            let found: String = names.iter().map(|name| if own.is_match(name) { '1' } else { '0' }).collect();
+            assert_eq!(found, expected, "{pattern}");
+        }
+        for unknown in ["(a(?!b)|c)d", "(?!a", "a(?!b)|c", r"(a)\1", "(?!a))"] {
+            assert_eq!(
+                Patterns::default().compile(unknown).unwrap_err(),
+                ModulePatternError::Syntax,
+                "{unknown}"
+            );
         }
     }
 

@@ -5,13 +5,18 @@ use gguf_core::text::escape;
 
 /// A key whose number contradicts another key, or the runtime's limits.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("key `{}` {problem}: llama.cpp does not load the file", escape(key))]
+#[error("key `{}` {problem}: {outcome}", escape(key))]
 pub struct NumberFault {
     /// Key at fault.
     pub key: String,
     /// What is wrong with it.
     pub problem: String,
+    /// What the runtime does with it.
+    pub outcome: &'static str,
 }
+
+const NOT_LOADED: &str = "llama.cpp does not load the file";
+const NOT_COMPUTED: &str = "llama.cpp computes no usable numbers with it";
 
 /// Largest numbers of blocks and experts that llama.cpp supports.
 const MOST_BLOCKS: u64 = 512;
@@ -41,6 +46,18 @@ const WITH_EXPERTS: [&str; 18] = [
 ];
 /// Architectures whose dense models may declare experts.
 const ONE_EXPERT: [&str; 2] = ["hunyuan_vl", "hunyuan-dense"];
+/// Keys whose number has a limit that llama.cpp itself does not check, and whether the limit is allowed, too.
+const ABOVE_ZERO: [(&str, bool); 9] = [
+    ("rope.freq_base", false),
+    ("rope.freq_base_swa", false),
+    ("rope.scaling.factor", true),
+    ("rope.scaling.attn_factor", true),
+    ("rope.scaling.yarn_beta_fast", true),
+    ("rope.scaling.yarn_beta_slow", true),
+    ("attention.layer_norm_epsilon", true),
+    ("attention.layer_norm_rms_epsilon", true),
+    ("attention.group_norm_epsilon", true),
+];
 const SCALINGS: [&str; 4] = ["none", "linear", "yarn", "longrope"];
 
 /// Numeric keys of an architecture.
@@ -81,7 +98,7 @@ impl NumericKeys<'_> {
     }
 
     fn error(&self, name: &str, problem: &str) -> NumberFault {
-        NumberFault { key: self.key(name), problem: problem.to_owned() }
+        NumberFault { key: self.key(name), problem: problem.to_owned(), outcome: NOT_LOADED }
     }
 }
 
@@ -94,7 +111,31 @@ pub fn number_faults(metadata: &Metadata) -> Vec<NumberFault> {
     findings.extend(experts(&numbers));
     findings.extend(groups(&numbers));
     findings.extend(rotation(&numbers));
+    findings.extend(above_zero(&numbers));
+    findings.extend(not_numbers(&numbers));
     findings
+}
+
+fn above_zero<'a>(numbers: &'a NumericKeys<'_>) -> impl Iterator<Item = NumberFault> + 'a {
+    ABOVE_ZERO.iter().filter_map(|(name, takes_zero)| {
+        let found = numbers.value(name)?.as_f64().filter(|found| !found.is_nan())?;
+        let is_right = found.is_finite() && (found > 0.0 || *takes_zero && found == 0.0);
+        let expected = if *takes_zero { "0 or more" } else { "more than 0" };
+        let problem = format!("is {found}, not a finite number of {expected}");
+        (!is_right).then(|| NumberFault { outcome: NOT_COMPUTED, ..numbers.error(name, &problem) })
+    })
+}
+
+fn not_numbers(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
+    let is_own = |key: &str| key.strip_prefix(numbers.arch).is_some_and(|rest| rest.starts_with('.'));
+    let wrong =
+        numbers.metadata.iter().filter(|(key, value)| is_own(key) && value.as_f64().is_some_and(f64::is_nan));
+    let fault = |(key, _): (&str, &Value)| NumberFault {
+        key: key.to_owned(),
+        problem: "is not a number (NaN)".to_owned(),
+        outcome: NOT_COMPUTED,
+    };
+    wrong.map(fault).collect()
 }
 
 fn blocks(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
@@ -221,6 +262,19 @@ mod tests {
         assert!(message("rope.dimension_count", 8).contains("is 8, and a head has 16 dimensions"));
         assert_eq!(message("rope.dimension_count", 16), "");
         assert!(found("qwen2", |m| m.set("qwen2.rope.dimension_count", 8u32)).is_empty());
+        let float = |name: &str, value: f32| {
+            found("qwen3", |m| m.set(format!("qwen3.{name}"), value)).first().cloned().unwrap_or_default()
+        };
+        for (name, takes_zero) in ABOVE_ZERO {
+            assert_eq!(float(name, 0.0).is_empty(), takes_zero, "{name}");
+            assert!(float(name, -1.0).contains("is -1, not a finite number of"), "{name}");
+            assert!(float(name, f32::INFINITY).contains("llama.cpp computes no usable numbers"), "{name}");
+            assert!(float(name, f32::NAN).contains("(NaN)") && float(name, 0.5).is_empty(), "{name}");
+        }
+        assert!(
+            float("logit_scale", f32::NAN).contains("is not a number")
+                && float("logit_scale", 0.0).is_empty()
+        );
         let scaling = found("llama", |m| m.set("llama.rope.scaling.type", "llama3"));
         assert!(scaling[0].contains("is `llama3`, not one of none, linear, yarn, longrope"), "{scaling:?}");
     }

@@ -12,7 +12,9 @@ use crate::core::output::{OutputKind, check_kind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::gguf::WriteReport;
-use crate::inspect::{Change, Edit, EditError, EditPlan, Objection, TensorChange, TypedValue, value_text};
+use crate::inspect::{
+    Change, Edit, EditError, EditPlan, Objection, TensorChange, TypedValue, unread_keys, value_text,
+};
 use crate::job::Guard;
 use crate::job::templates::TemplateFindings;
 
@@ -103,6 +105,10 @@ impl EditArgs {
             plan.object(Objection::Template { name, why });
         }
         templates.warnings.iter().for_each(|warning| session.progress.warn(warning));
+        let new = plan.changes().iter().filter(|change| change.before.is_none());
+        for warning in unread_keys(plan.metadata(), new.map(|change| change.key.as_str())) {
+            session.progress.warn(&warning);
+        }
         if self.force {
             for objection in plan.objections() {
                 session.progress.warn(&objection.to_string());

@@ -64,7 +64,7 @@ impl<'a> PreparedLadder<'a> {
             ladder.calibration.as_ref().ok_or(Contradiction::KldWithoutText)?;
         }
         let input = opened.input();
-        overrides::check(&input, &ladder.quantize)?;
+        overrides::check(&input, &ladder.quantize, run.progress())?;
         let plans = drafts(ladder, opened, imatrix)?;
         let calibration = ladder.calibration.as_ref().map(Calibration::identity).transpose()?;
         let mut guard = run.guard(opened)?;

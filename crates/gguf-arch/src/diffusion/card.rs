@@ -9,6 +9,7 @@ use crate::error::{ArchError, CardProblem};
 use gguf_core::GgmlType;
 use gguf_format::FileType;
 
+use super::alike::{Alike, Unlike};
 use super::common::{KIND, TypeName, wrong_kind};
 use super::layout::{Layout, fewest};
 
@@ -32,6 +33,9 @@ pub struct DiffusionCard {
     /// Sets of names of first and last layers: every model has all names of one set.
     #[serde(default)]
     pub needs: Vec<Vec<String>>,
+    /// Modules of which all have the same tensors.
+    #[serde(default)]
+    pub(super) alike: Vec<Alike>,
     /// Layouts of the architecture without a certain way back to the names that runtimes read.
     #[serde(default)]
     pub refused: Vec<RefusedLayout>,
@@ -125,6 +129,13 @@ impl DiffusionCard {
     /// Returns the names that are missing for a checkpoint to be recognized.
     pub fn unrecognized(&self, has: impl Fn(&str) -> bool) -> Vec<&str> {
         fewest(&self.recognize, has)
+    }
+
+    /// Returns the differences between modules that are alike in every such model.
+    pub(super) fn unlike(&self, names: &[&str]) -> Unlike {
+        let mut found = Unlike::default();
+        self.alike.iter().for_each(|alike| alike.compare(names, &mut found));
+        found
     }
 
     /// Returns the layout of another program that names show.

@@ -172,7 +172,7 @@ fn matched<'n>(pattern: &str, name: &'n str) -> Option<(Vec<&'n str>, &'static s
     PARAMETERS.iter().find_map(|end| Some((words(pattern, name.strip_suffix(end)?)?, *end)))
 }
 
-fn words<'n>(pattern: &str, name: &'n str) -> Option<Vec<&'n str>> {
+pub(super) fn words<'n>(pattern: &str, name: &'n str) -> Option<Vec<&'n str>> {
     let mut found = Vec::new();
     let mut expected = pattern.split('.');
     for word in name.split('.') {

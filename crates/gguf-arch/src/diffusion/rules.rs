@@ -4,6 +4,7 @@ use crate::Result;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::alike::Unlike;
 use super::card::DiffusionCard;
 use super::common::{ClassTypes, CommonRules};
 use super::layout::fewest;
@@ -154,16 +155,24 @@ impl DiffusionRules {
         types.into_iter().chain(of("a lost dimension of 1", &lacks_dims)).collect()
     }
 
-    /// Returns the first and last layers that a model lacks; `has` is true for names, without their prefix, that exist.
-    pub fn missing(&self, has: impl Fn(&str) -> bool) -> Vec<&str> {
-        self.card.as_ref().map(|card| fewest(&card.needs, has)).unwrap_or_default()
+    /// Returns what a model of these names, without their prefix, lacks: first and last layers, and what other blocks
+    /// have; and what only a few blocks have.
+    pub fn unlike(&self, names: &[&str]) -> Unlike {
+        let Some(card) = &self.card else { return Unlike::default() };
+        let known: HashSet<&str> = names.iter().copied().collect();
+        let mut found = card.unlike(names);
+        let ends = fewest(&card.needs, |name| known.contains(name)).into_iter().map(ToOwned::to_owned);
+        found.missing.splice(0..0, ends);
+        found
     }
 
-    /// Returns the first and last layers that a file lacks, by the names that they would have in it.
-    pub fn missing_in(&self, tensors: &[TensorMeta]) -> Vec<String> {
-        let names: HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-        let whole = |name: &str| format!("{}{name}", self.prefix.as_deref().unwrap_or_default());
-        self.missing(|name| names.contains(whole(name).as_str())).into_iter().map(whole).collect()
+    /// Returns the same for a file, by the names that the tensors would have in it.
+    pub fn unlike_in(&self, tensors: &[TensorMeta]) -> Unlike {
+        let prefix = self.prefix.as_deref().unwrap_or_default();
+        let names: Vec<&str> = tensors.iter().filter_map(|tensor| tensor.name.strip_prefix(prefix)).collect();
+        let whole = |names: Vec<String>| names.into_iter().map(|name| format!("{prefix}{name}")).collect();
+        let Unlike { missing, odd } = self.unlike(&names);
+        Unlike { missing: whole(missing), odd: whole(odd) }
     }
 
     /// Returns the shape that a tensor is written in, if it differs.

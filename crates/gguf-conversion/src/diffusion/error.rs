@@ -21,7 +21,10 @@ pub enum DiffusionError {
     Several { path: PathBuf, first: PathBuf, second: PathBuf },
     #[error("{}: models of two architectures, `{first}` and `{second}`", shown(path))]
     TwoArchitectures { path: PathBuf, first: String, second: String },
-    #[error("{}: the model of `{arch}` lacks {names}, which every such model has", shown(path))]
+    #[error(
+        "{}: the model of `{arch}` lacks {names}, which every such model or every other block has",
+        shown(path)
+    )]
     Missing { path: PathBuf, arch: String, names: String },
     #[error(
         "{}: `{arch}` in the layout of {program}: tensor `{}`: its name in the original is not known",

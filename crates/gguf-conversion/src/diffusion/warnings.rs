@@ -22,6 +22,13 @@ pub(super) fn lost_entries(
     ))
 }
 
+/// Returns the warning about tensors that only a few blocks have.
+pub(super) fn of_odd(names: &[String]) -> Option<String> {
+    first_names(names.iter().map(String::as_str)).map(|names| {
+        format!("{names}: only in some blocks, and the blocks of such a model are alike: the others lack it, or no runtime reads it")
+    })
+}
+
 /// Returns the warning about further denoising models of a pipeline, each of which is a file of its own.
 pub(super) fn further_models(bare: &BareWeights) -> Option<String> {
     let names = bare.further_models();

@@ -2,13 +2,16 @@
 
 use crate::edit::Change;
 use gguf_arch::graph::GraphFeatures;
-use gguf_arch::missing_tensors;
+use gguf_arch::{Registry, missing_tensors};
 use gguf_core::TensorMeta;
+use gguf_core::similar::{distance, nearest};
 use gguf_core::text::escape;
 use gguf_engine::{EngineError, GraphPlan};
 use gguf_format::key_faults::key_faults;
+use gguf_format::keys::{KEYS, annotation_row, key_info};
+use gguf_format::number_faults::{NumberFault, number_faults};
 use gguf_format::split_keys::{SPLIT_COUNT, SPLIT_ID, SPLIT_NO, SPLIT_TENSORS};
-use gguf_format::{KeyFault, Metadata, Value};
+use gguf_format::{FileType, KeyFault, Metadata, Value};
 use gguf_tokenizer::Encoder;
 
 /// Keys that every reader requires, after the prefix of the architecture's name and a dot.
@@ -16,6 +19,7 @@ const NEEDED_OF_ARCH: [&str; 3] = ["context_length", "embedding_length", "block_
 /// Keys that every reader requires.
 const NEEDED: [&str; 3] = ["general.architecture", "tokenizer.ggml.model", "tokenizer.ggml.tokens"];
 
+const FILE_TYPE: &str = "general.file_type";
 const ALIGNMENT: &str = "general.alignment";
 /// Smallest accepted alignment: llama.cpp stops at data that does not begin at a multiple of it.
 const LEAST_ALIGNED: i128 = 32;
@@ -32,6 +36,11 @@ pub enum Objection {
     /// A well-known key would have a type or length that readers do not accept.
     #[error(transparent)]
     Key(KeyFault),
+    /// A number with which llama.cpp does not load the model, or computes no usable numbers.
+    #[error(transparent)]
+    Number(NumberFault),
+    #[error("key `general.file_type`: no file type has the number {found}")]
+    FileType { found: i128 },
     #[error("key `{}`: token {id} is beyond the vocabulary of {n_tokens}", escape(key))]
     Token { key: String, id: i128, n_tokens: usize },
     #[error("key `{}` is needed by every reader", escape(key))]
@@ -75,6 +84,9 @@ impl ChangedModel<'_> {
             found.extend(self.against(change));
         }
         found.extend(self.new_faults().map(Objection::Key));
+        let numbers = number_faults(self.before);
+        let new = number_faults(self.after).into_iter().filter(|fault| !numbers.contains(fault));
+        found.extend(new.map(Objection::Number));
         found.extend(self.tokens_beyond());
         if self.tensors.is_some_and(|tensors| !tensors.is_empty())
             && self.tensors_after.is_some_and(<[_]>::is_empty)
@@ -101,6 +113,12 @@ impl ChangedModel<'_> {
             && !((LEAST_ALIGNED..=MOST_ALIGNED).contains(&found) && found.count_ones() == 1)
         {
             return Some(Objection::Alignment { found, least: LEAST_ALIGNED, most: MOST_ALIGNED });
+        }
+        if key == FILE_TYPE
+            && let Some(found) = change.after.as_ref().and_then(Value::as_i128)
+            && u32::try_from(found).ok().and_then(FileType::from_id).is_none()
+        {
+            return Some(Objection::FileType { found });
         }
         match (&change.before, &change.after) {
             (Some(_), None) => self.needed(key),
@@ -167,6 +185,42 @@ impl ChangedModel<'_> {
     }
 }
 
+/// Returns warnings about new keys that no runtime reads: of another architecture, or with a slip in their name.
+pub fn unread_keys<'k>(metadata: &Metadata, keys: impl IntoIterator<Item = &'k str>) -> Vec<String> {
+    let arch = architecture(metadata);
+    let warning = |key: &str| {
+        if arch.is_empty() || key_info(key, arch).is_some() || annotation_row(key).is_some() {
+            return None;
+        }
+        let (prefix, name) = key.split_once('.')?;
+        let (shown, own) = (escape(key), format!("{arch}.{name}"));
+        if prefix != arch && Registry::knows(prefix) {
+            let instead =
+                key_info(&own, arch).map_or_else(String::new, |_| format!("; its key is `{}`", escape(&own)));
+            return Some(format!(
+                "key `{shown}`: the file is of architecture `{}`, whose runtime does not read it{instead}",
+                escape(arch)
+            ));
+        }
+        match similar_key(key, arch) {
+            Some(known) => {
+                Some(format!("key `{shown}`: no runtime reads it; did you mean `{}`?", escape(&known)))
+            }
+            None => (prefix == arch).then(|| format!("key `{shown}`: llama.cpp does not read it")),
+        }
+    };
+    keys.into_iter().filter_map(warning).collect()
+}
+
+/// Returns the well-known key, of a file of architecture `arch`, whose name is most similar; `None` if none is.
+fn similar_key(key: &str, arch: &str) -> Option<String> {
+    // One character in four may be wrong: other keys are somebody's own.
+    let is_near = |known: &String| distance(key, known) * 4 <= key.len().max(known.len());
+    let own: Vec<String> = KEYS.iter().map(|row| row.pattern.replace("{arch}", arch)).collect();
+    let known = own.iter().map(String::as_str).filter(|known| !known.contains('{'));
+    nearest(key, known).map(str::to_owned).filter(is_near)
+}
+
 /// Returns the engine's plan of the model, or its error; `None` if the tensors are not known.
 fn graph(metadata: &Metadata, tensors: Option<&[TensorMeta]>) -> Option<Result<GraphPlan, String>> {
     let tensors = tensors?;
@@ -184,4 +238,64 @@ fn architecture(metadata: &Metadata) -> &str {
 
 fn n_tokens(metadata: &Metadata) -> Option<usize> {
     Some(metadata.get(TOKENS)?.as_array()?.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_that_nothing_reads_are_told() {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", "llama");
+        let found = |key: &str| unread_keys(&metadata, [key]).pop().unwrap_or_default();
+        for read in
+            ["llama.block_count", "general.name", "general.base_model.0.name", "tokenizer.chat_template.rag"]
+        {
+            assert_eq!(found(read), "");
+        }
+        for own in ["mine.note", "general.our_internal_note", "note", "gguf_foundry.attention.scale"] {
+            assert_eq!(found(own), "");
+        }
+        assert!(
+            found("qwen3.block_count").contains("architecture `llama`")
+                && found("qwen3.block_count").contains("its key is `llama.block_count`")
+        );
+        assert!(found("gemma3.foo").ends_with("does not read it"));
+        assert!(found("lama.block_count").ends_with("did you mean `llama.block_count`?"));
+        assert!(found("tokenizer.ggml.eos_tokenid").contains("`tokenizer.ggml.eos_token_id`"));
+        assert!(found("llama.zebra").contains("llama.cpp does not read it"));
+    }
+
+    #[test]
+    fn values_that_no_loader_takes_are_objections() {
+        let mut metadata = Metadata::new();
+        metadata.set("general.architecture", "qwen3");
+        metadata.set("qwen3.rope.freq_base", 1e6f32);
+        metadata.set("general.file_type", 7u32);
+        let found = |key: &str, value: Value| {
+            let change = Change {
+                key: key.to_owned(),
+                before: metadata.get(key).cloned(),
+                after: Some(value.clone()),
+            };
+            let mut after = metadata.clone();
+            after.set(key, value);
+            let (changes, tensors) = ([change], None);
+            let case = ChangedModel {
+                before: &metadata,
+                after: &after,
+                tensors,
+                tensors_after: None,
+                changes: &changes,
+            };
+            case.objections().iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+        };
+        assert!(
+            found("qwen3.rope.freq_base", 0f32.into()).contains("is 0, not a finite number of more than 0")
+        );
+        assert!(found("general.file_type", 999u32.into()).contains("no file type has the number 999"));
+        assert_eq!(found("general.file_type", 15u32.into()), "");
+        assert_eq!(found("qwen3.rope.freq_base", 10000f32.into()), "");
+    }
 }

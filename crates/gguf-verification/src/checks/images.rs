@@ -24,12 +24,20 @@ pub(super) fn check_keys(file: &CheckedFile<'_>) -> Vec<Finding> {
 pub(super) fn check_tensors(file: &CheckedFile<'_>) -> Vec<Finding> {
     let rules = DiffusionRules::of_file(file.metadata, file.tensors()).ok().flatten();
     let Some(rules) = rules.filter(|_| file.content == FileContent::Image) else { return Vec::new() };
-    let missing = first_names(rules.missing_in(file.tensors()).iter().map(String::as_str));
-    let missing = missing.map(|names| {
-        Finding::error(Check::Tensors, format!("{names}: missing, which every model of this kind has"))
+    let unlike = rules.unlike_in(file.tensors());
+    let shown = |names: &[String]| first_names(names.iter().map(String::as_str));
+    let missing = shown(&unlike.missing).map(|names| {
+        let text = format!("{names}: missing, which every model of this kind or every other block has");
+        Finding::error(Check::Tensors, text)
     });
+    let odd = shown(&unlike.odd);
+    let odd = odd.map(|names| Finding::warning(Check::Tensors, format!("{names}: not in every block")));
     let unloadable = rules.unloadable(file.tensors());
-    missing.into_iter().chain(unloadable.iter().map(|text| Finding::warning(Check::Tensors, text))).collect()
+    missing
+        .into_iter()
+        .chain(odd)
+        .chain(unloadable.iter().map(|text| Finding::warning(Check::Tensors, text)))
+        .collect()
 }
 
 /// Records why no text is run, and what judges the model instead.
