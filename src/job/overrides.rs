@@ -30,13 +30,9 @@ impl Hint for RefusedOverrides {
 ///
 /// # Errors
 /// A value of another type than the key has; a value with which the model could no longer be read or run.
-pub(super) fn check(
-    input: &Input<'_>,
-    options: &QuantizeOptions,
-    progress: &dyn Progress,
-) -> Result<()> {
+pub(super) fn check(input: &Input<'_>, options: &QuantizeOptions, progress: &dyn Progress) -> Result<()> {
     let value = |item: &crate::quantize::Override| Ok((item.key.clone(), item.value_in(input.metadata)?));
-    let values: std::result::Result<Vec<_>, QuantizeError> = options.overrides.iter().map(value).collect();
+    let values: Result<Vec<_>, QuantizeError> = options.overrides.iter().map(value).collect();
     refuse("--override-kv", input, input.metadata, &values?, progress)
 }
 
