@@ -69,6 +69,8 @@ const NEVER_WEIGHTS: [&str; 6] =
 const MERGE: &str = "a GGUF adapter has no place for it: `gguf-convert merge-lora BASE ADAPTER` merges the adapter into its \
                      base model";
 const BASE: &str = "check that the base is the model that the adapter was made for";
+const OTHER_NAMES: &str = "check that the base is the model that the adapter was made for; if it is, merge the two by PEFT \
+                           (`merge_and_unload`, then `save_pretrained`), and convert the result";
 
 /// Reasons why an adapter can be neither converted nor merged.
 #[derive(Debug, thiserror::Error)]
@@ -233,7 +235,8 @@ impl Hint for AdapterError {
                 "a model that shares its embeddings has no output of its own to change; else check that the base is the model \
                  that the adapter was made for"
             }
-            Self::OtherShape { .. } | Self::NotInBase { .. } | Self::Ambiguous { .. } => BASE,
+            Self::NotInBase { .. } => OTHER_NAMES,
+            Self::OtherShape { .. } | Self::Ambiguous { .. } => BASE,
             Self::NotNorm { .. } | Self::Factors { .. } => MERGE,
             Self::Card(error) => match **error {
                 ArchError::Stack { .. } => {
@@ -242,7 +245,7 @@ impl Hint for AdapterError {
                 }
                 ArchError::Block { .. } => BASE,
                 ArchError::Leftover { .. } => {
-                    return std::iter::once(BASE.to_owned()).chain(error.hints()).collect();
+                    return std::iter::once(OTHER_NAMES.to_owned()).chain(error.hints()).collect();
                 }
                 _ => return error.hints(),
             },

@@ -11,6 +11,22 @@ const WRAPPER: &str = "base_model.model.";
 const TINKER_HEAD: &str = "unembed_tokens";
 const HEAD: &str = "lm_head";
 
+/// Parts of names that transformers has in memory, and those of the checkpoints that it reads: PEFT saves the first.
+const IN_MEMORY: [(&str, &str); 12] = [
+    (".forget_gate.", "."),
+    (".mlp.shared_experts.", ".mlp.shared_mlp."),
+    (".mlp.shared_experts.", ".mlp.shared_expert."),
+    (".mlp.shared_experts.", ".share_expert."),
+    (".mlp.", ".block_sparse_moe."),
+    (".mlp.gate.", ".mlp.router.gate."),
+    (".mlp.gate.", ".moe.gate."),
+    (".mlp.router.", ".block_sparse_moe.gate."),
+    (".self_attn.gate_proj.", ".self_attn.linear_gate."),
+    (".self_attn.o_proj.", ".attention.dense."),
+    (".self_attn.", ".attention."),
+    ("lm_head.", "embed_out."),
+];
+
 /// Returns the name of a module without PEFT's wrapper, as transformers has it.
 pub(super) fn module_name(stem: &str) -> String {
     let name = stem.replace(WRAPPER, "");
@@ -61,7 +77,10 @@ impl<'a> WeightNames<'a> {
         }
         // Outputs may be tied, and experts stacked: their names are no evidence.
         let changed = changed.filter(|name| !is_head(name) && !name.contains(".experts.")).map(core_of);
-        let unknown: Vec<String> = changed.filter(|core| !by_core.contains_key(core)).collect();
+        let is_known = |core: &String| {
+            by_core.contains_key(core) || in_checkpoints(core).any(|core| by_core.contains_key(&core))
+        };
+        let unknown: Vec<String> = changed.filter(|core| !is_known(core)).collect();
         let change = change_of(&by_core, &unknown);
         Self { weights, by_core, change }
     }
@@ -70,7 +89,9 @@ impl<'a> WeightNames<'a> {
     pub(super) fn find(&self, name: &str) -> Result<usize, AdapterError> {
         let core = core_of(name);
         let changed = || self.by_core.get(&self.change.apply(&core)?);
-        let alike = self.by_core.get(&core).or_else(changed).map(Vec::as_slice).unwrap_or_default();
+        let stored = || in_checkpoints(&core).find_map(|core| self.by_core.get(&core));
+        let alike = self.by_core.get(&core).or_else(changed).or_else(stored);
+        let alike = alike.map(Vec::as_slice).unwrap_or_default();
         if let Some(exact) = alike.iter().find(|at| self.weights[**at].name == name) {
             return Ok(*exact);
         }
@@ -84,6 +105,14 @@ impl<'a> WeightNames<'a> {
             }),
         }
     }
+}
+
+/// Iterates over the names that checkpoints may have for one of transformers.
+fn in_checkpoints(core: &str) -> impl Iterator<Item = String> + '_ {
+    IN_MEMORY
+        .iter()
+        .filter(|row| core.contains(row.0))
+        .map(|(memory, stored)| core.replacen(memory, stored, 1))
 }
 
 /// Returns the one prefix by which all unknown names differ from names of the model.
@@ -154,6 +183,42 @@ mod tests {
             "tensors `model.wte.weight` and `transformer.wte.weight` of the base model may both be what the adapter calls \
              `wte.weight`"
         );
+    }
+
+    #[test]
+    fn names_in_memory_are_those_of_checkpoints() {
+        for (stored, memory) in [
+            (
+                "model.layers.0.self_attn.f_a_proj.weight",
+                "model.layers.0.self_attn.forget_gate.f_a_proj.weight",
+            ),
+            (
+                "model.layers.0.mlp.shared_mlp.up_proj.weight",
+                "model.layers.0.mlp.shared_experts.up_proj.weight",
+            ),
+            (
+                "model.layers.0.mlp.shared_expert.up_proj.weight",
+                "model.layers.0.mlp.shared_experts.up_proj.weight",
+            ),
+            (
+                "model.layers.0.share_expert.up_proj.weight",
+                "model.language_model.layers.0.mlp.shared_experts.up_proj.weight",
+            ),
+            ("model.layers.0.block_sparse_moe.gate.weight", "model.layers.0.mlp.gate.weight"),
+            ("model.layers.0.block_sparse_moe.gate.weight", "model.layers.0.mlp.router.weight"),
+            ("model.layers.0.self_attn.linear_gate.weight", "model.layers.0.self_attn.gate_proj.weight"),
+            ("model.layers.0.attention.dense.weight", "model.layers.0.self_attn.o_proj.weight"),
+            ("embed_out.weight", "lm_head.weight"),
+        ] {
+            let weights = metas(&["model.layers.0.mlp.up_proj.weight", "model.embed.weight", stored]);
+            let others = [memory, "model.layers.0.mlp.up_proj.weight"];
+            let names = WeightNames::of(&weights, others.into_iter());
+            assert_eq!(names.find(memory).ok(), Some(2), "{memory}");
+        }
+        // A name that the base has is its own.
+        let both = metas(&["a.mlp.shared_expert.w.weight", "a.mlp.shared_experts.w.weight"]);
+        let names = WeightNames::of(&both, std::iter::empty());
+        assert_eq!(names.find("a.mlp.shared_experts.w.weight").ok(), Some(1));
     }
 
     #[test]

@@ -121,7 +121,7 @@ pub fn taken(weights: &mut Weights) -> BTreeMap<String, Layer> {
 type Layout = fn(&mut Weights, &str, Layer);
 
 /// As transformers 5 has them in memory.
-fn fused(weights: &mut Weights, module: &str, layer: Layer) {
+pub fn fused(weights: &mut Weights, module: &str, layer: Layer) {
     let [gate, up, down] = layer;
     let name = |word| format!("{module}.experts.{word}");
     if gate.is_empty() {

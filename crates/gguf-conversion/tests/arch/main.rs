@@ -25,6 +25,7 @@ mod draft;
 mod draft_heads;
 mod experts;
 mod fixture;
+mod in_memory;
 mod inner_models;
 mod invert;
 mod joins;
