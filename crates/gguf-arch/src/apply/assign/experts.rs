@@ -256,16 +256,23 @@ fn layouts(seed: &TensorEntry, role: Role, targets: &[String], at: &str, word: &
         }
     };
     let numbered = Some(Join::StackBy(by));
-    let mut parameter = halves.clone();
+    // What changes values does so in every layout. A factor of one matrix says nothing about a tensor of two.
+    let factors: Vec<OpSpec> =
+        seed.pre.iter().chain(&seed.ops).filter(|op| op.kind == OpKind::Scale).cloned().collect();
+    if !factors.is_empty() && self::role(seed) != Some(role) {
+        return Vec::new();
+    }
+    let matrices = [factors, halves.clone()].concat();
+    let mut parameter = matrices.clone();
     if begins_turned(seed) {
         parameter.insert(0, turn());
     }
     vec![
-        entry(&[format!("{at}.{number}.{word}")], "", halves.clone(), numbered),
-        entry(&[format!("{at}.{word}s.{number}")], "", halves.clone(), numbered),
+        entry(&[format!("{at}.{number}.{word}")], "", matrices.clone(), numbered),
+        entry(&[format!("{at}.{word}s.{number}")], "", matrices.clone(), numbered),
         // Modules store [out, in]; parameters are as the card knows them.
         entry(&[format!("{at}.{word}")], ".weight", parameter, None),
-        entry(&[format!("{at}.{word}.weight")], ".weight", halves.clone(), None),
+        entry(&[format!("{at}.{word}.weight")], ".weight", matrices, None),
         entry(&[format!("{at}.{word}_bias"), format!("{at}.{word}.bias")], ".bias", halves, None),
     ]
 }

@@ -149,7 +149,10 @@ fn an_adapter_of_another_model_is_refused() {
         (error.to_string(), error.hints())
     };
     let q = [(Q_A, &[3u64, 8][..]), (Q_B, &[8, 3])];
-    let hint = "check that the base is the model that the adapter was made for".to_owned();
+    let hint =
+        "check that the base is the model that the adapter was made for; if it is, merge the two by PEFT \
+                (`merge_and_unload`, then `save_pretrained`), and convert the result"
+            .to_owned();
     assert_eq!(
         refused(&[(V, &[4, 8])], &q),
         (format!("the base model has no tensor `{Q}`, which the adapter changes"), vec![hint])

@@ -156,7 +156,8 @@ fn what_has_no_place_in_an_adapter_is_refused_with_a_way_out() {
     let goldens = Goldens::selection();
     let merge = "a GGUF adapter has no place for it: `gguf-convert merge-lora BASE ADAPTER` merges the adapter into its base \
                  model";
-    let base = "check that the base is the model that the adapter was made for";
+    let base = "check that the base is the model that the adapter was made for; if it is, merge the two by PEFT \
+                (`merge_and_unload`, then `save_pretrained`), and convert the result";
     let layer = "base_model.model.model.layers.0.self_attn";
     for (case, error, hint) in [
         (
