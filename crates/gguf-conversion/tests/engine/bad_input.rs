@@ -1,8 +1,9 @@
 //! Valid models with one error each: every key and tensor is removed, or gets another type or size. The plan must
-//! report what is missing, or what was expected and found. Optional keys and tensors are listed here, with the reason.
+//! report what is missing, or what was expected and found. `exceptions.toml` lists optional keys and tensors, with the reason.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::LazyLock;
 
 use gguf_arch::GraphFeatures;
 use gguf_core::{Shape, TensorMeta};
@@ -14,179 +15,9 @@ use crate::F32;
 use gguf_testkit::goldens::{Goldens, conformance_tests};
 use gguf_testkit::{files, report_cases};
 
-/// Names, grouped by a common reason.
-type Exceptions = &'static [(&'static str, &'static [&'static str])];
-
-/// Keys (without the architecture) that a file may omit.
-const OPTIONAL_KEYS: Exceptions = &[
-    (
-        "what is not said is not done: no factor, cap, clamp, bias, window, group, shared layer, norm",
-        &[
-            "activation.situ_linear_beta",
-            "activation_sparsity_scale",
-            "attention.clamp_kqv",
-            "attention.max_alibi_bias",
-            "attention.scale",
-            "attention.shared_kv_layers",
-            "attention.sliding_window",
-            "attention.sliding_window_pattern",
-            "attention.temperature_length",
-            "attention.temperature_scale",
-            "attention.value_scale",
-            "attn_logit_softcapping",
-            "embedding_length_per_layer_input",
-            "embedding_scale",
-            "expert_count",
-            "expert_group_count",
-            "expert_group_used_count",
-            "expert_weights_norm",
-            "expert_weights_scale",
-            "final_logit_softcapping",
-            "hrm.prefix_lm",
-            "kda.gate_lower_bound",
-            "kda.safe_gate",
-            "leading_dense_block_count",
-            "logit_scale",
-            "nextn_predict_layers",
-            "rescale_every_n_layers",
-            "residual_scale",
-            "rope.dimension_sections",
-            "rope.scaling.alpha",
-            "rope.scaling.attn_factor",
-            "rope.scaling.factor",
-            "rope.scaling.finetuned",
-            "rope.scaling.type",
-            "rope.scaling.yarn_log_multiplier",
-            "skip_loop_final_norm",
-            "ssm.dt_b_c_rms",
-            "ssm.group_count",
-            "swiglu_clamp_exp",
-            "swiglu_clamp_shexp",
-            "swin_norm",
-            "use_parallel_residual",
-        ],
-    ),
-    (
-        "follows from other keys, or from the tensors, which are held against it where it is there",
-        &[
-            "attention.head_count_kv",
-            "attention.key_length",
-            "attention.key_length_mla",
-            "attention.recurrent_layers",
-            "attention.value_length",
-            "attention.value_length_mla",
-            "feed_forward_length",
-            "rope.dimension_count",
-            "rope.dimension_count_swa",
-            "rope.scaling.original_context_length",
-        ],
-    ),
-    (
-        "the graph or the reference has a number of its own",
-        &[
-            "attention.causal",
-            "expert_gating_func",
-            "rope.freq_base",
-            "rope.freq_base_swa",
-            "rope.scaling.yarn_beta_fast",
-            "rope.scaling.yarn_beta_slow",
-        ],
-    ),
-    (
-        "an annotation, which other converters do not write",
-        &["rope.scaling.yarn_truncate", "router_jitter_noise", "ssm.time_step_min"],
-    ),
-    (
-        "the epsilon of the other formula stands in, with a warning",
-        &["attention.layer_norm_epsilon", "attention.layer_norm_rms_epsilon"],
-    ),
-    (
-        "decides nothing about the logits of a chunk: a length, what is pooled, where an answer starts",
-        &[
-            "attention.indexer.block_size",
-            "attention.indexer.kpool",
-            "classifier.pooling_type",
-            "context_length",
-            "decoder_start_token_id",
-            "pooling_type",
-        ],
-    ),
-    (
-        "the names of a head's labels, whose number is checked; the head may have none",
-        &["classifier.output_labels"],
-    ),
-];
-
-/// Tensors (without their layer) that a file may omit; `*` matches anything.
-const OPTIONAL_TENSORS: Exceptions = &[
-    ("a projection, or a norm, has a bias if there is one", &["*.bias"]),
-    ("experts are selected with a bias if there is one", &["exp_probs_b"]),
-    (
-        "a factor of a matrix, or a layer, or a router's norm, if there is one",
-        &["*.scale", "layer_output_scale.weight"],
-    ),
-    (
-        "a norm, gate or sink that some models of the architecture have and others do not",
-        &[
-            "attn_gate.weight",
-            "attn_k_norm.weight",
-            "attn_output_norm.weight",
-            "attn_q_norm.weight",
-            "attn_sinks.weight",
-            "attn_sub_norm.weight",
-            "ffn_gate_inp_shexp.weight",
-            "ffn_routed_norm.weight",
-            "ffn_sub_norm.weight",
-            "layer_output_norm.weight",
-            "post_attention_norm",
-            "post_attention_norm.weight",
-            "post_ffw_norm",
-            "post_ffw_norm.weight",
-            "post_ffw_norm_1.weight",
-            "post_ffw_norm_2.weight",
-            "pre_ffw_norm_2.weight",
-            "ssm_b_norm.weight",
-            "ssm_c_norm.weight",
-            "ssm_dt_norm.weight",
-            "ssm_norm.weight",
-            "time_mix_first.weight",
-            "time_mix_v0.weight",
-            "time_mix_v1.weight",
-            "time_mix_v2.weight",
-            "token_types.weight",
-        ],
-    ),
-    ("with a gate the feed-forward is another one", &["dec.ffn_gate.weight", "enc.ffn_gate.weight"]),
-    ("values may be the keys", &["attn_v.weight"]),
-    ("the head may be the embedding", &["output.weight"]),
-    (
-        "divisors of the angles, if there are some",
-        &["rope_factors_long.weight", "rope_factors_short.weight", "rope_freqs.weight"],
-    ),
-    (
-        "not run: what chooses keys, what predicts further tokens",
-        &["indexer.*", "indexer_compressor_*", "nextn.*"],
-    ),
-];
-
-/// Tensors that may have another number of rows; `*` matches anything.
-const FREE_ROWS: Exceptions = &[
-    (
-        "as many as there are tokens, positions, kinds of sentence",
-        &[
-            "output.weight",
-            "per_layer_token_embd.weight",
-            "position_embd.weight",
-            "token_embd.weight",
-            "token_types.weight",
-        ],
-    ),
-    ("the first layer's is left aside", &["time_mix_v1.weight", "time_mix_v2.weight"]),
-    (
-        "not run: what chooses keys, what predicts further tokens",
-        &["indexer.*", "indexer_compressor_*", "nextn.*"],
-    ),
-];
+/// Names that may be missing or other, by the list that has them and their common reason.
+static EXCEPTIONS: LazyLock<HashMap<String, HashMap<String, Vec<String>>>> =
+    LazyLock::new(|| toml::from_str(include_str!("exceptions.toml")).unwrap());
 
 /// Keys with an impossible value, and the name that the error contains.
 const FALSE_KEYS: &[(&str, False, &str)] = &[
@@ -406,8 +237,8 @@ fn local_name(name: &str) -> String {
 }
 
 /// Findings that no list has, and listed names that were not found.
-fn compare(what: &str, list: Exceptions, found: &BTreeMap<String, String>, is_whole: bool) -> Vec<String> {
-    let rows = || list.iter().flat_map(|(_, names)| *names);
+fn compare(what: &str, list: &str, found: &BTreeMap<String, String>, is_whole: bool) -> Vec<String> {
+    let rows = || EXCEPTIONS[list].values().flatten();
     let fits = |pattern: &str, name: &str| match pattern.split_once('*') {
         Some((head, tail)) => name.starts_with(head) && name.ends_with(tail),
         None => name == pattern,
@@ -448,9 +279,9 @@ fn what_is_wrong_with_a_model_is_named(corpus: &Goldens) {
     println!("{} changes of {n_cases} models", all.n_changes);
     let is_whole = corpus.is_whole();
     let mut faults = all.faults;
-    faults.extend(compare("key", OPTIONAL_KEYS, &all.optional_keys, is_whole));
-    faults.extend(compare("tensor", OPTIONAL_TENSORS, &all.optional_tensors, is_whole));
-    faults.extend(compare("rows of", FREE_ROWS, &all.free_rows, is_whole));
+    faults.extend(compare("key", "optional_keys", &all.optional_keys, is_whole));
+    faults.extend(compare("tensor", "optional_tensors", &all.optional_tensors, is_whole));
+    faults.extend(compare("rows of", "free_rows", &all.free_rows, is_whole));
     let untried = FALSE_KEYS.iter().filter(|row| is_whole && !all.false_keys.contains(row.0));
     faults.extend(untried.map(|row| format!("no case has `{}`", row.0)));
     report_cases("engine: models with one thing wrong", n_cases);
