@@ -62,19 +62,6 @@ pub(crate) struct CalibrationSources {
 }
 
 impl Calibration {
-    /// Calibration with texts, half of which the model writes.
-    pub fn with_texts(texts: Vec<PathBuf>, solver: Solver) -> Self {
-        Self {
-            texts,
-            own_text: OwnText::default(),
-            solver,
-            n_tokens: TextOptions::default().n_tokens,
-            held_out_texts: Vec::new(),
-            work_dir: None,
-            engine: EngineOptions::default(),
-        }
-    }
-
     /// Registers the files that are read.
     pub(super) fn guard(&self, guard: &mut Guard<'_>) -> Result<(), GuardError> {
         let files =

@@ -61,5 +61,5 @@ pub use error::SolveError;
 pub use metric::{Metric, SHRINKAGE, SHRINKAGE_OF_STREAM};
 pub use moments::SecondMoments;
 pub use moving::{MOVING_BYTES, MovingBlocks, MovingStep};
-pub use rows::{PANEL_ROWS, SolveOptions, Start, can_solve, objective, solve_rows, solves_by_grid};
+pub use rows::{PANEL_ROWS, SolveOptions, Start, can_solve, objective, solve_rows};
 pub use target::{Correction, InputCorrection};

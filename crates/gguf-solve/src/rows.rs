@@ -47,11 +47,6 @@ pub fn can_solve(ty: GgmlType) -> bool {
     BlockForm::of(ty).is_some()
 }
 
-/// Returns true if rows of the type are solved by its code book, which needs a second factor of their metric.
-pub fn solves_by_grid(ty: GgmlType) -> bool {
-    matches!(BlockForm::of(ty), Some(BlockForm::Grid(_)))
-}
-
 /// Chooses scales, minima and codes of rows so that `tr(E H_r Eᵀ)` is small, where `E` is the error of the blocks:
 /// first error feedback with the scales of `start`, then coordinate descent.
 ///

@@ -1,5 +1,6 @@
 //! Words of a target: the literals in the source files of its parser, so that a new key or opcode is a word at once.
 
+use std::fmt::Write;
 use std::path::Path;
 use std::sync::LazyLock;
 
@@ -101,8 +102,13 @@ fn unescaped(text: &str) -> Option<Vec<u8>> {
 
 /// Returns the words as a dictionary of libFuzzer.
 pub fn dictionary(words: &[Vec<u8>]) -> String {
-    let word = |word: &Vec<u8>| word.iter().map(|byte| format!("\\x{byte:02x}")).collect::<String>();
-    words.iter().map(|own| format!("\"{}\"\n", word(own))).collect()
+    let mut text = String::new();
+    for word in words {
+        text.push('"');
+        word.iter().for_each(|byte| drop(write!(text, "\\x{byte:02x}")));
+        text.push_str("\"\n");
+    }
+    text
 }
 
 #[test]
