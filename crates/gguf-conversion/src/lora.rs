@@ -107,6 +107,7 @@ impl AdapterConversion {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
         }
         warnings.extend(parts.other_ranks(&config));
+        warnings.extend(settings::doubts(&adapter));
         warnings.extend(tokenizer::not_in_adapter(&base, &adapter));
         let stored = base_weights(&base, &mut warnings);
         let MappedAdapter { parts, mapping } =

@@ -10,7 +10,7 @@ use crate::lora::config::AdapterConfig;
 use crate::lora::names::{WeightNames, is_head};
 use crate::lora::pair::{MatrixPair, ProductForm};
 use crate::lora::parts::{AdapterParts, WholeTensor};
-use crate::lora::{AdapterError, adapter_vocabulary, experts, mlx, pieces, tokenizer};
+use crate::lora::{AdapterError, adapter_vocabulary, experts, mlx, pieces, settings, tokenizer};
 use crate::source::MergedAdapter;
 use crate::{ConvertError, ConvertOptions, ModelSource, left_out};
 use gguf_arch::{CardKind, Mapping};
@@ -68,6 +68,7 @@ impl ModelSource {
 
         self.warnings.extend_from_slice(adapter.warnings());
         self.warnings.extend(parts.other_ranks(&config));
+        self.warnings.extend(settings::doubts(&adapter));
         if let Some(own) = tokenizer::of_adapter(&self.dir, &adapter)? {
             self.paths.extend(own.paths());
             self.warnings.push(own.warning);

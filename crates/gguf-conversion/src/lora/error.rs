@@ -177,7 +177,8 @@ impl Hint for AdapterError {
     fn hints(&self) -> Vec<String> {
         let hint = match self {
             Self::NoKey { .. } => "the strength of the adapter: it is in the settings of the training",
-            Self::Value { .. } | Self::Twice { .. } => return Vec::new(),
+            Self::Value { .. } => "write it as the training had it, in the form in which PEFT saves it",
+            Self::Twice { .. } => return Vec::new(),
             Self::Kind { found, .. } if NEVER_WEIGHTS.contains(&found.as_str()) => {
                 "it changes what the model reads, not its weights: neither PEFT nor a GGUF file can merge it"
             }

@@ -5,8 +5,11 @@ use std::path::Path;
 use serde_json::{Map, Value as Json};
 
 use crate::lora::AdapterError;
+use gguf_checkpoint::AdapterDir;
 use gguf_checkpoint::pieces::{NOTHING, is_nothing, is_off};
 use gguf_core::account::{Fate, Piece, PieceKind};
+use gguf_core::text::escape;
+use gguf_core::{WeightMeta, WeightSource as _};
 
 /// Table with a line for each key of PEFT: its effect on the merge of a trained adapter.
 const TABLE: &str = include_str!("peft.tsv");
@@ -21,6 +24,10 @@ pub(super) fn check(path: &Path, config: &Map<String, Json>) -> Result<Vec<Piece
         let none = |why: &str| Piece::not(PieceKind::Key, key, Fate::WithoutEffect, why);
         let piece = match effect_of(key) {
             _ if is_nothing(value) => none(NOTHING),
+            Some(("read", kind)) if let Some(expected) = other_kind(kind, value) => {
+                let (path, key, _) = fact();
+                return Err(AdapterError::Value { path, key, expected });
+            }
             Some(("read", _)) => {
                 Piece::written(PieceKind::Key, key, vec!["matrices and their strength".to_owned()])
             }
@@ -45,6 +52,61 @@ pub(super) fn check(path: &Path, config: &Map<String, Json>) -> Result<Vec<Piece
         pieces.push(piece.within(&file));
     }
     Ok(pieces)
+}
+
+/// Returns what a value should be, if it is of another kind. PEFT takes `"false"` and 1 for a switch that is on.
+fn other_kind(kind: &str, value: &Json) -> Option<&'static str> {
+    let (is_it, expected) = match kind {
+        "switch" => (value.is_boolean(), "`true` or `false`"),
+        "map" => (value.is_object(), "an object of names and numbers"),
+        "text" => (value.is_string(), "a text"),
+        "number" => (value.is_u64(), "a whole number"),
+        _ => return None,
+    };
+    (!is_it).then_some(expected)
+}
+
+/// Names of the head of a classifier.
+const CLASSIFIERS: [&str; 2] = ["classifier", "score"];
+
+/// Returns warnings about what the configuration names and the file lacks, and about integers in place of numbers.
+pub(super) fn doubts(adapter: &AdapterDir) -> Vec<String> {
+    let (config, weights) = (adapter.config(), adapter.weights());
+    let has = |part: &str| weights.iter().any(|meta| meta.name.contains(part));
+    let listed = config.get("modules_to_save").and_then(Json::as_array).into_iter().flatten();
+    let mut lacking: Vec<&str> = listed.filter_map(Json::as_str).filter(|name| !has(name)).collect();
+    // PEFT lists both names of a classifier.
+    if CLASSIFIERS.iter().any(|name| has(name)) {
+        lacking.retain(|name| !CLASSIFIERS.contains(name));
+    }
+    let mut doubts = Vec::new();
+    let mut add = |key: &str, what: &str| {
+        doubts.push(format!(
+            "adapter_config.json: `{key}` {what}, and the adapter has no such tensor: the base model's stays; save the \
+             adapter anew if it was trained"
+        ));
+    };
+    if let Some(first) = lacking.first() {
+        add("modules_to_save", &format!("names `{}`", escape(first)));
+    }
+    let has_biases =
+        weights.iter().any(|meta| meta.name.contains(".lora_B.") && meta.name.ends_with(".bias"));
+    for (key, is_there) in
+        [("trainable_token_indices", has(".trainable_tokens_delta")), ("lora_bias", has_biases)]
+    {
+        if config.get(key).is_some_and(|value| !is_off(value)) && !is_there {
+            add(key, "is on");
+        }
+    }
+    let is_integer = |meta: &&WeightMeta| !meta.ty.is_plain_float();
+    if let Some(first) = weights.iter().find(is_integer) {
+        doubts.push(format!(
+            "tensor `{}` of the adapter is {}: taken as plain numbers, which quantized matrices are not",
+            escape(&first.name),
+            first.ty
+        ));
+    }
+    doubts
 }
 
 /// Returns the effect of a key, and what belongs to it.
@@ -84,7 +146,9 @@ mod tests {
             let key = line.split_once('\t').unwrap().0;
             let (effect, rest) = effect_of(key).unwrap();
             assert!(["read", "none", "only", "off"].contains(&effect), "{line}");
-            assert_eq!(rest.is_empty(), ["read", "none"].contains(&effect), "{line}");
+            assert!(effect == "read" || rest.is_empty() == (effect == "none"), "{line}");
+            let kinds = ["", "switch", "map", "text", "number"];
+            assert!(effect != "read" || kinds.contains(&rest), "{line}");
             assert!(effect != "only" || serde_json::from_str::<Vec<Json>>(rest).is_ok(), "{line}");
         }
     }
@@ -133,6 +197,13 @@ mod tests {
             (json!({"use_bdlora": {"nblocks": 2}}), "`use_bdlora` is on: the matrices are block-diagonal"),
             (json!({"arrow_config": {"top_k": 3}}), "`arrow_config` is on: several adapters are mixed"),
             (json!({"enable_lora": [true, false]}), "`enable_lora` is on: some outputs"),
+            (json!({"use_rslora": "true"}), "`use_rslora` is not `true` or `false`"),
+            (json!({"use_dora": 1}), "`use_dora` is not `true` or `false`"),
+            (json!({"fan_in_fan_out": "True"}), "`fan_in_fan_out` is not `true` or `false`"),
+            (json!({"alpha_pattern": ["q_proj"]}), "`alpha_pattern` is not an object"),
+            (json!({"rank_pattern": "q_proj"}), "`rank_pattern` is not an object"),
+            (json!({"r": "8"}), "`r` is not a whole number"),
+            (json!({"peft_type": ["LORA"]}), "`peft_type` is not a text"),
             (json!({"use_mora": true}), "`use_mora` is `true`, a setting that is not known"),
             (
                 json!({"gate_config": {"kind": 1}}),

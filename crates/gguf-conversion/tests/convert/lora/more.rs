@@ -138,6 +138,20 @@ fn names_and_ranks_that_differ_from_what_is_said() {
           counts"
         ]
     );
+    for (settings, wanted) in [
+        (json!({"modules_to_save": ["lm_head"]}), "`modules_to_save` names `lm_head`"),
+        (json!({"modules_to_save": ["classifier", "score"]}), "`modules_to_save` names `classifier`"),
+        (json!({"trainable_token_indices": [1]}), "`trainable_token_indices` is on"),
+        (json!({"lora_bias": true}), "`lora_bias` is on"),
+        (json!({"modules_to_save": ["self_attn"], "lora_bias": false, "trainable_token_indices": []}), ""),
+    ] {
+        let mut config = json!({"lora_alpha": 6, "r": 3});
+        config.as_object_mut().unwrap().extend(settings.as_object().unwrap().clone());
+        let pair = Pair::new(&[(Q, &[8, 8])], &[(names[0], &[3, 8]), (names[1], &[8, 3])], &llama(), &config);
+        let warnings = pair.merged().unwrap().warnings;
+        assert_eq!(warnings.len(), usize::from(!wanted.is_empty()), "{settings}: {warnings:?}");
+        assert!(warnings.iter().all(|warning| warning.contains(wanted)), "{warnings:?}");
+    }
     let dora = Pair::new(
         &[(Q, &[8, 8])],
         &[(Q_A, &[3, 8]), (Q_B, &[8, 3])],
