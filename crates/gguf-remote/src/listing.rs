@@ -138,7 +138,7 @@ pub(super) fn of_web(client: &Client, directory: &Url) -> Result<FileListing> {
     if !has_configuration(&names) {
         // Image models need none; anything else that a page links is no model.
         names.retain(|name| WEIGHTS.has(name));
-        names.extend(super::names::KNOWN.iter().map(|&name| name.to_owned()));
+        names.extend(super::names::known().map(str::to_owned));
         names.sort_unstable();
         names.dedup();
     }

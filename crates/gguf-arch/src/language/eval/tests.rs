@@ -15,81 +15,21 @@ fn show(scope: &Scope<'_>, text: &str) -> String {
     }
 }
 
+/// Arithmetic is Python's, and paths tell absent from null.
 #[test]
-fn arithmetic_is_pythons() {
-    let scope = scope("{}");
-    for (text, want) in [
-        ("7 // 2", "3"),
-        ("-7 // 2", "-4"),
-        ("-7 % 3", "2"),
-        ("7 % -3", "-2"),
-        ("-7.5 // 2", "-4.0"),
-        ("-7.5 % 2", "0.5"),
-        ("7 / 2", "3.5"),
-        ("4 / 2", "2.0"),
-        ("2 ** 10", "1024"),
-        ("2 ** -1", "0.5"),
-        ("-2 ** 2", "-4"),
-        ("2 ** 3 ** 2", "512"),
-        ("1 + 2 * 3", "7"),
-        ("(1 + 2) * 3", "9"),
-        ("int(0.3 * 10)", "3"),
-        ("int(0.29 * 100)", "28"),
-        ("int(-3.7)", "-3"),
-        ("round(2.5)", "2"),
-        ("floor(-2.5)", "-3"),
-        ("ceil_div(7, 2)", "4"),
-        ("round_up(7, 4)", "8"),
-        ("min(3, 1.5, 2)", "1.5"),
-        ("max(3, 1.5)", "3"),
-        ("sqrt(16)", "4.0"),
-        ("1 == 1.0", "true"),
-        ("true == 1", "true"),
-        ("'a' == 1", "false"),
-        ("not 1 == 2", "true"),
-        ("0 or 5", "5"),
-        ("null ?? 0 or 5", "5"),
-        ("1 and 0", "0"),
-        ("1 // 0", "`//` has no result for 1 and 0"),
-        ("1.0 / 0", "`/` has no result for 1.0 and 0"),
-        ("2 ** 200", "`**` has no result for 2 and 200"),
-        ("'a' + 1", "`+` does not take a text"),
-        ("3 in [1, 2, 3]", "true"),
-        ("2 <= 2 and 3 > 2.5", "true"),
-        ("bid", "2"),
-    ] {
-        assert_eq!(show(&scope, text), want, "{text}");
+fn expressions_have_their_values() {
+    let sections = include_str!("values.txt").split("\n== ").skip(1);
+    let mut n_rows = 0;
+    for section in sections {
+        let (config, rows) = section.split_once('\n').unwrap();
+        let scope = scope(config);
+        for row in rows.lines() {
+            let (text, want) = row.split_once(" => ").unwrap();
+            assert_eq!(show(&scope, text), want, "{text}");
+            n_rows += 1;
+        }
     }
-}
-
-#[test]
-fn paths_know_absent_from_null() {
-    let scope = scope(r#"{"a": null, "b": {"c": [1, [2.5]], "s": "x"}, "n": 4, "list": [1, 1, 0]}"#);
-    for (text, want) in [
-        ("a", "null"),
-        ("z", "`z` is not in the configuration"),
-        ("z?", "null"),
-        ("b.z", "`b.z` is not in the configuration"),
-        ("b.z?", "null"),
-        ("z.y?", "null"),
-        ("b.c[1][0]", "2.5"),
-        ("b.c[-1][0]", "2.5"),
-        ("b.c[9]?", "null"),
-        ("a? ?? 7", "7"),
-        ("first(z, a, n)", "null"),
-        ("first(z, n)", "4"),
-        ("first(z, 5)", "5"),
-        ("first(z, y)", "null"),
-        ("len(list)", "3"),
-        ("leading(list, 1)", "2"),
-        ("layers(bid % 2 == 0, n)", r#"["true", "false", "true", "false"]"#),
-        ("layers(bid, 10000000)", "the evaluation takes more than 1048576 steps"),
-        ("find(if(bid > 1, bid * 10, null), n)", "20"),
-        ("b.s == 'x'", "true"),
-        ("'c' in b", "true"),
-    ] {
-        assert_eq!(show(&scope, text), want, "{text}");
-    }
+    assert!(n_rows > 50, "{n_rows} rows");
 }
 
 #[test]
