@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::arch::diffusion::DiffusionRules;
 use crate::arch::graph::GraphFeatures;
-use crate::core::text::escape;
+use crate::core::text::{bytes, escape};
 use crate::core::written::as_text;
 use crate::core::{GgmlType, Hint, TensorMeta, TensorSource};
 use crate::engine::{GraphPlan, KeptBySequence, KeptRows, Reach, STEP_TOKENS};
@@ -81,6 +82,8 @@ pub(crate) enum MemoryError {
         escape(arch)
     )]
     Drafts { arch: String },
+    #[error("the file is {what}: its tensors take {}, and what it runs with comes in addition", bytes(*own_bytes))]
+    Beside { what: &'static str, own_bytes: u64 },
     #[error("how much memory a context takes is not known: {reason}")]
     NoGraph { reason: String },
     #[error(
@@ -98,7 +101,9 @@ impl Hint for MemoryError {
             Self::Drafts { .. } => {
                 vec!["`gguf-inspect memory` of the model's own file; the draft's layers keep as much again each".to_owned()]
             }
-            Self::Unknown { .. } | Self::NoGraph { .. } | Self::TooLong { .. } => Vec::new(),
+            Self::Unknown { .. } | Self::Beside { .. } | Self::NoGraph { .. } | Self::TooLong { .. } => {
+                Vec::new()
+            }
         }
     }
 }
@@ -110,6 +115,19 @@ impl ModelMemory {
     /// If the architecture has no graph, or keys and tensors do not fit it.
     pub(crate) fn of(metadata: &Metadata, tensors: &[TensorMeta]) -> Result<Self, MemoryError> {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+        let beside = match metadata.get("general.type").and_then(Value::as_str) {
+            Some("adapter") => Some("an adapter"),
+            _ if arch == "clip" => Some("a vision or audio tower"),
+            _ if arch == "controlvector" => Some("a control vector"),
+            _ if DiffusionRules::of_file(metadata, tensors).is_ok_and(|rules| rules.is_some()) => {
+                Some("an image or video model")
+            }
+            _ => None,
+        };
+        if let Some(what) = beside {
+            let own_bytes = tensors.iter().filter_map(TensorMeta::n_bytes).sum();
+            return Err(MemoryError::Beside { what, own_bytes });
+        }
         let unknown = || MemoryError::Unknown { arch: arch.to_owned() };
         if has_only_draft_heads(metadata, tensors) {
             return Err(MemoryError::Drafts { arch: arch.to_owned() });

@@ -26,7 +26,7 @@ pub(super) fn settled(job: &Job) -> Result<Option<Job>> {
         return Ok(None);
     }
     if job.calibration.is_some() {
-        return Err(Contradiction::CalibratedImageModel.into());
+        return Err(Contradiction::CALIBRATED_IMAGES.into());
     }
     let types = match &job.types {
         JobTypes::Native { .. } => return Err(Contradiction::NativeImageModel.into()),

@@ -8,7 +8,8 @@ use crate::convert::ConvertError;
 use crate::core::Hint;
 use crate::core::output::{GuardError, OutputError, OutputKind};
 use crate::engine::EngineError;
-use crate::gguf::{GgufError, ImatrixError, WriteError};
+use crate::gguf::{GgufError, ImatrixError, Value, WriteError};
+use crate::job::input::OpenedInput;
 use crate::job::ladder::FolderError;
 use crate::job::recipe::RecipeError;
 use crate::job::{NameTaken, NativeFloats, NothingAlike, RefusedOverrides};
@@ -124,8 +125,8 @@ pub enum Contradiction {
         "`native` keeps the integers of language models: an image or video model has the types of `auto`"
     )]
     NativeImageModel,
-    #[error("--calibrate runs language models: an image or video model is quantized without")]
-    CalibratedImageModel,
+    #[error("--calibrate runs language models: {what} is quantized without")]
+    CalibratedOther { what: &'static str },
     #[error("--calibrate: {file_type} is no quantized type: there is nothing to solve")]
     NothingToSolve { file_type: FileType },
     #[error("--dry-run cannot be used with `{option}` with a text: costs are measured on it")]
@@ -142,4 +143,20 @@ pub enum Contradiction {
         calibrate.display()
     )]
     SameText { held_out: PathBuf, calibrate: PathBuf },
+}
+
+impl Contradiction {
+    pub(super) const CALIBRATED_IMAGES: Self = Self::CalibratedOther { what: "an image or video model" };
+
+    /// Refuses a calibration of a model through which no text is run.
+    pub(super) fn of_calibrated(opened: &OpenedInput) -> Result<(), Self> {
+        let arch = opened.metadata().get("general.architecture").and_then(Value::as_str);
+        let what = match arch {
+            _ if opened.image_rules().is_some() => return Err(Self::CALIBRATED_IMAGES),
+            Some("clip") => "a vision or audio tower",
+            _ if opened.source().tensors().is_empty() => "a vocabulary without weights",
+            _ => return Ok(()),
+        };
+        Err(Self::CalibratedOther { what })
+    }
 }

@@ -2,8 +2,9 @@
 
 use crate::core::Hint;
 use crate::core::progress::Progress;
+use crate::core::text::escape;
 use crate::gguf::{Metadata, Value};
-use crate::inspect::{Objection, objections_to, unread_keys};
+use crate::inspect::{Objection, objections_to, remarks_on};
 use crate::job::Result;
 use crate::job::input::OpenedInput;
 use crate::quantize::{Input, QuantizeError, QuantizeOptions};
@@ -62,8 +63,15 @@ fn refuse(
     if values.is_empty() {
         return Ok(());
     }
-    let new = values.iter().map(|(key, _)| key.as_str()).filter(|key| !before.contains(key));
-    for warning in unread_keys(input.metadata, new) {
+    for (at, (key, _)) in values.iter().enumerate() {
+        if values[at + 1..].iter().any(|(other, _)| other == key) {
+            progress
+                .warn(&format!("{option}: key `{}` is given twice: the last value is written", escape(key)));
+        }
+    }
+    let mut after = before.clone();
+    values.iter().for_each(|(key, value)| after.set(key.as_str(), value.clone()));
+    for warning in remarks_on(before, &after, values.iter().map(|(key, _)| key.as_str())) {
         progress.warn(&format!("{option}: {warning}"));
     }
     match objections_to(before, values, input.source.tensors()) {

@@ -11,7 +11,7 @@ use crate::job::report::{QuantizationReport, SmallTensorRows};
 use crate::job::run::JobRun;
 use crate::job::size::{self, SizeChoice, TargetReport, write_types};
 use crate::job::stored::StoredWeights;
-use crate::job::{LikeReport, OutputFiles, Result, like, overrides, remark};
+use crate::job::{Contradiction, LikeReport, OutputFiles, Result, like, overrides, remark};
 use crate::quantize::{Allocation, FileType, Input, QuantizeOptions, QuantizePlan};
 
 /// Quantization whose output has been checked.
@@ -56,6 +56,10 @@ impl<'a> CheckedQuantization<'a> {
         let opened = &*opened;
         let input = opened.input();
         overrides::check(&input, &options, run.progress())?;
+        if job.calibration.is_some() {
+            crate::quantize::must_be_weights(input.metadata)?;
+            Contradiction::of_calibrated(opened)?;
+        }
         let size = SizeChoice::of(&job.types)?;
         Ok(Self { run, opened, input, options, size, like, target, imatrix, write })
     }

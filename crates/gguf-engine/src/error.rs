@@ -92,7 +92,10 @@ impl Hint for EngineError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::NoGraph { .. } | Self::Unsupported { .. } => {
-                vec!["structure and tokenizer can still be checked: pass `--structure-only`".to_owned()]
+                vec![
+                    "`gguf-verify FILE --structure-only` checks structure and tokenizer all the same"
+                        .to_owned(),
+                ]
             }
             Self::LeftOver { .. } => {
                 vec!["list tensors that the graph ignores on purpose under `unused` in the card".to_owned()]

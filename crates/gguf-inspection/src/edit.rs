@@ -27,7 +27,7 @@ use tensors::EditedTensors;
 pub use tensors::TensorChange;
 
 pub use error::EditError;
-pub use objection::{Objection, unread_keys};
+pub use objection::{Objection, remarks_on};
 
 /// Maximum wait for another program that edits the same file, and the time after which the user is told.
 const WAIT: Duration = Duration::from_secs(30);

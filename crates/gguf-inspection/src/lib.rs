@@ -36,7 +36,7 @@ pub use checkpoint::{
 };
 pub use diff::{DataDiff, Diff, DiffError, KeyDiff, LayoutDiff, TensorDiff, TensorForm, diff, diff_keys};
 pub use dump::{DumpOptions, DumpedKey, DumpedTensor, FileDump, data_begin, dump};
-pub use edit::{Change, Edit, EditError, EditPlan, Objection, TensorChange, objections_to, unread_keys};
+pub use edit::{Change, Edit, EditError, EditPlan, Objection, TensorChange, objections_to, remarks_on};
 pub use hash::{FileHash, Hashes, TensorHash, hash};
 pub use order::{plan_in_order, write_in_order};
 pub use parts::{merge, plan_split, split_file};

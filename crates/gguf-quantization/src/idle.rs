@@ -32,7 +32,7 @@ pub(crate) fn idle_options(
         ),
         (
             "--leave-output-tensor",
-            (options.leave_output_tensor && !output.has(TensorClass::Output)).then(no_head),
+            (options.leave_output_tensor && !output.has(TensorClass::Output)).then(|| output.no_head()),
         ),
         ("--pure", options.pure.then(|| output.no_mixture()).flatten()),
     ];
@@ -40,10 +40,6 @@ pub(crate) fn idle_options(
         .into_iter()
         .filter_map(|(option, why)| Some(IdleOption { option: option.to_owned(), why: why? }));
     rules.chain(named).collect()
-}
-
-fn no_head() -> String {
-    "the model has no `output.weight`: its head is the token embedding".to_owned()
 }
 
 /// Tensors of an output with the types that were chosen for them.
@@ -54,6 +50,12 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
+    fn no_head(&self) -> String {
+        let is_tied = self.has(TensorClass::TokenEmbd);
+        let why = if is_tied { ": its head is the token embedding" } else { "" };
+        format!("the model has no `output.weight`{why}")
+    }
+
     fn rows(&self) -> impl Iterator<Item = (&TensorMeta, &TypeChoice)> {
         self.tensors.iter().zip(self.choices)
     }
@@ -84,7 +86,7 @@ impl Output<'_> {
 
     fn idle_output_type(&self, ty: GgmlType) -> Option<String> {
         let class = if self.has(TensorClass::Output) { TensorClass::Output } else { TensorClass::TokenEmbd };
-        self.idle_class(class, ty, &no_head())
+        self.idle_class(class, ty, &self.no_head())
     }
 
     fn idle_embedding_type(&self, ty: GgmlType) -> Option<String> {
@@ -185,7 +187,10 @@ mod tests {
     fn options_for_the_ends_of_the_model() {
         let leave = |options: &mut QuantizeOptions| options.leave_output_tensor = true;
         assert!(found(FileType::Q4KM, &UNTIED, leave).is_empty());
-        assert_eq!(found(FileType::Q4KM, &TIED, leave), [format!("--leave-output-tensor: {}", no_head())]);
+        assert_eq!(
+            found(FileType::Q4KM, &TIED, leave),
+            ["--leave-output-tensor: the model has no `output.weight`: its head is the token embedding"]
+        );
         let output = |options: &mut QuantizeOptions| options.output_tensor_type = Some(GgmlType::Q5K);
         assert!(found(FileType::Q4KM, &UNTIED, output).is_empty());
         // In a tied model the embedding is the output.

@@ -71,6 +71,6 @@ pub use options::{
     CoveragePolicy, OptionError, Override, OverrideValue, QuantizeOptions, TensorTypeRule, parse_file_type,
     parse_file_type_or, parse_ggml_type, parse_layers,
 };
-pub use plan::{Input, QuantizePlan, SolvedRows, TensorPlan};
+pub use plan::{Input, QuantizePlan, SolvedRows, TensorPlan, must_be_weights};
 pub use recipe::Recipe;
 pub use summary::{Sizes, Summary};

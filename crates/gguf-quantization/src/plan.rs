@@ -103,6 +103,21 @@ pub struct QuantizePlan<'a> {
     warnings: Vec<String>,
 }
 
+/// Refuses files that change a model in place of holding one.
+///
+/// # Errors
+/// [`QuantizeError::Adapter`], [`QuantizeError::ControlVector`].
+pub fn must_be_weights(metadata: &Metadata) -> Result<(), QuantizeError> {
+    let text = |key: &str| metadata.get(key).and_then(Value::as_str);
+    if text("general.type") == Some("adapter") {
+        return Err(QuantizeError::Adapter);
+    }
+    if text("general.architecture") == Some("controlvector") {
+        return Err(QuantizeError::ControlVector);
+    }
+    Ok(())
+}
+
 impl<'a> QuantizePlan<'a> {
     /// Plans a run.
     ///
@@ -148,12 +163,7 @@ impl<'a> QuantizePlan<'a> {
         has_imatrix: bool,
     ) -> Result<Self, QuantizeError> {
         let imatrix = imatrix.filter(|imatrix| !imatrix.is_empty());
-        if input.metadata.get("general.type").and_then(Value::as_str) == Some("adapter") {
-            return Err(QuantizeError::Adapter);
-        }
-        if input.metadata.get("general.architecture").and_then(Value::as_str) == Some("controlvector") {
-            return Err(QuantizeError::ControlVector);
-        }
+        must_be_weights(input.metadata)?;
         let found = input.source.tensors();
         let facts = input.facts(&options.overrides);
         // Image models have empty tensors as marks.

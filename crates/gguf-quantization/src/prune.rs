@@ -92,6 +92,8 @@ impl<'a> PrunedLayers<'a> {
         };
         let n_before =
             count("block_count").unwrap_or_else(by_name).max(count("decoder_block_count").unwrap_or(0));
+        // The layers of a tower are counted under other keys, for each of its parts.
+        let n_before = if arch == "clip" { 0 } else { n_before };
         if last >= n_before {
             return Err(QuantizeError::NoLayer { layer: last, n_layers: n_before });
         }

@@ -52,7 +52,7 @@ pub enum VerifyError {
     NoPredictions,
     #[error("no token to score: every prompt has fewer than two tokens")]
     NothingToScore,
-    #[error("stride {stride}: expected 1 to {n_ctx}")]
+    #[error("stride {stride}: expected 1 to {}, less than the context of {n_ctx}", n_ctx.saturating_sub(1))]
     Stride { stride: usize, n_ctx: usize },
     #[error("context of {n_ctx} tokens: expected at least 4")]
     Context { n_ctx: usize },

@@ -19,8 +19,9 @@ pub fn last_logits(
     progress: &dyn Progress,
     mut each: impl FnMut(usize, &[f32]) -> Result<(), VerifyError>,
 ) -> Result<(), VerifyError> {
-    let encoded = model.encode_all(prompts)?;
+    // A model that is not run has no vocabulary either, which would be told instead.
     let plan = model.plan()?;
+    let encoded = model.encode_all(prompts)?;
     if plan.kind == ModelKind::Encoder {
         return Err(VerifyError::NoPredictions);
     }

@@ -13,7 +13,7 @@ use crate::core::progress::Progress;
 use crate::core::text::escape;
 use crate::gguf::WriteReport;
 use crate::inspect::{
-    Change, Edit, EditError, EditPlan, Objection, TensorChange, TypedValue, unread_keys, value_text,
+    Change, Edit, EditError, EditPlan, Objection, TensorChange, TypedValue, remarks_on, value_text,
 };
 use crate::job::Guard;
 use crate::job::templates::TemplateFindings;
@@ -105,8 +105,8 @@ impl EditArgs {
             plan.object(Objection::Template { name, why });
         }
         templates.warnings.iter().for_each(|warning| session.progress.warn(warning));
-        let new = plan.changes().iter().filter(|change| change.before.is_none());
-        for warning in unread_keys(plan.metadata(), new.map(|change| change.key.as_str())) {
+        let keys = plan.changes().iter().map(|change| change.key.as_str());
+        for warning in remarks_on(plan.metadata_before(), plan.metadata(), keys) {
             session.progress.warn(&warning);
         }
         if self.force {

@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use anyhow::Context;
 use serde_json::Value as Json;
 
 use crate::cli::verify::report::ModelReport;
@@ -24,7 +23,7 @@ impl Earlier {
     pub(super) fn open(path: &Path) -> anyhow::Result<Self> {
         let name = || escape(&path.to_string_lossy()).into_owned();
         let text = crate::core::input::read_to_string(path)?;
-        let mut report: Json = serde_json::from_str(&text).with_context(name)?;
+        let mut report: Json = serde_json::from_str(&text).unwrap_or_default();
         let models = match report.get_mut("models").map(Json::take) {
             Some(Json::Array(models)) => models,
             _ if report.get("verdict").is_some() && report.get("file").is_some() => vec![report],

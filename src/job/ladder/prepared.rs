@@ -57,8 +57,8 @@ impl<'a> PreparedLadder<'a> {
         imatrix: Option<&'a Imatrix>,
         source: &'a str,
     ) -> Result<Self> {
-        if ladder.calibration.is_some() && opened.image_rules().is_some() {
-            return Err(Contradiction::CalibratedImageModel.into());
+        if ladder.calibration.is_some() {
+            Contradiction::of_calibrated(opened)?;
         }
         if ladder.rungs.iter().any(|rung| rung.most_kld.is_some()) {
             ladder.calibration.as_ref().ok_or(Contradiction::KldWithoutText)?;

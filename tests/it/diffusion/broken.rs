@@ -210,3 +210,34 @@ fn pickles_that_are_none() {
         assert!(!dir.path().join("out.gguf").exists());
     }
 }
+
+#[test]
+fn what_other_blocks_have_is_missed_in_a_checkpoint_and_in_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name);
+    let blocks = |gone: &str| {
+        let mut file = flux("");
+        let rows = (1..3)
+            .flat_map(|n| FLUX.map(|(name, dims)| (name.replace("blocks.0", &format!("blocks.{n}")), dims)));
+        let rows = rows.filter(|(name, _)| name.contains("blocks") && !name.starts_with(gone));
+        rows.for_each(|(name, dims)| add(&mut file, &name, dims));
+        file
+    };
+    refused_file(
+        &blocks("double_blocks.1.img_attn.qkv"),
+        "lacks `double_blocks.1.img_attn.qkv.weight`, which",
+    );
+    refused_file(
+        &blocks("double_blocks.2.img_mlp.0.weight"),
+        "lacks `double_blocks.2.img_mlp.0.weight`, which",
+    );
+    let mut file = blocks("nothing");
+    add(&mut file, "single_blocks.1.gate.weight", &[4, 256]);
+    file.write(&at("in.safetensors"));
+    let said = convert(dir.path(), "in.safetensors", "out.gguf", "auto").ok().err;
+    assert!(said.contains("`single_blocks.1.gate.weight`: only in some blocks"), "{said}");
+    run("gguf-inspect", dir.path(), &["drop", "out.gguf", "double_blocks.1.*proj", "--force"]).ok();
+    let said = run("gguf-verify", dir.path(), &["out.gguf", "--structure-only"]).exits_with(3).text();
+    assert!(said.contains("`double_blocks.1.img_attn.proj.weight`: missing"), "{said}");
+    assert!(said.contains("`single_blocks.1.gate.weight`: not in every block"), "{said}");
+}

@@ -88,6 +88,12 @@ fn five_dimensions_are_written_read_and_shown() {
     assert_eq!(tensors(&at("auto.gguf")), found);
     let json = run("gguf-inspect", dir.path(), &["auto.gguf", "--json"]).ok().json();
     assert!(json.to_string().contains("[6,4,1,2,2]"));
+    // What runs text says that none runs through it, not that it lacks a vocabulary.
+    fs_err::write(at("p.txt"), "some text").unwrap();
+    run("gguf-verify", dir.path(), &["imatrix", "auto.gguf", "-f", "p.txt", "-o", "i.gguf"])
+        .says(1, "architecture `wan`: no graph");
+    run("gguf-inspect", dir.path(), &["memory", "auto.gguf"])
+        .says(1, "an image or video model: its tensors take");
 }
 
 #[test]

@@ -55,3 +55,40 @@ fn arrays_and_counts_follow_pruned_layers() {
     }
     assert_eq!(names(dir), ["arrays.gguf", "out.gguf", "tiny.gguf"]);
 }
+
+/// What a key given by an option may not have is refused, and what nothing reads is told: when a model is converted,
+/// quantized and edited.
+#[test]
+fn keys_that_are_set_are_checked_everywhere() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    tiny(dir);
+    let model = fixture("tiny-llama");
+    let model = model.to_str().unwrap();
+    for (key, ty, value, code, words) in [
+        ("llama.rope.freq_base", "float", "0", 1, "is 0, not a finite number of more than 0"),
+        ("qwen3.block_count", "int", "4", 0, "its key is `llama.block_count`"),
+    ] {
+        let own = [key, "=", if ty == "int" { "u32" } else { "f32" }, ":", value].concat();
+        let convert = ["hf2gguf", model, "-o", "c.gguf", "--type", "f16", "--dry-run", "--set", &own];
+        run_unsynced("gguf-convert", dir, &convert).says(code, words);
+        run_unsynced("gguf-inspect", dir, &["set", "tiny.gguf", "-o", "e.gguf", "--dry-run", &own])
+            .says(code, words);
+        let given = [key, "=", ty, ":", value].concat();
+        let quantize = ["--dry-run", "--override-kv", &given, "tiny.gguf", "q.gguf", "q8_0"];
+        run(dir, &quantize).says(code, words);
+    }
+    let twice = ["--override-kv", "general.name=str:a", "--override-kv", "general.name=str:b"];
+    run(dir, &[&twice[..], &["--dry-run", "tiny.gguf", "q.gguf", "q8_0"]].concat()).says(0, "is given twice");
+    run_unsynced("gguf-convert", dir, &["hf2gguf", model, "-o", "v.gguf", "--vocab-only"]).ok();
+    for (args, words) in [
+        (
+            &["--type", "q4_0", "--calibrate", "tiny.gguf"][..],
+            "a vocabulary without weights is quantized without",
+        ),
+        (&["--type", "q4_0", "--leave-output-tensor"], "(the model has no `output.weight`)"),
+    ] {
+        let done = run(dir, &[&["v.gguf", "q.gguf"], args].concat());
+        assert!(done.err.contains(words), "{}", done.err);
+    }
+}

@@ -135,6 +135,8 @@ impl DiffusionCard {
     pub(super) fn unlike(&self, names: &[&str]) -> Unlike {
         let mut found = Unlike::default();
         self.alike.iter().for_each(|alike| alike.compare(names, &mut found));
+        found.missing.sort();
+        found.missing.dedup();
         found
     }
 

@@ -39,8 +39,6 @@ pub enum Objection {
     /// A number with which llama.cpp does not load the model, or computes no usable numbers.
     #[error(transparent)]
     Number(NumberFault),
-    #[error("key `general.file_type`: no file type has the number {found}")]
-    FileType { found: i128 },
     #[error("key `{}`: token {id} is beyond the vocabulary of {n_tokens}", escape(key))]
     Token { key: String, id: i128, n_tokens: usize },
     #[error("key `{}` is needed by every reader", escape(key))]
@@ -114,12 +112,6 @@ impl ChangedModel<'_> {
         {
             return Some(Objection::Alignment { found, least: LEAST_ALIGNED, most: MOST_ALIGNED });
         }
-        if key == FILE_TYPE
-            && let Some(found) = change.after.as_ref().and_then(Value::as_i128)
-            && u32::try_from(found).ok().and_then(FileType::from_id).is_none()
-        {
-            return Some(Objection::FileType { found });
-        }
         match (&change.before, &change.after) {
             (Some(_), None) => self.needed(key),
             _ => None,
@@ -185,31 +177,47 @@ impl ChangedModel<'_> {
     }
 }
 
-/// Returns warnings about new keys that no runtime reads: of another architecture, or with a slip in their name.
-pub fn unread_keys<'k>(metadata: &Metadata, keys: impl IntoIterator<Item = &'k str>) -> Vec<String> {
-    let arch = architecture(metadata);
-    let warning = |key: &str| {
-        if arch.is_empty() || key_info(key, arch).is_some() || annotation_row(key).is_some() {
-            return None;
+/// Returns warnings about keys that are set: new ones that no runtime reads, of another architecture or with a slip in
+/// their name, and a file type that does not exist.
+pub fn remarks_on<'k>(
+    before: &Metadata,
+    after: &Metadata,
+    keys: impl IntoIterator<Item = &'k str>,
+) -> Vec<String> {
+    let remark = |key: &'k str| match after.get(key) {
+        Some(value) if key == FILE_TYPE => {
+            let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
+            let is_known = id.is_none_or(|id| FileType::from_id(id).is_some());
+            (!is_known)
+                .then(|| format!("key `{key}`: no file type has the number {}", id.unwrap_or_default()))
         }
-        let (prefix, name) = key.split_once('.')?;
-        let (shown, own) = (escape(key), format!("{arch}.{name}"));
-        if prefix != arch && Registry::knows(prefix) {
-            let instead =
-                key_info(&own, arch).map_or_else(String::new, |_| format!("; its key is `{}`", escape(&own)));
-            return Some(format!(
-                "key `{shown}`: the file is of architecture `{}`, whose runtime does not read it{instead}",
-                escape(arch)
-            ));
-        }
-        match similar_key(key, arch) {
-            Some(known) => {
-                Some(format!("key `{shown}`: no runtime reads it; did you mean `{}`?", escape(&known)))
-            }
-            None => (prefix == arch).then(|| format!("key `{shown}`: llama.cpp does not read it")),
-        }
+        Some(_) if !before.contains(key) => unread(after, key),
+        _ => None,
     };
-    keys.into_iter().filter_map(warning).collect()
+    keys.into_iter().filter_map(remark).collect()
+}
+
+fn unread(metadata: &Metadata, key: &str) -> Option<String> {
+    let arch = architecture(metadata);
+    if arch.is_empty() || key_info(key, arch).is_some() || annotation_row(key).is_some() {
+        return None;
+    }
+    let (prefix, name) = key.split_once('.')?;
+    let (shown, own) = (escape(key), format!("{arch}.{name}"));
+    if prefix != arch && Registry::knows(prefix) {
+        let instead =
+            key_info(&own, arch).map_or_else(String::new, |_| format!("; its key is `{}`", escape(&own)));
+        return Some(format!(
+            "key `{shown}`: the file is of architecture `{}`, whose runtime does not read it{instead}",
+            escape(arch)
+        ));
+    }
+    match similar_key(key, arch) {
+        Some(known) => {
+            Some(format!("key `{shown}`: no runtime reads it; did you mean `{}`?", escape(&known)))
+        }
+        None => (prefix == arch).then(|| format!("key `{shown}`: llama.cpp does not read it")),
+    }
 }
 
 /// Returns the well-known key, of a file of architecture `arch`, whose name is most similar; `None` if none is.
@@ -248,7 +256,7 @@ mod tests {
     fn keys_that_nothing_reads_are_told() {
         let mut metadata = Metadata::new();
         metadata.set("general.architecture", "llama");
-        let found = |key: &str| unread_keys(&metadata, [key]).pop().unwrap_or_default();
+        let found = |key: &str| unread(&metadata, key).unwrap_or_default();
         for read in
             ["llama.block_count", "general.name", "general.base_model.0.name", "tokenizer.chat_template.rag"]
         {
@@ -294,8 +302,12 @@ mod tests {
         assert!(
             found("qwen3.rope.freq_base", 0f32.into()).contains("is 0, not a finite number of more than 0")
         );
-        assert!(found("general.file_type", 999u32.into()).contains("no file type has the number 999"));
-        assert_eq!(found("general.file_type", 15u32.into()), "");
+        let mut after = metadata.clone();
+        for (id, is_known) in [(15u32, true), (999, false)] {
+            after.set(FILE_TYPE, id);
+            let remarks = remarks_on(&metadata, &after, [FILE_TYPE, "qwen3.rope.freq_base"]);
+            assert_eq!(remarks.is_empty(), is_known, "{remarks:?}");
+        }
         assert_eq!(found("qwen3.rope.freq_base", 10000f32.into()), "");
     }
 }

@@ -115,9 +115,10 @@ impl<'a> ImportanceRun<'a> {
         options: ImportanceOptions,
         progress: &dyn Progress,
     ) -> Result<Self, VerifyError> {
+        let plan = model.plan()?;
         let encoded = encode(model, prompts, options.parse_special)?;
         let Cut { mut windows, unreached, chunks } = cut_behind(&encoded, &options)?;
-        let engine = Engine::new(model.plan()?, model.source, options.engine)?;
+        let engine = Engine::new(plan, model.source, options.engine)?;
         cut_sources(engine.plan(), &mut windows);
         let is_encoder = engine.plan().kind == ModelKind::Encoder;
         // Without predictions there is nothing to score.
