@@ -70,7 +70,9 @@ fn refuse(
         }
     }
     let mut after = before.clone();
-    values.iter().for_each(|(key, value)| after.set(key.as_str(), value.clone()));
+    for (key, value) in values {
+        after.set(key.as_str(), value.clone());
+    }
     for warning in remarks_on(before, &after, values.iter().map(|(key, _)| key.as_str())) {
         progress.warn(&format!("{option}: {warning}"));
     }

@@ -28,7 +28,7 @@ pub(super) enum ModulePattern {
 #[derive(Debug)]
 pub(super) struct Asserted {
     before: Regex,
-    asserted: Regex,
+    look: Regex,
     is_behind: bool,
     is_negative: bool,
     after: ModulePattern,
@@ -39,7 +39,7 @@ impl Asserted {
         let places = (0..=module.len()).filter_map(|at| module.split_at_checked(at));
         places.into_iter().any(|(before, after)| {
             self.before.is_match(before)
-                && self.asserted.is_match(if self.is_behind { before } else { after }) != self.is_negative
+                && self.look.is_match(if self.is_behind { before } else { after }) != self.is_negative
                 && self.after.is_match(after)
         })
     }
@@ -91,7 +91,7 @@ impl Patterns {
                 let ends = if is_behind { ("(?:", ")$") } else { ("^(?:", ")") };
                 Ok(ModulePattern::Asserted(Box::new(Asserted {
                     before: self.regex(&format!("{flags}^(?:{before})$"))?,
-                    asserted: self.regex(&format!("{flags}{}{asserted}{}", ends.0, ends.1))?,
+                    look: self.regex(&format!("{flags}{}{asserted}{}", ends.0, ends.1))?,
                     is_behind,
                     is_negative,
                     after: self.compile(&format!("{flags}{after}"))?,

@@ -75,7 +75,7 @@ fn split<'n>(pattern: &str, name: &'n str) -> Option<(&'n str, &'n str)> {
 }
 
 /// Weights that are missing although their bias is there.
-fn without_weight<'n>(modules: &Modules<'n>) -> impl Iterator<Item = String> {
+fn without_weight(modules: &Modules<'_>) -> impl Iterator<Item = String> {
     modules.iter().flat_map(|(module, own)| {
         let layers = own.iter().filter_map(|name| name.strip_suffix(BIAS));
         let lacking =
@@ -159,7 +159,7 @@ mod tests {
             for gone in &names {
                 let is_due = lists
                     .iter()
-                    .any(|alike| alike.modules_of(&names).len() > 1 && alike.modules_of(&[gone]).len() > 0);
+                    .any(|alike| alike.modules_of(&names).len() > 1 && !alike.modules_of(&[gone]).is_empty());
                 let others: Vec<&str> = names.iter().copied().filter(|name| name != gone).collect();
                 assert!(!is_due || card.unlike(&others) != Unlike::default(), "{model} without {gone}");
                 n_missed += usize::from(is_due);
