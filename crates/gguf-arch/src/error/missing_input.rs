@@ -68,6 +68,9 @@ impl Hint for MissingInput {
             Self::FileMissing { file, .. } => vec![format!(
                 "copy {file} (or processor_config.json) from the model that this one was made of: training programs leave it out"
             )],
+            Self::NoValue { file, source: EvalError::NotInTable { found, .. }, .. } => vec![format!(
+                "if one of the known values computes the same, write it in place of {found} in {file}"
+            )],
             Self::NoValue { .. } => Vec::new(),
             Self::TextOnly { .. } => vec!["without `--mmproj` the text model is converted".to_owned()],
             Self::NoTower { nearest, .. } | Self::TowerIncomplete { nearest, .. } => vec![match nearest {

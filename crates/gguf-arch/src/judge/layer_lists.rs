@@ -32,16 +32,15 @@ fn settle_part(part: &mut Map<String, Json>) -> Result<Vec<ArchWarning>> {
     let model_type = part.get("model_type").and_then(Json::as_str).unwrap_or_default();
     let is_by_modality = base().by_modality.iter().any(|own| own == model_type);
     for key in base().by_layer.iter().filter(|key| !(is_by_modality && key.starts_with("moe_"))) {
-        // An empty list counts as absent.
-        let Some(list) = part.get_mut(key).and_then(Json::as_array_mut).filter(|list| !list.is_empty())
-        else {
-            continue;
-        };
+        let is_strict = STRICT.contains(&key.as_str());
+        // Other empty lists count as absent.
+        let list = part.get_mut(key).and_then(Json::as_array_mut);
+        let Some(list) = list.filter(|list| is_strict || !list.is_empty()) else { continue };
         let n_entries = list.len() as u64;
         if (n_layers..=most).contains(&n_entries) {
             continue;
         }
-        if n_entries < n_layers || STRICT.contains(&key.as_str()) {
+        if n_entries < n_layers || is_strict {
             return Err(ArchError::LayerList { key: key.clone(), n_entries, layers_key, n_layers });
         }
         list.truncate(usize::try_from(n_layers).unwrap_or(usize::MAX));
@@ -80,6 +79,7 @@ mod tests {
         for (json, key) in [
             (r#"{"text_config": {"n_layers": 3, "mlp_layer_types": ["a", "b"]}}"#, "mlp_layer_types"),
             (r#"{"num_hidden_layers": 3, "num_key_value_heads": [1, 2]}"#, "num_key_value_heads"),
+            (r#"{"num_hidden_layers": 3, "layer_types": []}"#, "layer_types"),
             (
                 r#"{"num_hidden_layers": 3, "num_mtp_layers": 1, "layers_block_type": [1, 1, 1, 1, 1]}"#,
                 "layers_block_type",

@@ -19,8 +19,8 @@ pub enum EvalError {
     Kind { op: &'static str, found: &'static str },
     #[error("`{op}` has no result for {operands}")]
     Arithmetic { op: &'static str, operands: String },
-    #[error("table `{table}` has no entry for {key}")]
-    NotInTable { table: String, key: String },
+    #[error("{found} is none of the values that are known: {}", known.join(", "))]
+    NotInTable { found: String, known: Vec<String> },
     #[error("tensor `{}`: {problem}", escape(tensor))]
     Values { tensor: String, problem: String },
     #[error("the evaluation takes more than {MAX_STEPS} steps")]

@@ -185,7 +185,8 @@ impl Evaluator<'_> {
         };
         let table = self.scope.tables.and_then(|tables| tables.get(name));
         let table = table.ok_or_else(|| EvalError::Absent(name.to_owned()))?;
-        let not_in_table = || EvalError::NotInTable { table: name.to_owned(), key: key.to_string() };
+        let known = || table.keys().map(|known| format!("'{known}'")).collect();
+        let not_in_table = || EvalError::NotInTable { found: key.to_string(), known: known() };
         match key {
             Datum::Null => Ok(Datum::Null),
             Datum::Text(text) => table.get(&**text).map(|&n| Datum::Int(n.into())).ok_or_else(not_in_table),

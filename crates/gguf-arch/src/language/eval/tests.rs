@@ -63,7 +63,7 @@ fn questions_about_the_checkpoint() {
         ("file('tekken.json') and not file('tokenizer.json')", "true"),
         ("lookup(gating, 'sigmoid')", "2"),
         ("lookup(gating, null)", "null"),
-        ("lookup(gating, 'x')", "table `gating` has no entry for 'x'"),
+        ("lookup(gating, 'x')", "'x' is none of the values that are known: 'sigmoid'"),
         ("labels(id2label)", r#"["'a'", "'b'"]"#),
     ] {
         assert_eq!(show(&scope, text), want, "{text}");
