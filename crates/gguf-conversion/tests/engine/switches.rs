@@ -80,6 +80,8 @@ fn what_no_key_and_no_tensor_says_is_named() {
         ("gpt2/gpt2.json", json!({ "activation_function": "gelu_fast" }), vec![]),
         ("llama/plain.json", json!({ "hidden_act": "gelu" }), vec![("hidden_act", json!("gelu"))]),
         ("llama/plain.json", json!({ "hidden_act": "swish" }), vec![]),
+        ("bert/bert.json", json!({ "is_decoder": true }), vec![("is_decoder", json!(true))]),
+        ("bert/roberta.json", json!({ "is_decoder": false }), vec![]),
         ("nemotron/nemotron.json", json!({ "hidden_act": "gelu" }), vec![("hidden_act", json!("gelu"))]),
         ("mamba/mamba.json", json!({ "hidden_act": "gelu" }), vec![("hidden_act", json!("gelu"))]),
         // Switches of one architecture.

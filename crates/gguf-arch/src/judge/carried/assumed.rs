@@ -55,6 +55,7 @@ impl CarriedCheck<'_, '_> {
         add(MIXER.0, MIXER.1.into(), false);
         if graph.attention.mask == MaskKind::Full {
             add("use_bidirectional_attention", true.into(), false);
+            add("is_decoder", false.into(), false);
         }
         if let Some(scalar) = self.score_divisor(&graph.attention.scale) {
             add("query_pre_attn_scalar", scalar.into(), false);
