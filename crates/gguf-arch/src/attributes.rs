@@ -40,8 +40,10 @@ pub(super) enum AttributeDefault {
     Derived,
 }
 
-/// Rows of the table; a conversion reads those of its model alone.
-static TYPES: LazyLock<BTreeMap<&str, (&RawValue, OnceLock<Option<Attributes>>)>> = LazyLock::new(|| {
+/// Row of the table, and what it says once it was asked for: a conversion reads those of its model alone.
+type Row = (&'static RawValue, OnceLock<Option<Attributes>>);
+
+static TYPES: LazyLock<BTreeMap<&str, Row>> = LazyLock::new(|| {
     // A test covers that the table parses.
     let mut table: BTreeMap<&str, &RawValue> = serde_json::from_str(TABLE).unwrap_or_default();
     table.remove("about");

@@ -148,7 +148,7 @@ mod tests {
             for (name, at) in names.iter().map(|(name, at)| ((*name).to_owned(), *at)).chain(starred) {
                 assert!(!name.is_empty(), "{group}: {}", rows[at].text);
                 assert!(
-                    std::ptr::eq(find(group, &name).unwrap(), &rows[at]),
+                    std::ptr::eq(find(group, &name).unwrap(), &raw const rows[at]),
                     "{group}: `{name}` is in two rows"
                 );
                 n_found += 1;
