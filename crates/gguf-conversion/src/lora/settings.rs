@@ -89,8 +89,10 @@ pub(super) fn doubts(adapter: &AdapterDir) -> Vec<String> {
     if let Some(first) = lacking.first() {
         add("modules_to_save", &format!("names `{}`", escape(first)));
     }
-    let has_biases =
-        weights.iter().any(|meta| meta.name.contains(".lora_B.") && meta.name.ends_with(".bias"));
+    let is_bias = |name: &str| {
+        name.split_once(".lora_B.").is_some_and(|(_, end)| end.rsplit('.').next() == Some("bias"))
+    };
+    let has_biases = weights.iter().any(|meta| is_bias(&meta.name));
     for (key, is_there) in
         [("trainable_token_indices", has(".trainable_tokens_delta")), ("lora_bias", has_biases)]
     {
