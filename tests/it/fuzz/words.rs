@@ -105,7 +105,9 @@ pub fn dictionary(words: &[Vec<u8>]) -> String {
     let mut text = String::new();
     for word in words {
         text.push('"');
-        word.iter().for_each(|byte| drop(write!(text, "\\x{byte:02x}")));
+        for byte in word {
+            write!(text, "\\x{byte:02x}").unwrap();
+        }
         text.push_str("\"\n");
     }
     text
