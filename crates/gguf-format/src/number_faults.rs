@@ -121,7 +121,9 @@ fn above_zero<'a>(numbers: &'a NumericKeys<'_>) -> impl Iterator<Item = NumberFa
         let found = numbers.value(name)?.as_f64().filter(|found| !found.is_nan())?;
         let is_right = found.is_finite() && (found > 0.0 || *takes_zero && found == 0.0);
         let expected = if *takes_zero { "0 or more" } else { "more than 0" };
-        let problem = format!("is {found}, not a finite number of {expected}");
+        // Of 32 bits, as in the file, and short: -1e30.
+        let shown = format!("{:?}", found as f32);
+        let problem = format!("is {}, not a finite number of {expected}", shown.trim_end_matches(".0"));
         (!is_right).then(|| NumberFault { outcome: NOT_COMPUTED, ..numbers.error(name, &problem) })
     })
 }

@@ -37,11 +37,12 @@ pub fn measured(command: &[String], dir: &Path) -> Usage {
     // An ended process that is not waited for keeps its times.
     let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
     while waitid(WaitId::Pid(Pid::from_child(&child)), ended).unwrap().is_none() {
+        // First, since a process that has just begun shows the memory of this one for a moment.
+        std::thread::sleep(Duration::from_millis(1));
         max_kib = max_kib.max(peak_kib(child.id()));
         if begun.elapsed() > WALL {
             child.kill().unwrap();
         }
-        std::thread::sleep(Duration::from_millis(1));
     }
     let cpu_ms = cpu_ms(child.id());
     let status = child.wait().unwrap();

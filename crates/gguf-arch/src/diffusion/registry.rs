@@ -50,7 +50,7 @@ impl DiffusionCards {
     /// Returns the embedded cards. They are parsed once per process.
     ///
     /// # Errors
-    /// [`ArchError::Card`] if an embedded card is invalid; never in a program that passes its tests.
+    /// [`Card`](crate::ArchError::Card) if an embedded card is invalid; never in a program that passes its tests.
     pub fn embedded() -> Result<&'static Self> {
         if let Some(cards) = EMBEDDED.get() {
             return Ok(cards);

@@ -54,7 +54,7 @@ impl DiffusionRules {
     /// image model and is not recognized gets cautious rules, without a card.
     ///
     /// # Errors
-    /// [`ArchError::Card`]; never in a program that passes its tests.
+    /// [`Card`](crate::ArchError::Card); never in a program that passes its tests.
     pub fn of_file(metadata: &Metadata, tensors: &[TensorMeta]) -> Result<Option<Self>> {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let cards = DiffusionCards::embedded()?;
