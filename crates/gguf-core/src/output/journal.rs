@@ -113,7 +113,7 @@ impl Journal {
     /// Takes an existing journal if its writer is dead.
     pub(super) fn take_dead(path: &Path) -> Option<Self> {
         let file = lock::open_existing(path).ok()?;
-        let dead = lock::take(&file) == Lock::Held && lock::leads_to(path, &file);
+        let dead = lock::take_of_dead(&file) == Lock::Held && lock::leads_to(path, &file);
         dead.then(|| Self { path: path.to_owned(), file, stays: true })
     }
 

@@ -10,6 +10,8 @@ use crate::platform::FileId;
 
 /// Longest time that another writer may take to give its files their names.
 const PATIENCE: Duration = Duration::from_mins(2);
+/// Longest time that a process may take to start.
+const MOMENT: Duration = Duration::from_millis(100);
 
 /// Result of trying to lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,17 +35,27 @@ pub(super) fn take(file: &File) -> Lock {
 
 /// Locks a file, waiting for its current holder.
 pub(super) fn wait(file: &File) -> io::Result<Lock> {
+    match take_within(file, PATIENCE) {
+        Lock::Busy => Err(io::Error::new(
+            io::ErrorKind::WouldBlock,
+            "another program has been giving these files their names for two minutes",
+        )),
+        lock => Ok(lock),
+    }
+}
+
+/// Tries to lock a file that a dead process may have held. A process that is being started holds what its parent had open
+/// until it runs, which takes a moment.
+pub(super) fn take_of_dead(file: &File) -> Lock {
+    take_within(file, MOMENT)
+}
+
+fn take_within(file: &File, patience: Duration) -> Lock {
     let since = Instant::now();
     loop {
         match take(file) {
-            Lock::Busy if since.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(5)),
-            Lock::Busy => {
-                return Err(io::Error::new(
-                    io::ErrorKind::WouldBlock,
-                    "another program has been giving these files their names for two minutes",
-                ));
-            }
-            lock => return Ok(lock),
+            Lock::Busy if since.elapsed() < patience => std::thread::sleep(Duration::from_millis(5)),
+            lock => return lock,
         }
     }
 }
