@@ -83,37 +83,34 @@ pub struct ColumnSums {
     pub products: Vec<f64>,
     /// Sums of the squares of the values, `[n_cols]`.
     pub values: Vec<f64>,
-    /// Sums of the squares of the reference, `[n_cols]`.
-    pub references: Vec<f64>,
 }
 
 impl ColumnSums {
     /// Adds a row of values and of their reference; the first row gives the number of columns.
     pub fn add_row(&mut self, values: &[f32], reference: &[f32]) {
-        self.resize(values.len());
-        let sums = self.products.iter_mut().zip(&mut self.values).zip(&mut self.references);
-        for (((product, square), base), (&x, &r)) in sums.zip(values.iter().zip(reference)) {
-            let (x, r) = (f64::from(x), f64::from(r));
-            *product += x * r;
-            *square += x * x;
-            *base += r * r;
-        }
+        add_products(&mut self.products, values, reference);
+        add_products(&mut self.values, values, values);
     }
 
     /// Adds the sums over other rows.
     pub fn append(&mut self, later: &Self) {
-        self.resize(later.products.len());
-        let add = |own: &mut [f64], more: &[f64]| own.iter_mut().zip(more).for_each(|(a, b)| *a += b);
-        add(&mut self.products, &later.products);
-        add(&mut self.values, &later.values);
-        add(&mut self.references, &later.references);
+        append(&mut self.products, &later.products);
+        append(&mut self.values, &later.values);
     }
+}
 
-    fn resize(&mut self, n_cols: usize) {
-        for sums in [&mut self.products, &mut self.values, &mut self.references] {
-            sums.resize(n_cols, 0.0);
-        }
+/// Adds the products of two rows to the sums of their columns, `[n_cols]`; the first row gives their number.
+pub fn add_products(sums: &mut Vec<f64>, a: &[f32], b: &[f32]) {
+    sums.resize(a.len(), 0.0);
+    for (sum, (&a, &b)) in sums.iter_mut().zip(a.iter().zip(b)) {
+        *sum += f64::from(a) * f64::from(b);
     }
+}
+
+/// Adds sums of columns over other rows.
+pub fn append(sums: &mut Vec<f64>, later: &[f64]) {
+    sums.resize(later.len(), 0.0);
+    sums.iter_mut().zip(later).for_each(|(sum, more)| *sum += more);
 }
 
 #[cfg(test)]

@@ -36,8 +36,8 @@ pub(super) struct Asserted {
 
 impl Asserted {
     fn is_match(&self, module: &str) -> bool {
-        let places = (0..=module.len()).filter_map(|at| module.split_at_checked(at));
-        places.into_iter().any(|(before, after)| {
+        let mut places = (0..=module.len()).filter_map(|at| module.split_at_checked(at));
+        places.any(|(before, after)| {
             self.before.is_match(before)
                 && self.look.is_match(if self.is_behind { before } else { after }) != self.is_negative
                 && self.after.is_match(after)

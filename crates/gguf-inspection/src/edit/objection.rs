@@ -186,10 +186,8 @@ pub fn remarks_on<'k>(
 ) -> Vec<String> {
     let remark = |key: &'k str| match after.get(key) {
         Some(value) if key == FILE_TYPE => {
-            let id = value.as_u64().and_then(|id| u32::try_from(id).ok());
-            let is_known = id.is_none_or(|id| FileType::from_id(id).is_some());
-            (!is_known)
-                .then(|| format!("key `{key}`: no file type has the number {}", id.unwrap_or_default()))
+            let id = u32::try_from(value.as_u64()?).ok()?;
+            FileType::from_id(id).is_none().then(|| format!("key `{key}`: no file type has the number {id}"))
         }
         Some(_) if !before.contains(key) => unread(after, key),
         _ => None,

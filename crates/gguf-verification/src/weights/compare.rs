@@ -140,8 +140,7 @@ impl Comparison<'_> {
         tally.file.add(&file_row);
         tally.own.add(&own_row);
         if row.reference.len() > 1 {
-            tally.columns.file.add_row(values, row.reference);
-            tally.columns.own.add_row(own, row.reference);
+            tally.columns.add_row(values, own, row.reference);
         }
         if row.coded != row.own {
             let granted = self.limits.granted(own_row.errors, file_row.reference, 0.0);

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exact;
 use crate::weights::cause::Cause;
-use gguf_core::comparison::{ColumnSums, ComparisonSums};
+use gguf_core::comparison::{self, ColumnSums, ComparisonSums};
 use gguf_core::{GgmlType, Shape};
 
 /// Maximum number of marks that are kept of each kind: the first ones, in the order of the tensor.
@@ -146,17 +146,25 @@ pub struct FirstDifference {
 const LOST_COLUMN: f64 = 0.05;
 const KEPT_COLUMN: f64 = 0.8;
 
-/// Sums for each column: of the file, and of our own codes.
+/// Sums for each column: of the file, of our own codes, and of the squares of the reference.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ColumnComparison {
     pub(crate) file: ColumnSums,
     pub(crate) own: ColumnSums,
+    pub(crate) references: Vec<f64>,
 }
 
 impl ColumnComparison {
+    pub(crate) fn add_row(&mut self, file: &[f32], own: &[f32], reference: &[f32]) {
+        self.file.add_row(file, reference);
+        self.own.add_row(own, reference);
+        comparison::add_products(&mut self.references, reference, reference);
+    }
+
     fn append(&mut self, later: &Self) {
         self.file.append(&later.file);
         self.own.append(&later.own);
+        comparison::append(&mut self.references, &later.references);
     }
 
     /// Returns the factor of each column beyond the effect of rounding. It is 1 if nothing can be said, or if more than
@@ -164,7 +172,7 @@ impl ColumnComparison {
     /// keep.
     pub(crate) fn factors(&self, shape_error: f64) -> impl Iterator<Item = f64> {
         let own = self.own.products.iter().zip(&self.own.values);
-        let file = self.file.products.iter().zip(&self.file.values).zip(&self.file.references);
+        let file = self.file.products.iter().zip(&self.file.values).zip(&self.references);
         file.zip(own).map(move |(((&p, &v), &r), (&op, &ov))| {
             if p.abs() < LOST_COLUMN * r && op > KEPT_COLUMN * r {
                 return 0.0;
