@@ -9,36 +9,23 @@ use gemm_common::gemm::{
 use crate::model::values;
 use crate::testkit::noise::Noise;
 
-/// Maximum number of distinct floats of matrices; longer ones repeat them.
-const DISTINCT: usize = 64 << 20;
-
 /// Products of a matrix `[rows, cols]` with `n_tokens` rows each.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Job {
     pub(crate) rows: usize,
     pub(crate) cols: usize,
     pub(crate) n_tokens: usize,
-    /// Number of matrices. One is shared among threads by tokens; several are distributed.
-    pub(crate) count: usize,
 }
 
 impl Job {
     pub(crate) fn flops(&self) -> f64 {
-        2.0 * (self.rows * self.cols) as f64 * (self.n_tokens * self.count) as f64
-    }
-
-    fn share(&self, n_threads: usize) -> Self {
-        if self.count == 1 {
-            Self { n_tokens: self.n_tokens.div_ceil(n_threads), ..*self }
-        } else {
-            Self { count: self.count.div_ceil(n_threads), ..*self }
-        }
+        2.0 * (self.rows * self.cols * self.n_tokens) as f64
     }
 }
 
 struct Data {
     job: Job,
-    matrices: Vec<Vec<f32>>,
+    matrix: Vec<f32>,
     x: Vec<f32>,
 }
 
@@ -50,10 +37,10 @@ pub(crate) fn ceiling(jobs: &[Job], n_threads: usize) -> f64 {
     let data: Vec<Data> = jobs
         .iter()
         .map(|job| {
-            let job = job.share(n_threads);
-            let n_distinct = job.count.min(DISTINCT / (job.rows * job.cols).max(1)).max(1);
-            let matrices = (0..n_distinct).map(|_| values(job.rows * job.cols, &mut noise)).collect();
-            Data { job, matrices, x: values(job.n_tokens * job.cols, &mut noise) }
+            // Threads share the tokens.
+            let job = Job { n_tokens: job.n_tokens.div_ceil(n_threads), ..*job };
+            let matrix = values(job.rows * job.cols, &mut noise);
+            Data { job, matrix, x: values(job.n_tokens * job.cols, &mut noise) }
         })
         .collect();
     let widest = data.iter().map(|data| data.job.rows * data.job.n_tokens).max().unwrap_or(0);
@@ -65,10 +52,8 @@ pub(crate) fn ceiling(jobs: &[Job], n_threads: usize) -> f64 {
             for out in &mut outs {
                 let data = &data;
                 scope.spawn(move || {
-                    for Data { job, matrices, x } in data {
-                        for at in 0..job.count {
-                            multiply(job, &matrices[at % matrices.len()], x, out);
-                        }
+                    for Data { job, matrix, x } in data {
+                        multiply(job, matrix, x, out);
                         std::hint::black_box(&out);
                     }
                 });
@@ -81,7 +66,7 @@ pub(crate) fn ceiling(jobs: &[Job], n_threads: usize) -> f64 {
 
 /// Computes `out = x weightsᵀ`, `[n_tokens, rows]`.
 fn multiply(job: &Job, weights: &[f32], x: &[f32], out: &mut [f32]) {
-    let Job { rows, cols, n_tokens, .. } = *job;
+    let Job { rows, cols, n_tokens } = *job;
     assert!(weights.len() >= rows * cols && x.len() >= n_tokens * cols && out.len() >= n_tokens * rows);
     #[allow(unsafe_code, reason = "the plain call of the crate is what is measured")]
     // SAFETY: `out`, `x` and `weights` have at least the sizes and strides given (asserted above).

@@ -16,18 +16,15 @@ pub(crate) fn values(n: usize, noise: &mut Noise) -> Vec<f32> {
     (0..n).map(|_| noise.signed() * 0.05).collect()
 }
 
-/// Adds a tensor, its dimensions outermost first: random, or one value everywhere.
-pub(crate) fn push(model: &mut MemoryTensors, name: &str, dims: &[usize], ty: GgmlType, value: Option<f32>) {
+/// Adds a random tensor, its dimensions outermost first.
+pub(crate) fn push(model: &mut MemoryTensors, name: &str, dims: &[usize], ty: GgmlType) {
     let mut noise = Noise::new(model.tensors().len() as u64);
     let outer: Vec<u64> = dims.iter().map(|&n| n as u64).collect();
     let meta = tensor_meta(name, &outer, ty);
     let n_cols = *dims.last().unwrap();
     let n_rows = dims.iter().product::<usize>() / n_cols;
     let made_rows = n_rows.min((PATTERN / n_cols).max(1));
-    let made = match value {
-        Some(value) => vec![value; made_rows * n_cols],
-        None => values(made_rows * n_cols, &mut noise),
-    };
+    let made = values(made_rows * n_cols, &mut noise);
     let row_bytes = meta.row_bytes().unwrap() as usize;
     let mut pattern = vec![0; made_rows * row_bytes];
     quantize_rows(ty, SimdLevel::detect(), n_cols, &made, None, &mut pattern).unwrap();

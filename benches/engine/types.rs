@@ -25,9 +25,9 @@ fn model(ty: GgmlType, n_layers: usize) -> (MemoryTensors, Metadata) {
     let mut add = |name: &str, rows: usize, cols: usize| {
         let name = format!("{name}.weight");
         if rows == 1 {
-            push(&mut model, &name, &[cols], GgmlType::F32, None);
+            push(&mut model, &name, &[cols], GgmlType::F32);
         } else {
-            push(&mut model, &name, &[rows, cols], ty, None);
+            push(&mut model, &name, &[rows, cols], ty);
         }
     };
     add("token_embd", VOCABULARY, WIDTH);
@@ -66,7 +66,7 @@ fn model(ty: GgmlType, n_layers: usize) -> (MemoryTensors, Metadata) {
 const LAYER: [(usize, usize); 4] = [(WIDTH + 2 * KV, WIDTH), (WIDTH, WIDTH), (2 * FFN, WIDTH), (WIDTH, FFN)];
 
 fn jobs(shapes: &[(usize, usize)], n_tokens: usize) -> Vec<Job> {
-    shapes.iter().map(|&(rows, cols)| Job { rows, cols, n_tokens, count: 1 }).collect()
+    shapes.iter().map(|&(rows, cols)| Job { rows, cols, n_tokens }).collect()
 }
 
 fn flops(jobs: &[Job]) -> f64 {
