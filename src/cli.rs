@@ -176,17 +176,11 @@ impl Common {
 }
 
 /// Parses a size option: `128M`. For `value_parser = cli::size`.
-///
-/// # Errors
-/// A message for clap.
 pub fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| "a size such as `4096`, `128M` or `1.5G` expected".to_owned())
 }
 
 /// Parses `--split-max-size` as llama.cpp does: `300M`, `2G`, powers of 1000. For `value_parser = cli::split_size`.
-///
-/// # Errors
-/// A message for clap.
 pub fn split_size(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.as_bytes().last() {
         Some(b'K') => (&text[..text.len() - 1], 1_000),
@@ -199,17 +193,11 @@ pub fn split_size(text: &str) -> Result<u64, String> {
 }
 
 /// Parses a number that is finite and not negative. For `value_parser = cli::amount`.
-///
-/// # Errors
-/// A message for clap.
 pub fn amount(text: &str) -> Result<f64, String> {
     finite(text).ok().filter(|&n| n >= 0.0).ok_or_else(|| "a finite number from 0 up expected".to_owned())
 }
 
 /// Parses a share, 0 to 1. For `value_parser = cli::share`.
-///
-/// # Errors
-/// A message for clap.
 pub fn share(text: &str) -> Result<f64, String> {
     let in_range = |n: &f64| (0.0..=1.0).contains(n);
     finite(text).ok().filter(in_range).ok_or_else(|| "a share from 0 to 1 expected (0.99 is 99 %)".to_owned())
@@ -217,9 +205,6 @@ pub fn share(text: &str) -> Result<f64, String> {
 
 /// Parses a number of either sign. NaN and infinity are refused, because no comparison could ever miss them. Every
 /// option that takes a number with a fraction is parsed by this or by one of the two above.
-///
-/// # Errors
-/// A message for clap.
 pub fn finite(text: &str) -> Result<f64, String> {
     text.parse::<f64>().ok().filter(|n| n.is_finite()).ok_or_else(|| "a finite number expected".to_owned())
 }
@@ -260,9 +245,6 @@ pub struct Session {
 impl Session {
     /// Prints to standard output through a buffer, with the progress bar out of the way. A reader that has closed the pipe
     /// changes neither what else is written nor the exit code.
-    ///
-    /// # Errors
-    /// I/O errors.
     pub fn print(&self, write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> anyhow::Result<()> {
         self.print_part(write).or_else(|error| if error.is::<ClosedPipe>() { Ok(()) } else { Err(error) })
     }

@@ -91,9 +91,6 @@ struct CutArgs {
 
 /// Judges models against one baseline on a text, as `gguf-verify MODELS --baseline REF --prompts TEXT`. `take` receives
 /// the figures of each model when it is judged, with its number from 0.
-///
-/// # Errors
-/// A baseline or a text that cannot be read, a model that cannot be judged.
 pub(super) fn judge_all(
     session: &Session,
     models: &[PathBuf],

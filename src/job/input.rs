@@ -63,9 +63,6 @@ impl JobInput {
     }
 
     /// Returns true for an image or video model. Only headers are read.
-    ///
-    /// # Errors
-    /// A model that cannot be read.
     pub fn is_image_model(&self, options: &ConvertOptions) -> Result<bool> {
         match self {
             Self::Gguf(path) => Ok(image_rules(&open_model(path)?).is_some()),

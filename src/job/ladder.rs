@@ -120,9 +120,6 @@ impl Ladder {
     }
 
     /// Plans the ladder. Only headers are read.
-    ///
-    /// # Errors
-    /// Everything that would stop the run and can be detected beforehand.
     pub fn plan(&self, events: &dyn Events) -> Result<LadderPlan> {
         let job = self.common();
         let run = JobRun::new(&job, events, true);

@@ -80,9 +80,6 @@ pub struct RebuiltFile {
 
 /// Finds out how a file was made, and writes its recipe if a path is given. A part of a split model is a file of its
 /// own.
-///
-/// # Errors
-/// Files that cannot be read; an output that cannot be written.
 pub fn find_recipe(
     path: &Path,
     source: &RecipeSource,

@@ -75,9 +75,6 @@ impl JobTypes {
     pub const NATIVE: &str = "native";
 
     /// Resolves the name of a type: `auto`, `native`, a file type in any case or its number.
-    ///
-    /// # Errors
-    /// There is no such type.
     pub fn named(name: &str, switches: TypeSwitches) -> Result<Self, OptionError> {
         let TypeSwitches { allow_rounding, requantize } = switches;
         let lower = name.to_ascii_lowercase();

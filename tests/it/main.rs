@@ -9,8 +9,6 @@
 mod cli;
 mod convert;
 mod diffusion;
-#[cfg(target_os = "linux")]
-mod faults;
 mod fuzz;
 mod gguf;
 mod hostile_corpus;

@@ -186,9 +186,6 @@ impl Registry {
 
     /// Builds a registry of the embedded cards and the given ones: file stem and text. A given card replaces an
     /// embedded one of the same name.
-    ///
-    /// # Errors
-    /// [`ArchError::Card`]: the checks are those of embedded cards.
     pub fn overlaid<'t>(kind: CardKind, given: impl IntoIterator<Item = (&'t str, &'t str)>) -> Result<Self> {
         let mut all: IndexMap<&str, &str> = texts(kind).iter().copied().collect();
         all.extend(given);
@@ -197,9 +194,6 @@ impl Registry {
 
     /// Adds a card from a file. It replaces an embedded card of the same name, and removes its classes from all other
     /// cards.
-    ///
-    /// # Errors
-    /// [`ArchError::Card`]: the checks are those of embedded cards.
     pub fn add(&mut self, name: &str, text: &str) -> Result<()> {
         self.has_given = true;
         let table = parse(name, text)?;

@@ -181,9 +181,6 @@ fn scale(input: &Input<'_>, tensor: &OpenTensor, cost: &mut TensorCost, seen: &B
 
 /// Measures the divergence of the file of `mix`, the plan of a standard mix of types by the importance matrix alone, on
 /// the check text. The file is not written.
-///
-/// # Errors
-/// Models that cannot be run, text without scored tokens; cancellation.
 pub fn measure_mix(
     mix: &QuantizePlan<'_>,
     model: &Model<'_>,

@@ -334,9 +334,6 @@ impl WorkFolder {
 
     /// Removes the work when the output is written, since it can be as large. A folder that was created for it is
     /// removed too.
-    ///
-    /// # Errors
-    /// I/O, with the path.
     pub fn clear(self) -> std::io::Result<()> {
         for entry in fs_err::read_dir(&self.path)? {
             let entry = entry?;

@@ -52,9 +52,6 @@ pub struct AdapterDir {
 
 impl AdapterDir {
     /// Opens an adapter directory; reads its configuration and the header of the file with the matrices.
-    ///
-    /// # Errors
-    /// [`CheckpointError`]: not a directory, a missing or broken file.
     pub fn open(path: &Path, limits: &Limits) -> Result<Self, CheckpointError> {
         let found = fs_err::metadata(path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound => CheckpointError::NotFound { path: path.to_owned() },

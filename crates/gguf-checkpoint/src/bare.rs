@@ -105,9 +105,6 @@ impl BarePath {
     }
 
     /// Opens the weights; reads the headers of all files.
-    ///
-    /// # Errors
-    /// [`CheckpointError`]: a broken or missing file.
     pub fn open(&self, limits: &Limits) -> Result<BareWeights, CheckpointError> {
         let dir = ModelDir::without_config(&self.dir, None, limits);
         let missing = || CheckpointError::NoWeights { dir: self.dir.clone(), others: Vec::new() };

@@ -88,9 +88,6 @@ pub enum HeaderError {
 }
 
 /// Parses the header of a file, given all its bytes.
-///
-/// # Errors
-/// [`HeaderError`], one variant per broken rule.
 pub fn parse_header(file: &[u8], limits: &Limits) -> Result<Header, HeaderError> {
     parse_head(file, file.len() as u64, limits)
 }

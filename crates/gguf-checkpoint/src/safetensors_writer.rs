@@ -203,9 +203,6 @@ pub(crate) fn index_json(weights: &[WeightMeta], shards: &[ShardPlan]) -> Option
 /// Writes the shards of `source` into `dir`, then the index if there are several shards, then the files `side_files`.
 ///
 /// All files get their final names at the end, in this order, so that a run that fails or is killed leaves none.
-///
-/// # Errors
-/// Anything reading the source, the file system, an interrupt.
 pub fn write_checkpoint(
     mut dir: NewDirectory,
     source: &dyn WeightSource,

@@ -355,9 +355,6 @@ impl Conversion {
 
     /// Keeps the codes of the tensors selected by `wanted` in blocks of `ty` if they fit, with scales rounded to the
     /// values that a block can store. One-pass quantization takes tensors of its own type unchanged.
-    ///
-    /// # Errors
-    /// The source failed.
     pub fn keep(&mut self, ty: GgmlType, wanted: impl Fn(&str) -> bool) -> Result<(), ConvertError> {
         let Some(weights) = self.source.weights.as_deref() else { return Ok(()) };
         for (tensor, part) in self.tensors.iter_mut().zip(&mut self.parts) {

@@ -8,9 +8,6 @@ use gguf_arch::{self, Draft, Inputs, Registry};
 
 /// Drafts a card from a checkpoint's headers, with its tensors assembled as cards see them. Oddities of the files are
 /// added to `warnings`.
-///
-/// # Errors
-/// The checkpoint cannot be opened, or its configuration names no class.
 pub fn draft(
     path: &Path,
     options: &ConvertOptions,

@@ -22,9 +22,6 @@ pub enum CardScope {
 
 /// Finds the card for a checkpoint and applies it. `weights` are the headers of the source's weights, or what else is
 /// known of them. Oddities of the files are added to `warnings`.
-///
-/// # Errors
-/// No card, or one that does not fit the checkpoint; files that cannot be read.
 pub fn map(
     source: &ModelSource,
     weights: &[WeightMeta],
@@ -64,9 +61,6 @@ pub fn map(
 }
 
 /// Returns the embedded cards together with those of `options.card`.
-///
-/// # Errors
-/// A card that breaks the rules; I/O errors.
 pub fn registry(options: &ConvertOptions) -> Result<Registry, ConvertError> {
     if let Some(path) = options.card.as_ref().filter(|path| path.is_dir()) {
         let texts = card_texts(path)?;

@@ -54,9 +54,6 @@ pub(super) fn build(
 const USUAL: [Mode; 3] = [Mode::Spm, Mode::LlamaHf, Mode::Bpe];
 
 /// Builds the vocabulary as a conversion would write it; without a mapping, in the usual modes.
-///
-/// # Errors
-/// As for a conversion: files that are missing, broken, or not understood.
 pub fn vocabulary(
     source: &ModelSource,
     mapping: Option<&Mapping>,

@@ -43,9 +43,6 @@ impl Conversion {
     /// quantized weights.
     ///
     /// Of weights that are stored alike, only the scales of one are read; the others are assumed to be like it.
-    ///
-    /// # Errors
-    /// The source failed.
     pub fn native(&self, allow_rounding: bool) -> Result<Option<NativePlan>, ConvertError> {
         let (Some(quantization), Some(weights)) = (self.quantization(), &self.source.weights) else {
             return Ok(None);
@@ -63,9 +60,6 @@ impl Conversion {
 
     /// Returns the largest relative error of a scale in a file of `--type native --allow-rounding`; `None` if nothing is kept
     /// then. The scales of all weights are read.
-    ///
-    /// # Errors
-    /// The source failed.
     pub fn rounding_error(&self) -> Result<Option<f32>, ConvertError> {
         let Some(weights) = &self.source.weights else { return Ok(None) };
         let packings = |weight: usize| weights.packings(weight);

@@ -82,9 +82,6 @@ impl fmt::Debug for ModelSource {
 
 impl ModelSource {
     /// Opens a checkpoint directory of any supported form, or a PyTorch file with its configuration next to it.
-    ///
-    /// # Errors
-    /// The checkpoint cannot be opened, or its quantization is not supported.
     pub fn open(path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let dir = if options.mistral_format {
             ModelDir::open_mistral(path, &options.limits)?

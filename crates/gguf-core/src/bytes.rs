@@ -37,9 +37,6 @@ macro_rules! numbers {
     ($( $name:ident -> $ty:ty; )*) => {
         $(
             #[doc = concat!("Reads one `", stringify!($ty), "`.")]
-            ///
-            /// # Errors
-            /// [`Truncated`] at the end of the bytes.
             pub fn $name(&mut self) -> Result<$ty, Truncated> {
                 let raw = self.array()?;
                 Ok(match self.endian {
@@ -78,9 +75,6 @@ impl<'a> Cursor<'a> {
     }
 
     /// Takes the next `n` bytes.
-    ///
-    /// # Errors
-    /// [`Truncated`] if fewer are left.
     pub fn take(&mut self, n: u64) -> Result<&'a [u8], Truncated> {
         let truncated = Truncated { offset: self.offset(), wanted: n, left: self.left() };
         if n > self.left() {

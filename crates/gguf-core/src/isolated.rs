@@ -15,10 +15,7 @@
 //! its jobs in its own process.
 
 mod child;
-#[cfg(unix)]
 mod parent;
-#[cfg(any(not(unix), test))]
-mod parent_threads;
 mod reply;
 #[cfg(test)]
 #[cfg(unix)]
@@ -32,10 +29,7 @@ use std::time::{Duration, Instant};
 
 pub use child::{MemoryLimit, child_bounds, serve};
 
-#[cfg(unix)]
 use parent::RunningChild;
-#[cfg(not(unix))]
-use parent_threads::RunningChild;
 
 /// Magic bytes before every reply; a child that prints anything else is not a worker.
 pub const MAGIC: [u8; 4] = *b"GFj1";

@@ -151,12 +151,10 @@ impl OutputFile {
     }
 
     /// Writes bytes at an offset; callable from several threads at once.
-    ///
-    /// # Errors
-    /// I/O errors, named with the path.
     pub fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let written =
-            platform::write_all_at(&*self.file()?, bytes, offset).map_err(|e| named(&self.target, &e));
+        let file = self.file()?;
+        let written = fault::point().and_then(|()| platform::write_all_at(&file, bytes, offset));
+        let written = written.map_err(|e| named(&self.target, &e));
         self.touch();
         written
     }
@@ -180,7 +178,7 @@ impl OutputFile {
     pub fn commit_all(outputs: Vec<Self>, sync: bool) -> io::Result<()> {
         // Steps that take long and may fail (a disk that is full only now) come before the first rename.
         for output in outputs.iter().filter(|_| sync) {
-            output.sync()?;
+            fault::point().and_then(|()| output.sync())?;
         }
         let files = outputs.into_iter().filter_map(|Self { sink, .. }| match sink {
             Sink::Temporary { temporary, path, before, is_edit } => {

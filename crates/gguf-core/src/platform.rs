@@ -46,9 +46,6 @@ pub struct FileId {
 
 impl FileId {
     /// Returns the identity of an open file.
-    ///
-    /// # Errors
-    /// The system does not report it.
     pub fn of(file: &File) -> io::Result<Self> {
         system::id_of(file)
     }

@@ -53,9 +53,6 @@ pub fn sha256_of_file(path: &Path, progress: &dyn Progress) -> Result<String, Di
 }
 
 /// Returns the SHA-256 digest of all bytes of a tensor. Advances the progress by them.
-///
-/// # Errors
-/// Rows that cannot be read; the run was cancelled.
 pub fn sha256_of_tensor(
     source: &dyn TensorSource,
     tensor: usize,

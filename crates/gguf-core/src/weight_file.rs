@@ -36,9 +36,6 @@ impl WeightFile {
 
     /// Reads the bytes from `offset` on.
     ///
-    /// # Errors
-    /// If the bytes cannot be fetched.
-    ///
     /// # Panics
     /// If the range is outside the file: callers plan from its length.
     pub fn read_at(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {

@@ -53,9 +53,6 @@ pub struct AdapterChanges {
 }
 
 /// Returns a source that merges an adapter into a model's weights while these are read.
-///
-/// # Errors
-/// [`LoraError`]: matrices that do not fit.
 pub fn with_adapter(
     base: Arc<dyn WeightSource + Send>,
     adapter: &Arc<dyn WeightSource + Send>,

@@ -96,9 +96,6 @@ impl FlmOpened {
     /// Merges adapters into the weights.
     ///
     /// A merged weight no longer counts as stored in the file. Indices are those of [`FlmOpened::weights`].
-    ///
-    /// # Errors
-    /// [`LoraError`]: matrices that do not fit.
     pub fn merged(self, pairs: &[LoraPair]) -> Result<Self, LoraError> {
         Ok(Self { layer: self.layer.changed(|weights| merge(weights, pairs))?, survey: self.survey })
     }

@@ -117,9 +117,6 @@ pub fn listed(numbers: &[usize], count: usize) -> String {
 /// Computes the id of an output that several runs write, from all headers, from samples of the inputs, which every run
 /// can read, and from `identity`, the options that no header shows. Shares of another plan, or of a model that was trained further in the
 /// meantime, get another id.
-///
-/// # Errors
-/// An input cannot be read.
 pub fn output_id(files: &[PlannedFile], inputs: &[PathBuf], identity: &str) -> io::Result<String> {
     let mut files_read = Vec::new();
     for path in inputs {

@@ -46,9 +46,6 @@ pub struct FileHash<'a> {
 }
 
 /// Hashes a model; `None` if the run was cancelled.
-///
-/// # Errors
-/// Rows that cannot be read.
 pub fn hash<'a>(file: &'a GgufFile, progress: &dyn Progress) -> Result<Option<Hashes<'a>>, SourceError> {
     progress.begin("hashing", file.tensor_bytes() * 2 + file.file_bytes());
     let n_tensors = file.tensors().len();

@@ -56,9 +56,6 @@ impl<'a> MadeTensor<'a> {
 
     /// Makes whole rows `first_row ..`, as [`TensorSource::read_rows`]. Values that are not finite are no error.
     ///
-    /// # Errors
-    /// Rows that cannot be read, or not be quantized ([`MadeTensor::is_refused`]).
-    ///
     /// # Panics
     /// If the range is outside the tensor.
     pub fn read_rows(&self, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {

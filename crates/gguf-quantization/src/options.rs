@@ -180,9 +180,6 @@ impl TensorTypeRule {
     }
 
     /// Parses a list of rules separated by white space.
-    ///
-    /// # Errors
-    /// The error of the first bad rule.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, OptionError> {
         text.split_ascii_whitespace().map(Self::parse).collect()
     }

@@ -268,9 +268,6 @@ impl<'a> QuantizePlan<'a> {
 
     /// Types that the tensors of the source will have with an importance matrix that is not known yet, by their index
     /// in the source. Tensors that do not change are left out.
-    ///
-    /// # Errors
-    /// Types that cannot be chosen.
     pub fn types_to_come(
         input: &Input<'_>,
         options: &QuantizeOptions,

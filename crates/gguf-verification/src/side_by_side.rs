@@ -7,9 +7,6 @@ use gguf_engine::{Engine, EngineOptions};
 
 /// Computes the divergence of a model from a baseline over the scored tokens of windows; `None` if there are none. The
 /// baseline's results are kept in its [`crate::Recall`] for the next model.
-///
-/// # Errors
-/// Models that cannot be run, cancellation.
 pub fn divergence_on(
     model: &Model<'_>,
     baseline: &Model<'_>,

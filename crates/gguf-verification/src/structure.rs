@@ -18,9 +18,6 @@ pub struct StructureOptions {
 }
 
 /// Checks a model's metadata and every block of its tensors.
-///
-/// # Errors
-/// Unreadable tensors, cancellation.
 pub fn check_structure(
     source: &dyn TensorSource,
     metadata: &Metadata,

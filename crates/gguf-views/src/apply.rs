@@ -19,9 +19,6 @@ pub enum RecipeError {
 
 /// Builds the recipe of a planned tensor. `weights` are those the plan was made for.
 ///
-/// # Errors
-/// [`RecipeError`], before any data is read.
-///
 /// # Panics
 /// If the plan names a weight that does not exist.
 pub fn recipe(output: &OutputSpec, weights: &[WeightMeta]) -> Result<Recipe, RecipeError> {
@@ -86,9 +83,6 @@ fn run(view: View, steps: &[OpStep]) -> Result<View, ShapeError> {
 }
 
 /// Applies one operation.
-///
-/// # Errors
-/// [`ShapeError`] if it does not fit the view.
 pub fn apply(op: &Op, view: &View) -> Result<Vec<View>, ShapeError> {
     let one = match op {
         Op::PermuteAxis { axis, factors, order } => view.permute_axis(*axis, factors, order)?,

@@ -58,9 +58,6 @@ impl<'a> Decoded<'a> {
 
     /// Wraps a source in which some tensors only look like factors: `is_own` recognizes them by name, and they remain
     /// weights.
-    ///
-    /// # Errors
-    /// The source failed to read a factor.
     pub fn with_own(
         source: &'a dyn TensorSource,
         level: SimdLevel,

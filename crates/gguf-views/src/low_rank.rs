@@ -137,9 +137,6 @@ impl LowRank {
 }
 
 /// Returns the factors of a planned tensor whose sources are products; `of` returns the product of a weight.
-///
-/// # Errors
-/// [`FactorError`], before any data is read.
 pub fn factors(
     content: &TensorContent,
     of: &dyn Fn(usize) -> Result<LowRank, FactorError>,

@@ -20,9 +20,6 @@ pub(super) struct SizedTypes {
 }
 
 /// Chooses types if a size or a divergence decides, and reports them before they are used.
-///
-/// # Errors
-/// A model that cannot be run; a size or divergence that cannot be reached.
 pub(super) fn choose(
     quantization: &CheckedQuantization<'_>,
     calibration: &Calibration,
@@ -89,9 +86,6 @@ impl SizedTypes {
     }
 
     /// Report of the choice, with the plan's file size and the standard mix's measured divergence on held-out text.
-    ///
-    /// # Errors
-    /// A plan that is larger than asked for; models that cannot be run.
     pub(super) fn report(
         &self,
         quantization: &CheckedQuantization<'_>,
@@ -106,9 +100,6 @@ impl SizedTypes {
 }
 
 /// Completes the choice with the plan's file size and the standard mix's measured divergence on held-out text.
-///
-/// # Errors
-/// A plan that is larger than asked for; models that cannot be run.
 fn finish(
     quantization: &CheckedQuantization<'_>,
     calibration: &Calibration,

@@ -82,9 +82,6 @@ pub(super) fn file_name(path: &Path) -> String {
 
 impl RecordedFile {
     /// Describes a written file. With `is_stamped` the record has the length and time of each part.
-    ///
-    /// # Errors
-    /// A file that is not there.
     pub fn of(file: &LadderFile, is_stamped: bool) -> io::Result<Self> {
         let parts = file.plan.paths.iter().zip(&file.sha256).map(|(path, sha256)| {
             let stamp = is_stamped.then(|| fs_err::metadata(path).map(|found| stamp(&found))).transpose()?;

@@ -76,9 +76,6 @@ impl Rung {
     }
 
     /// Parses a list of names between commas. A name that is there twice counts once.
-    ///
-    /// # Errors
-    /// A name that is no type.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, UnknownRung> {
         let mut rungs: Vec<Self> = Vec::new();
         for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {

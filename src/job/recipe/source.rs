@@ -41,9 +41,6 @@ struct SourceMatrix {
 
 impl RecipeSource {
     /// Opens a model. A checkpoint is converted as a quantization converts it, when rows are read.
-    ///
-    /// # Errors
-    /// A model or an importance matrix that cannot be read.
     pub fn open(
         input: JobInput,
         convert: ConvertOptions,
@@ -128,9 +125,6 @@ impl RecipeSource {
 
     /// Identity of the model: SHA-256 over names, types, shapes and digests of all tensors, in hexadecimal. It does not
     /// depend on paths and keys. All tensors are read once, at the first call.
-    ///
-    /// # Errors
-    /// Tensors that cannot be read; the run was cancelled.
     pub fn digest(&self, progress: &dyn Progress) -> Result<&str> {
         if let Some(digest) = self.digest.get() {
             return Ok(digest);

@@ -50,9 +50,6 @@ fn first_class(config: &Map<String, Json>) -> Option<&str> {
 
 /// Returns the model class of a configuration (with its text part under `text_config`).
 ///
-/// # Errors
-/// [`ArchError::NoClass`] if there is none.
-///
 /// # Exactness
 /// Equals `get_model_architecture` of llama.cpp 0.5.0 for text models. `model_type` is not consulted.
 pub fn class_of(config: &Map<String, Json>) -> Result<String> {

@@ -56,9 +56,6 @@ pub struct FlmHeader {
 
 impl FlmHeader {
     /// Parses a whole file.
-    ///
-    /// # Errors
-    /// [`FlmError`]: the rule that is broken.
     pub fn parse(file: &[u8], limits: &Limits) -> Result<Self, FlmError> {
         let mut reader =
             FlmReader { cursor: Cursor::new(file, Endian::Little), section: FlmSection::Version };

@@ -1,36 +1,46 @@
-//! The parent's side: pipes that never block, a clock, and the end of the child.
+//! The parent's side: a thread for each pipe, a clock, and the end of the child.
 
-use std::io::{self, Read, Write};
-use std::os::fd::AsFd;
-use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, ExitStatus};
-use std::time::Instant;
-
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::io::{Read, Write};
+use std::process::{Child, ChildStdin, ExitStatus};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::reply::{framed, parse};
-use super::{Bounds, IsolatedError, Isolation, STDERR_BYTES, TICK, check_wait, end_of, pipes};
+use super::{Bounds, GRACE, IsolatedError, Isolation, STDERR_BYTES, TICK, check_wait, end_of, pipes};
+use crate::sync::Unpoisoned;
+
+const PIECE_BYTES: usize = 1 << 16;
+/// Number of pieces that wait to be processed; a child that sends more is blocked.
+const MOST_PIECES: usize = 4;
+/// Signal of a process that has used up its processor time.
+const SIGXCPU: i32 = 24;
+/// Exit code of a process that has used up its stack on Windows (`STATUS_STACK_OVERFLOW`).
+const STACK_OVERFLOW: i32 = 0xC000_00FD_u32.cast_signed();
+/// Stack of a thread that moves bytes.
+const STACK_BYTES: usize = 128 << 10;
 
 #[derive(Debug)]
 pub(super) struct RunningChild {
     child: Child,
-    input: ChildStdin,
-    output: ChildStdout,
-    errors: ChildStderr,
+    requests: SyncSender<Vec<u8>>,
+    pieces: Receiver<Vec<u8>>,
     /// Beginning of the child's standard error.
-    stderr_head: Vec<u8>,
-    /// True while standard error is open; polling a closed one would return immediately every time.
-    is_stderr_open: bool,
+    stderr_head: Arc<Mutex<Vec<u8>>>,
 }
 
-/// Kills the child and waits for its end, whatever became of the request.
+/// Kills the child and waits for its end, whatever became of the request. The threads end with the pipes.
 impl Drop for RunningChild {
     fn drop(&mut self) {
         // Kills the whole process group, though our own child starts nothing. Skipped if the child is gone: its number
         // may be reused.
         if matches!(self.child.try_wait(), Ok(None)) {
-            let group = rustix::process::Pid::from_child(&self.child);
-            let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+            #[cfg(unix)]
+            {
+                let group = rustix::process::Pid::from_child(&self.child);
+                let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+            }
             let _ = self.child.kill();
             let _ = self.child.wait();
         }
@@ -39,24 +49,31 @@ impl Drop for RunningChild {
 
 impl RunningChild {
     pub(super) fn start(isolation: &Isolation, job: &str, bounds: &Bounds) -> Result<Self, IsolatedError> {
-        let failed = |error: io::Error| isolation.not_started(&error);
-        // In a process group of its own: terminal signals go to the parent, which ends the child.
+        let failed = |error: std::io::Error| isolation.not_started(&error);
         let mut command = isolation.command(job, bounds);
-        command.process_group(0);
+        // In a process group of its own: signals of the terminal go to the parent, which ends the child.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        #[cfg(windows)]
+        {
+            const CREATE_NEW_PROCESS_GROUP: u32 = 0x200;
+            std::os::windows::process::CommandExt::creation_flags(&mut command, CREATE_NEW_PROCESS_GROUP);
+        }
         let mut child = command.spawn().map_err(failed)?;
-        let (input, output, errors) = pipes(&mut child).map_err(|error| {
-            let _ = child.kill();
-            let _ = child.wait();
-            failed(error)
-        })?;
-        let running = Self { child, input, output, errors, stderr_head: Vec::new(), is_stderr_open: true };
-        let never_blocks = || -> io::Result<()> {
-            for fd in [running.input.as_fd(), running.output.as_fd(), running.errors.as_fd()] {
-                rustix::fs::fcntl_setfl(fd, rustix::fs::OFlags::NONBLOCK)?;
-            }
-            Ok(())
+        let pipes = pipes(&mut child);
+        let stderr_head = Arc::new(Mutex::new(Vec::new()));
+        let (requests, to_send) = sync_channel(2);
+        let (found, pieces) = sync_channel(MOST_PIECES);
+        // Dropped on every way out of here, which ends the child.
+        let running = Self { child, requests, pieces, stderr_head: Arc::clone(&stderr_head) };
+        let (input, output, errors) = pipes.map_err(failed)?;
+        let start = |name: &str, work: Box<dyn FnOnce() + Send>| {
+            let thread = thread::Builder::new().name(name.to_owned()).stack_size(STACK_BYTES);
+            thread.spawn(work).map(drop).map_err(failed)
         };
-        never_blocks().map_err(failed)?;
+        start("isolated-in", Box::new(move || send(input, &to_send)))?;
+        start("isolated-out", Box::new(move || receive(output, &found)))?;
+        start("isolated-err", Box::new(move || listen(errors, &stderr_head)))?;
         Ok(running)
     }
 
@@ -68,23 +85,19 @@ impl RunningChild {
         is_cancelled: fn() -> bool,
     ) -> Result<Vec<u8>, IsolatedError> {
         let begun = Instant::now();
-        let request = framed(request)?;
-        let (mut sent, mut reply) = (0, Vec::new());
-        let mut buffer = vec![0; 1 << 16];
+        match self.requests.try_send(framed(request)?) {
+            // The child answers without reading.
+            Err(TrySendError::Full(_)) => return Err(IsolatedError::Garbage),
+            // A child that reads no more has ended: its output tells how.
+            Ok(()) | Err(TrySendError::Disconnected(_)) => {}
+        }
+        let mut reply = Vec::new();
         loop {
             check_wait(begun, bounds, is_cancelled)?;
-            self.wait(sent < request.len()).map_err(|_| IsolatedError::Garbage)?;
-            self.listen();
-            // A child that reads no more has ended, or answers at once: its output tells which.
-            match self.input.write(&request[sent..]) {
-                Ok(n) => sent += n,
-                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => sent = request.len(),
-                Err(_) => {}
-            }
-            match moved(self.output.read(&mut buffer)) {
-                Some(0) => return Err(self.death(bounds)),
-                Some(n) => reply.extend_from_slice(&buffer[..n]),
-                None => continue,
+            match self.pieces.recv_timeout(TICK.min(bounds.wall)) {
+                Ok(piece) => reply.extend_from_slice(&piece),
+                Err(RecvTimeoutError::Timeout) => continue,
+                Err(RecvTimeoutError::Disconnected) => return Err(self.death(bounds)),
             }
             if let Some(answer) = parse(&mut reply, bounds)? {
                 return answer;
@@ -92,66 +105,68 @@ impl RunningChild {
         }
     }
 
-    /// Waits until there is something to read or to write, or a tick has passed.
-    fn wait(&self, has_more: bool) -> io::Result<()> {
-        let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
-        let mut fds = vec![PollFd::from_borrowed_fd(self.output.as_fd(), PollFlags::IN)];
-        if self.is_stderr_open {
-            fds.push(PollFd::from_borrowed_fd(self.errors.as_fd(), PollFlags::IN));
-        }
-        if has_more {
-            fds.push(PollFd::from_borrowed_fd(self.input.as_fd(), PollFlags::OUT));
-        }
-        match poll(&mut fds, Some(&tick)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Reads standard error: keeps the beginning and discards the rest.
-    fn listen(&mut self) {
-        let mut buffer = [0; STDERR_BYTES];
-        for _ in 0..16 {
-            match moved(self.errors.read(&mut buffer)) {
-                None => return,
-                Some(0) => {
-                    self.is_stderr_open = false;
-                    return;
-                }
-                Some(n) => {
-                    let space = STDERR_BYTES - self.stderr_head.len();
-                    self.stderr_head.extend_from_slice(&buffer[..n.min(space)]);
-                }
-            }
-        }
-    }
-
     /// Returns the reason for which a child closed its output.
     fn death(&mut self, bounds: &Bounds) -> IsolatedError {
         let Some(status) = end_of(&mut self.child) else { return IsolatedError::Garbage };
-        self.listen();
-        cause(status, &String::from_utf8_lossy(&self.stderr_head), bounds)
+        // Its last message may still be on its way: the thread that reads it drops its reference at the end.
+        let begun = Instant::now();
+        while Arc::strong_count(&self.stderr_head) > 1 && begun.elapsed() < GRACE {
+            thread::sleep(Duration::from_millis(2));
+        }
+        let stderr_head = self.stderr_head.lock().unpoisoned();
+        cause(status, &String::from_utf8_lossy(&stderr_head), bounds)
     }
 }
 
-/// Returns the number of bytes moved; `None` if none could be moved now.
-fn moved(done: io::Result<usize>) -> Option<usize> {
-    done.ok()
+fn send(mut input: ChildStdin, requests: &Receiver<Vec<u8>>) {
+    while let Ok(request) = requests.recv() {
+        if input.write_all(&request).and_then(|()| input.flush()).is_err() {
+            return;
+        }
+    }
+}
+
+fn receive(mut output: impl Read, pieces: &SyncSender<Vec<u8>>) {
+    let mut buffer = vec![0; PIECE_BYTES];
+    while let Ok(n) = output.read(&mut buffer) {
+        let piece = buffer.get(..n).unwrap_or_default().to_vec();
+        if n == 0 || pieces.send(piece).is_err() {
+            return;
+        }
+    }
+}
+
+/// Reads standard error: keeps the beginning and discards the rest.
+fn listen(mut errors: impl Read, stderr_head: &Mutex<Vec<u8>>) {
+    let mut buffer = [0; STDERR_BYTES];
+    while let Ok(n @ 1..) = errors.read(&mut buffer) {
+        let mut stderr_head = stderr_head.lock().unpoisoned();
+        let space = STDERR_BYTES.saturating_sub(stderr_head.len());
+        stderr_head.extend_from_slice(buffer.get(..n.min(space)).unwrap_or_default());
+    }
 }
 
 /// Derives the error from a child's exit status and from the runtime's message before it.
 fn cause(status: ExitStatus, stderr_head: &str, bounds: &Bounds) -> IsolatedError {
-    const SIGXCPU: i32 = 24;
-    let Some(signal) = status.signal() else {
-        return IsolatedError::Ended { code: status.code().unwrap_or(-1) };
-    };
-    if signal == SIGXCPU {
+    let (code, signal) = (status.code().unwrap_or(-1), signal_of(status));
+    if signal == Some(SIGXCPU) {
         IsolatedError::Time { seconds: bounds.cpu_seconds }
     } else if stderr_head.contains("memory allocation of") {
         IsolatedError::Memory { limit_bytes: bounds.memory_bytes }
-    } else if stderr_head.contains("overflowed its stack") {
-        IsolatedError::Stack { signal }
+    } else if code == STACK_OVERFLOW || stderr_head.contains("overflowed its stack") {
+        IsolatedError::Stack { signal: signal.unwrap_or(code) }
     } else {
-        IsolatedError::Signal { signal }
+        signal.map_or(IsolatedError::Ended { code }, |signal| IsolatedError::Signal { signal })
+    }
+}
+
+/// Returns the signal that ended a process, on systems that have signals.
+fn signal_of(status: ExitStatus) -> Option<i32> {
+    #[cfg(unix)]
+    return std::os::unix::process::ExitStatusExt::signal(&status);
+    #[cfg(not(unix))]
+    {
+        let _ = status;
+        None
     }
 }

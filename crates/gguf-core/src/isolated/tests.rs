@@ -19,19 +19,6 @@ fn ask(script: &str) -> Result<Vec<u8>, IsolatedError> {
     worker(script, Bounds::default(), never).ask(b"hello")
 }
 
-/// Asks without polling, as on systems whose pipes cannot be polled.
-fn ask_by_threads(
-    script: &str,
-    bounds: Bounds,
-    is_cancelled: fn() -> bool,
-    requests: &[&[u8]],
-) -> Result<Vec<u8>, IsolatedError> {
-    let program = Program::new(Path::new("/bin/sh"), vec!["-c".into(), script.into()]);
-    let mut running =
-        parent_threads::RunningChild::start(&Isolation { program, is_cancelled }, "job", &bounds)?;
-    requests.iter().try_fold(Vec::new(), |_, request| running.exchange(request, &bounds, is_cancelled))
-}
-
 /// A `printf` command that writes a reply with an answer of one byte.
 const GOOD: &str = r"printf 'GFj1\000\001\000\000\000x'";
 
@@ -97,48 +84,4 @@ fn a_child_that_does_not_end_is_killed() {
         assert_eq!(worker("sleep 300", bounds, stop).ask(b""), Err(IsolatedError::Cancelled));
         assert!(begun.elapsed() < Duration::from_mins(1));
     });
-}
-
-#[test]
-fn threads_hear_what_polling_hears() {
-    let ask =
-        |script: &str, n: usize| ask_by_threads(script, Bounds::default(), never, &vec![&b"hello"[..]; n]);
-    // The shell reads the request, as a child does.
-    let reads = "head -c 9 >/dev/null";
-    let good = format!("{reads}; {GOOD}; {reads}; {GOOD}; cat >/dev/null");
-    assert_eq!(ask(&good, 2), Ok(b"x".to_vec()));
-    let soon = Bounds { wall: Duration::from_secs(1), ..Bounds::default() };
-    let requests = vec![&b"hello"[..]; 3];
-    assert_eq!(ask_by_threads(&good, soon, never, &requests), Err(IsolatedError::Time { seconds: 1 }));
-    for garbage in ["echo hello; sleep 5", r"printf 'GFj1\007\000\000\000\000'; sleep 5", "yes"] {
-        assert_eq!(ask(garbage, 1), Err(IsolatedError::Garbage), "{garbage}");
-    }
-    let refused = r"printf 'GFj1\001\002\000\000\000no'; cat >/dev/null";
-    assert_eq!(ask(refused, 1), Err(IsolatedError::Refused { reason: b"no".to_vec() }));
-    let claimed = r"printf 'GFj1\000\000\000\000\100'; cat /dev/zero";
-    assert_eq!(ask(claimed, 1), Err(IsolatedError::TooLong { limit: 16 << 20 }));
-    assert_eq!(ask("exit 7", 1), Err(IsolatedError::Ended { code: 7 }));
-    let memory = "echo 'memory allocation of 9 bytes failed' >&2; exit 9";
-    assert_eq!(ask(memory, 1), Err(IsolatedError::Memory { limit_bytes: 256 << 20 }));
-    let flood = "head -c 300000 /dev/zero >&2; exit 3";
-    assert_eq!(ask(flood, 1), Err(IsolatedError::Ended { code: 3 }));
-}
-
-#[test]
-fn threads_do_not_wait_for_a_child_that_does_not_end() {
-    let bounds = Bounds { wall: Duration::from_secs(1), ..Bounds::default() };
-    for request in [b"hello".to_vec(), vec![0; 1 << 20]] {
-        let begun = Instant::now();
-        let asked = ask_by_threads("exec sleep 60", bounds, never, &[&request]);
-        assert_eq!(asked, Err(IsolatedError::Time { seconds: 1 }));
-        assert!(begun.elapsed() < Duration::from_secs(30));
-    }
-    let bounds = Bounds { wall: Duration::from_mins(5), ..Bounds::default() };
-    assert_eq!(ask_by_threads("exec sleep 60", bounds, || true, &[b""]), Err(IsolatedError::Cancelled));
-    let missing = Program::new(Path::new("/nowhere/at-all"), Vec::new());
-    let isolation = Isolation { program: missing, is_cancelled: never };
-    assert!(matches!(
-        parent_threads::RunningChild::start(&isolation, "job", &bounds),
-        Err(IsolatedError::Start { .. })
-    ));
 }

@@ -52,9 +52,6 @@ pub struct ScratchDirectory {
 
 impl ScratchDirectory {
     /// Makes a directory in `place`; its name begins with a dot and `name`.
-    ///
-    /// # Errors
-    /// The file system refused.
     pub fn create(place: &Path, name: &str) -> io::Result<Self> {
         let target = place.join(name);
         // A failure to clear is no obstacle: the directory may belong to others.

@@ -63,9 +63,6 @@ impl NewDirectory {
     }
 
     /// Begins the directory. Until it is committed, only its parent directories are visible.
-    ///
-    /// # Errors
-    /// The file system refused.
     pub fn begin(&mut self) -> Result<(), OutputError> {
         let failed = |error: io::Error| OutputError::from(named(&self.path, &error));
         if self.path.is_dir() {
@@ -105,9 +102,6 @@ impl NewDirectory {
     }
 
     /// Creates a subdirectory for files like `name/file`, unless it exists.
-    ///
-    /// # Errors
-    /// The file system refused.
     pub fn create_folder(&mut self, name: &str) -> Result<(), OutputError> {
         let (folder, goes_with_it) = match &self.state {
             FillState::Temporary(temporary, _) => (temporary.path.join(name), true),

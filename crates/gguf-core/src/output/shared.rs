@@ -172,9 +172,6 @@ impl SharedOutput {
     }
 
     /// Determines the remaining work. The file has `n_bytes` bytes; another run may have begun it.
-    ///
-    /// # Errors
-    /// I/O errors, named with the target.
     pub fn begin(&mut self, n_bytes: u64) -> io::Result<Begun> {
         let failed = |error| named(&self.target.clone(), &error);
         for _ in 0..MAX_TRIES {
@@ -238,9 +235,6 @@ impl SharedOutput {
     }
 
     /// Records that all of this run's ranges before `offset` are in the file, on the disk if `sync`.
-    ///
-    /// # Errors
-    /// I/O errors, named with the target.
     pub fn note_written_to(&self, file: &OutputFile, offset: u64, sync: bool) -> io::Result<()> {
         if sync {
             file.sync_data()?;

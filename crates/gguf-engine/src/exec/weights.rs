@@ -98,9 +98,6 @@ impl<'a> WeightReader<'a> {
     }
 
     /// Decodes rows `first .. first + n` into `out`, which is exactly as long.
-    ///
-    /// # Errors
-    /// If the rows cannot be read, or if they are not valid blocks of their type.
     pub fn rows(
         &self,
         tensor: usize,

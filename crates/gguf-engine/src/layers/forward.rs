@@ -80,9 +80,6 @@ pub struct Engine<'a> {
 
 impl<'a> Engine<'a> {
     /// Prepares runs of `plan` over the tensors that it was resolved from.
-    ///
-    /// # Errors
-    /// If the threads cannot be started.
     pub fn new(plan: GraphPlan, source: &'a dyn TensorSource, options: EngineOptions) -> Result<Self> {
         matmul::prepare();
         let workers = Workers::new(options.n_threads)?;

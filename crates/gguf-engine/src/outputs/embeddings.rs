@@ -12,9 +12,6 @@ impl Engine<'_> {
     /// Returns a vector for each text. `hidden` holds the states of all tokens, one text after another, of `lengths[i]`
     /// tokens each. For models that score texts, the vectors are the scores. States are averaged if the file does not
     /// declare how they are pooled.
-    ///
-    /// # Errors
-    /// If weights cannot be read or the run is cancelled.
     pub fn embeddings(
         &self,
         hidden: &Hidden,

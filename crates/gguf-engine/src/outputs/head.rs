@@ -82,9 +82,6 @@ impl Engine<'_> {
     }
 
     /// Returns all logits of the rows, `[n_rows, n_vocab]`; for few rows, or as many as memory is there for.
-    ///
-    /// # Errors
-    /// If weights cannot be read or the run is cancelled.
     pub fn logits(&self, hidden: &Hidden, progress: &dyn Progress) -> Result<Vec<f32>> {
         let mut logits = vec![0.0; hidden.n_rows * self.plan.n_vocab];
         self.logits_block(&self.head_run(progress, None), hidden, &(0..self.plan.n_vocab), &mut logits)?;
@@ -92,9 +89,6 @@ impl Engine<'_> {
     }
 
     /// Returns the scores of `targets`, one per row.
-    ///
-    /// # Errors
-    /// If weights cannot be read or the run is cancelled.
     pub fn scores(
         &self,
         hidden: &Hidden,
@@ -186,9 +180,6 @@ impl Engine<'_> {
 
     /// Returns the scores and divergences of this model's rows as [`Engine::divergences`] does, from the reference's logits,
     /// row by row. They are the same if both heads have the same width.
-    ///
-    /// # Errors
-    /// As [`Engine::divergences`].
     pub fn divergences_from_logits(
         &self,
         reference: &[&[f32]],

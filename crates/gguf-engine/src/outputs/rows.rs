@@ -106,9 +106,6 @@ impl Engine<'_> {
     /// # Exactness
     /// Equal to llama-perplexity's `--kl-divergence`: the baseline's probabilities are used unchanged and not
     /// normalized, and those of at most e^-16 are left out. A divergence may be slightly below zero.
-    ///
-    /// # Errors
-    /// If weights cannot be read or the run is cancelled.
     pub fn divergences_from(
         &self,
         hidden: &Hidden,

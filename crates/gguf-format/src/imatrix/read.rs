@@ -18,9 +18,6 @@ impl Imatrix {
     /// # Exactness
     /// Weights equal llama-quantize's: a sum of squares divided by the count as a float; 1 for experts that no token
     /// reached.
-    ///
-    /// # Errors
-    /// [`ImatrixError`]; each names the file.
     pub fn open(path: &Path) -> Result<Self, ImatrixError> {
         let StoredImatrix { path, format, entries, datasets, n_chunks, unfinished, .. } =
             StoredImatrix::open(path)?;
@@ -64,9 +61,6 @@ impl StoredEntry {
 
 impl StoredImatrix {
     /// Reads a file of either format: GGUF if it has the magic, else the legacy one.
-    ///
-    /// # Errors
-    /// [`ImatrixError`]; each names the file.
     pub fn open(path: &Path) -> Result<Self, ImatrixError> {
         let mut magic = [0; 4];
         let n = std::io::Read::read(&mut input::open(path)?, &mut magic)?;

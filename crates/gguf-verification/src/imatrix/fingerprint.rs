@@ -23,9 +23,6 @@ impl Fingerprint {
     }
 
     /// Adds a serializable value.
-    ///
-    /// # Errors
-    /// Values that JSON cannot hold.
     pub fn value(&mut self, value: &impl Serialize) -> std::io::Result<()> {
         self.bytes(&serde_json::to_vec(value)?);
         Ok(())
@@ -38,9 +35,6 @@ impl Fingerprint {
 
     /// Adds the model: the keys of its graph, and all tensors. What is kept of a run takes much longer to make than the
     /// model to read.
-    ///
-    /// # Errors
-    /// If a row cannot be read, or the run was cancelled.
     pub fn model(
         &mut self,
         metadata: &Metadata,

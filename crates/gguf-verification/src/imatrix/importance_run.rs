@@ -268,9 +268,6 @@ impl<'a> ImportanceRun<'a> {
 
     /// Runs the chunks that are not done, and calls `saved` after every group. If it stops early, `collected` holds the
     /// finished groups.
-    ///
-    /// # Errors
-    /// Errors of the engine, activations that are not finite, errors of `saved`.
     pub fn run<E: From<VerifyError>>(
         &self,
         collected: &mut Collected,

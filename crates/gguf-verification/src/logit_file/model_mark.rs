@@ -40,9 +40,6 @@ fn layer(name: &str) -> Option<usize> {
 
 impl ModelMark {
     /// Reads the facts of a model.
-    ///
-    /// # Errors
-    /// Tensors that cannot be read.
     pub(crate) fn of(model: &Model<'_>, plan: &GraphPlan, level: SimdLevel) -> Result<Self, VerifyError> {
         let name = model.metadata.get("general.name").and_then(Value::as_str).unwrap_or_default();
         let n_layers = plan.layers.len();

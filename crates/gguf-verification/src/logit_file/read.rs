@@ -33,9 +33,6 @@ fn word(bytes: &[u8], at: usize) -> Option<[u8; 4]> {
 
 impl LogitFile {
     /// Returns true if a file starts with the magic bytes of a logit file, whatever its name.
-    ///
-    /// # Errors
-    /// A file that cannot be read.
     pub fn is_one(path: &Path) -> std::io::Result<bool> {
         if !path.is_file() {
             return Ok(false);

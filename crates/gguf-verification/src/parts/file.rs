@@ -30,9 +30,6 @@ const HAS_REFERENCE: u8 = 2;
 
 impl VerificationPart {
     /// Returns true if a file starts with the magic bytes of a part.
-    ///
-    /// # Errors
-    /// The file cannot be read.
     pub fn is_one(path: &Path) -> std::io::Result<bool> {
         use std::io::Read as _;
         let mut head = Vec::new();
@@ -41,9 +38,6 @@ impl VerificationPart {
     }
 
     /// Writes the file; it appears complete or not at all.
-    ///
-    /// # Errors
-    /// The file cannot be written.
     pub fn write(&self, path: &Path, sync: bool) -> Result<(), PartError> {
         Ok(OutputFile::write(path, &self.to_bytes()?, sync)?)
     }
@@ -64,9 +58,6 @@ impl VerificationPart {
     }
 
     /// Reads a file. Its content is untrusted: beyond the checksum, it is checked against the facts.
-    ///
-    /// # Errors
-    /// [`PartError`]; each names the file.
     pub fn open(path: &Path) -> Result<Self, PartError> {
         Self::of_bytes(path, &input::read(path)?)
     }

@@ -49,9 +49,6 @@ impl Op {
     }
 
     /// Returns the dimensions of each result.
-    ///
-    /// # Errors
-    /// [`OpError`] if the operation does not fit.
     pub fn shapes(&self, dims: &[u64]) -> Result<Vec<Vec<u64>>, OpError> {
         let op = self.name();
         let at = |axis: usize| {
