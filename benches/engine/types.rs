@@ -4,9 +4,8 @@
 use std::time::Instant;
 
 use gguf_foundry::arch::GraphFeatures;
-use gguf_foundry::core::GgmlType;
-use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;
+use gguf_foundry::core::{GgmlType, TensorSource};
 use gguf_foundry::engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
 use gguf_foundry::gguf::Metadata;
 

@@ -10,8 +10,7 @@ use crate::core::text::escape;
 use crate::gguf::Metadata;
 use crate::job::input::OpenedInput;
 use crate::job::templates::TemplateFindings;
-use crate::job::{Contradiction, Events, Guard, Job, JobInput, JobTypes, Result};
-use crate::job::{overrides, remark};
+use crate::job::{Contradiction, Events, Guard, Job, JobInput, JobTypes, Result, overrides, remark};
 use crate::verify::{header_errors, label_findings};
 
 /// Job that is planned or run.

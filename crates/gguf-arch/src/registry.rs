@@ -11,10 +11,9 @@ use crate::error::{ArchError, CardProblem, ParentProblem};
 use crate::graph::{self, GraphFeatures};
 use crate::read;
 use crate::read::card_merge::merge;
-use crate::read::check;
 use crate::read::config_keys::ConfigKeys;
-use crate::read::metadata_rows;
 use crate::read::schema::{Card, CardKind};
+use crate::read::{check, metadata_rows};
 
 pub(crate) mod detect;
 pub(crate) mod model_types;

@@ -6,9 +6,8 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::path::{Component, Path};
 
-use crate::CheckpointError;
 use crate::config::{self, ModelDir};
-use crate::pieces;
+use crate::{CheckpointError, pieces};
 use gguf_core::WeightMeta;
 use gguf_core::text::escape;
 

@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::input;
 use crate::progress::Progress;
 use crate::text::hex;
-use crate::{SourceError, TensorSource};
+use crate::{SourceError, TensorSource, input};
 
 /// Bytes that are read at a time; between two reads an interrupt is noticed.
 const STEP_BYTES: usize = 1 << 20;

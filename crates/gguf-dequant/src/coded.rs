@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use crate::rectangle::Rectangle;
 use crate::{DequantError, Result};
-use gguf_core::scratch;
 use gguf_core::simd::SimdLevel;
-use gguf_core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource};
+use gguf_core::{ElementType, GgmlType, Packing, Shape, SourceError, WeightMeta, WeightSource, scratch};
 
 /// The inner source of the layer, with the vector instructions to use.
 #[derive(Clone, Copy)]

@@ -8,9 +8,8 @@ use crate::rectangle::Rectangle;
 use crate::{CodedWeight, DequantError, Encoding, Encodings, InnerSource, Result};
 use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::little_endian::store_f32s;
-use gguf_core::scratch;
 use gguf_core::simd::SimdLevel;
-use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource};
+use gguf_core::{ElementType, GgmlType, Packing, SourceError, WeightMeta, WeightSource, scratch};
 
 pub(super) enum WeightOrigin {
     /// A tensor of the inner source, unchanged.

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use crate::OtherFile;
 use crate::error::{GgufError, HeaderError};
 use crate::header::{Header, Strictness, parse_head, parse_header};
-use gguf_core::input;
 use gguf_core::limits::Limits;
 use gguf_core::mmap::{MappedFile, address_space_bytes};
-use gguf_core::platform;
 use gguf_core::ranged::{self, RangedFile};
+use gguf_core::{input, platform};
 
 /// Size of the first attempt to read the header of a file that is not mapped, in bytes.
 const HEAD_BYTES: u64 = 16 << 20;

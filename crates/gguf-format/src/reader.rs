@@ -8,13 +8,11 @@ use crate::error::{GgufError, HeaderError};
 use crate::header::Strictness;
 use crate::part::{Contents, OpenOptions, Part, open_part};
 use crate::plan::LayoutOptions;
-use crate::split;
 use crate::split_id::split_id;
 use crate::split_keys::{SPLIT_COUNT, SPLIT_ID, SPLIT_NO, SPLIT_TENSORS};
-use crate::{DeclaredTensor, Metadata, TensorDescriptor, TensorLimits, Value};
+use crate::{DeclaredTensor, Metadata, TensorDescriptor, TensorLimits, Value, split};
 use gguf_core::bytes::Endian;
-use gguf_core::ranged;
-use gguf_core::{SourceError, TensorMeta, TensorSource};
+use gguf_core::{SourceError, TensorMeta, TensorSource, ranged};
 
 /// Minimum size of a read that is announced to the system, which then fetches ahead instead of page by page.
 const ANNOUNCED_BYTES: u64 = 256 << 10;

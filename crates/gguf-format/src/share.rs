@@ -1,11 +1,10 @@
 //! Shares of an output, one for each of several machines. All machines plan the same files from the same headers, and
 //! each writes one of them without communication.
 
-use std::fmt;
-use std::io;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::{fmt, io};
 
 use sha2::{Digest, Sha256};
 

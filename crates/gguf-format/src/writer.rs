@@ -12,10 +12,9 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::plan::{FilePlan, LayoutOptions, PlanError, PlannedFile};
-use crate::share;
 use crate::split::{self, SplitSpec};
 use crate::split_id::{FirstRowHashes, placeholder};
-use crate::{Metadata, TensorLimits, Value};
+use crate::{Metadata, TensorLimits, Value, share};
 use gguf_core::output::{
     self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet,
 };

@@ -10,11 +10,10 @@ use std::time::Duration;
 
 use crate::template::PLAIN;
 use apply::{role_key, role_names};
-use gguf_core::input;
 use gguf_core::output::{EditLock, OutputKind};
 use gguf_core::progress::Progress;
 use gguf_core::text::escape;
-use gguf_core::{TensorMeta, TensorSource};
+use gguf_core::{TensorMeta, TensorSource, input};
 use gguf_format::split::part_suffix;
 use gguf_format::split_keys::{SPLIT_COUNT, SPLIT_NO};
 use gguf_format::{

@@ -4,8 +4,7 @@ use crate::{ChoiceError, StandIn};
 use gguf_blocks::{BlockError, BlockFlaw, QuantError};
 use gguf_core::text::{escape, plural};
 use gguf_core::{GgmlType, Hint, Shape};
-use gguf_format::ImatrixError;
-use gguf_format::WriteError;
+use gguf_format::{ImatrixError, WriteError};
 
 /// Errors that prevent a plan or stop its run.
 #[derive(Debug, thiserror::Error)]

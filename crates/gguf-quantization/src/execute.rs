@@ -13,8 +13,9 @@ use gguf_core::progress::Progress;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{GgmlType, SourceError, TensorMeta, TensorSource};
 use gguf_format::split::part_path;
-use gguf_format::{PlannedOutput, plan_parts, write_files};
-use gguf_format::{WriteOptions, WriteReport, output_kind, write_gguf};
+use gguf_format::{
+    PlannedOutput, WriteOptions, WriteReport, output_kind, plan_parts, write_files, write_gguf,
+};
 
 /// Number of floats that are decoded at a time: few enough to stay in the cache of a core.
 const BATCH_ELEMS: usize = 64 << 10;

@@ -56,8 +56,7 @@ pub use allocate::{
     SizeTarget, StandardMix, Survey, TensorCost, TypeCandidate, TypeSet, type_rules,
 };
 pub use choice::{ChoiceError, Reason, TypeChoice, choose_types};
-pub use class::n_matrices;
-pub use class::{TensorClass, file_order, layer_of};
+pub use class::{TensorClass, file_order, layer_of, n_matrices};
 pub use coverage::{Coverage, StandIn, UnseenExperts};
 pub use error::{QuantizeError, RowError};
 pub use gguf_format::FileType;

@@ -5,9 +5,8 @@ use std::path::Path;
 use crate::options::{MAX_OVERRIDE_BYTES, Override};
 use crate::prune::PrunedLayers;
 use crate::{FileType, QuantizeError};
-use gguf_format::Imatrix;
 use gguf_format::split::merged_metadata;
-use gguf_format::{Array, Metadata, Value};
+use gguf_format::{Array, Imatrix, Metadata, Value};
 
 /// Value of `general.quantization_version`: the generation of block types.
 const QUANTIZATION_VERSION: u32 = 2;

@@ -20,8 +20,7 @@ use gguf_arch::diffusion::DiffusionRules;
 use gguf_blocks::{SmallRows, can_quantize, has_lost_groups};
 use gguf_core::text::escape;
 use gguf_core::{Content, GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource, simd::SimdLevel};
-use gguf_format::{GgufFile, Metadata, Value};
-use gguf_format::{Imatrix, ImatrixError};
+use gguf_format::{GgufFile, Imatrix, ImatrixError, Metadata, Value};
 
 /// Input of a quantization: tensors with their metadata, from a file or from a conversion that has not been written.
 #[derive(Clone)]

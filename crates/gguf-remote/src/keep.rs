@@ -32,8 +32,7 @@ use crate::target::RequestTarget;
 use gguf_core::output::{EditLock, EditLockError, OutputFile};
 use gguf_core::platform::{FileId, stamp};
 use gguf_core::progress::Progress;
-use gguf_core::text::escape;
-use gguf_core::text::hex;
+use gguf_core::text::{escape, hex};
 
 /// Unit in bytes at which an interrupted download resumes: the data after the last whole unit may be incomplete.
 const STEP_BYTES: u64 = 16 << 20;

@@ -1,6 +1,5 @@
 //! Weights that are named by themselves: a repository may hold several models, or none where it is looked for.
 
-use crate::Result;
 use crate::address::Address;
 use crate::client::Client;
 use crate::error::RemoteError;
@@ -8,7 +7,7 @@ use crate::file::FileAddress;
 use crate::kind::WEIGHTS;
 use crate::listing::{CONFIGURATIONS, FileListing, RemoteEntry, of_names};
 use crate::names::{FileRole, role};
-use crate::stored;
+use crate::{Result, stored};
 use gguf_core::shard_name::ShardName;
 
 /// Maximum number of shards on a web server, which does not list its files.

@@ -4,8 +4,9 @@ use std::path::Path;
 
 use gguf_core::numeric::{bf16_to_f32, f16_to_f32};
 use gguf_core::progress::Silent;
-use gguf_core::{ElementType, GgmlType, Shape, SourceError};
-use gguf_core::{TensorMeta, TensorSource, WeightMeta, WeightSource};
+use gguf_core::{
+    ElementType, GgmlType, Shape, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource,
+};
 use gguf_format::{Metadata, WriteOptions, write_gguf};
 
 /// Bytes of F32 numbers.

@@ -47,8 +47,7 @@ pub mod special;
 use std::path::Path;
 
 pub use byte_alphabet::{byte_of, char_of};
-pub use encode::read_alike;
-pub use encode::{EncodeError, Encoder};
+pub use encode::{EncodeError, Encoder, read_alike};
 pub use ends::EndTokens;
 pub(crate) use error::Result;
 pub use error::{TokenizerError, TokenizerWarning};

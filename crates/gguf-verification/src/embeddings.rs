@@ -5,14 +5,13 @@
 
 use serde::Serialize;
 
-use crate::masked;
 use crate::model::LoadedModel;
 use crate::options::{VerifyOptions, longer_than_trained};
 use crate::reference_twin::{ReferenceTwin, TITLE, is_own_twin};
 use crate::texts::EncoderTexts;
 use crate::{
     Aspect, Check, Extras, Figure, Finding, LimitLine, Measured, Model, Prompt, Report, Subject, TextEncoder,
-    Thresholds, VerifyError,
+    Thresholds, VerifyError, masked,
 };
 use gguf_core::progress::Progress;
 use gguf_core::text::plural;

@@ -17,9 +17,8 @@ pub(super) mod write;
 
 use std::path::PathBuf;
 
-use gguf_core::Hint;
 use gguf_core::output::OutputError;
-use gguf_core::text;
+use gguf_core::{Hint, text};
 
 const MAGIC: &[u8; 8] = b"_logits_";
 /// Magic bytes after the rows, before the facts of the model.

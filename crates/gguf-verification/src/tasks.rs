@@ -15,9 +15,8 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::Finding;
-use crate::VerifyError;
 use crate::tasks::choice::{ChoiceQuestion, GapSentence};
+use crate::{Finding, VerifyError};
 use gguf_core::Hint;
 use gguf_core::text::escape;
 use gguf_core::written::as_path;

@@ -9,24 +9,19 @@ use crate::checks::{
     vocabulary,
 };
 use crate::cost::Cost;
-use crate::drafts;
 use crate::embeddings::{self, EncoderRun};
 use crate::judgement::{JudgedModel, healthy_cost, judge_figures};
-use crate::known;
 use crate::logit_file::model_mark::ModelMark;
-use crate::masked;
 use crate::measure::{self, LogitFiles, measure_with};
 use crate::model::LoadedModel;
 use crate::options::{VerifyOptions, longer_than_trained};
 use crate::prompts::file_reports;
-use crate::quality;
 use crate::reference_twin::{TwinRun, evenly, has_twin, is_own_twin, positions_evenly, run_twin};
-use crate::tasks;
 use crate::windows::{Cut, Scoring, Window, cut};
 use crate::{
     Aspect, Check, Divergence, Extras, Figure, Finding, LogitWriter, Model, Perplexity, Position, Prompt,
     PromptFile, PromptReport, PromptSource, Report, SaveLogits, Severity, TaskReport, TaskSet, VerifyError,
-    WeightOptions, compare_weights,
+    WeightOptions, compare_weights, drafts, known, masked, quality, tasks,
 };
 use gguf_core::progress::Progress;
 use gguf_core::text::{escape_bytes, plural};

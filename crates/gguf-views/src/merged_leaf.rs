@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::ViewError;
 use crate::axis::{Dim, merge_dims};
 use crate::elems::{Elems, StridedRange};
-use crate::math;
 use crate::origin::LeafOrigin;
 use crate::view::Leaf;
+use crate::{ViewError, math};
 use gguf_arch::MathOp;
 use gguf_core::scratch::with_bytes;
 use gguf_core::simd::SimdLevel;

@@ -14,8 +14,7 @@ use crate::job::recipe::compression::{Frames, decompress};
 use crate::job::recipe::file::{GAPS, HEADER, RecipeFile, digest_of, tensor_part};
 use crate::job::recipe::layout::gaps;
 use crate::job::recipe::trial::{chunks, make, whole};
-use crate::job::recipe::{RecipeError, RecipeOutput, RecipeSource};
-use crate::job::recipe::{bounds, delta};
+use crate::job::recipe::{RecipeError, RecipeOutput, RecipeSource, bounds, delta};
 use crate::job::{JobError, Result};
 use crate::quantize::MadeTensor;
 

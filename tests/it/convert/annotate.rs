@@ -3,8 +3,7 @@
 
 use std::path::Path;
 
-use gguf_foundry::arch::GraphFeatures;
-use gguf_foundry::arch::{OutType, Registry};
+use gguf_foundry::arch::{GraphFeatures, OutType, Registry};
 use gguf_foundry::convert::{Conversion, ConvertOptions, ToHfOptions, gguf_to_hf};
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::core::progress::Silent;

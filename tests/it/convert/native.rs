@@ -4,8 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use gguf_foundry::arch::GraphFeatures;
-use gguf_foundry::arch::{OutType, Registry};
+use gguf_foundry::arch::{GraphFeatures, OutType, Registry};
 use gguf_foundry::convert::{Codes, Conversion, ConvertOptions, FloatReason, ToHfOptions, gguf_to_hf};
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;

@@ -4,8 +4,7 @@ use std::path::{Path, PathBuf};
 
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::{GgmlType, TensorSource};
-use gguf_foundry::gguf::Imatrix;
-use gguf_foundry::gguf::{GgufFile, Metadata, WriteOptions, write_gguf};
+use gguf_foundry::gguf::{GgufFile, Imatrix, Metadata, WriteOptions, write_gguf};
 use gguf_foundry::quantize::{
     CoveragePolicy, FileType, Input, QuantizeError, QuantizeOptions, QuantizePlan, TensorTypeRule,
 };

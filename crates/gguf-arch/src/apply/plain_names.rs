@@ -18,9 +18,7 @@ use crate::mapping::matching::{IgnoreStage, Matcher, kind_of};
 use crate::mapping::options::ResolveOptions;
 use crate::read::is_multimodal;
 use crate::read::schema::{Card, CardKind};
-use crate::registry::Registry;
-use crate::registry::detect;
-use crate::registry::model_types;
+use crate::registry::{Registry, detect, model_types};
 use gguf_core::WeightMeta;
 
 /// Maximum number of kinds of names that are examined: more than any model has.

@@ -6,10 +6,9 @@ use super::member::set_member;
 use crate::language::datum::Datum;
 use crate::language::eval::Scope;
 use crate::language::expr::{BinaryOp, Expr, Function, Path, PathStep};
-use crate::read::base;
-use crate::read::metadata_rows;
 use crate::read::roots::ROOTS;
 use crate::read::schema::{Card, MetadataRow};
+use crate::read::{base, metadata_rows};
 use gguf_format::keys::ANNOTATION_PREFIX;
 
 /// Maximum depth of definitions that refer to definitions.

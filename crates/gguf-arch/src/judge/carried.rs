@@ -15,15 +15,12 @@ use crate::error::lost_value::LostValue;
 use crate::judge::long_rope;
 use crate::keys::hparams::{self, ConfigMap};
 use crate::keys::origins::Origins;
-use crate::keys::runtime_keys;
-use crate::keys::target;
+use crate::keys::{runtime_keys, target};
 use crate::language::eval::{Root, Scope};
-use crate::mapping::OutputSpec;
-use crate::mapping::generated;
 use crate::mapping::scope::configure;
-use crate::read::base;
-use crate::read::metadata_rows;
+use crate::mapping::{OutputSpec, generated};
 use crate::read::schema::Card;
+use crate::read::{base, metadata_rows};
 use gguf_core::account::Piece;
 use gguf_format::Metadata;
 

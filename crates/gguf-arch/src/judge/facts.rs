@@ -4,19 +4,16 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use crate::keys::hparams;
-use crate::keys::target;
+use crate::keys::{hparams, target};
 use crate::language::expr::{Expr, PathStep};
 use crate::language::names::{Pattern, Placeholder};
 use crate::language::ops::OpSpec;
 use crate::mapping::heads::DraftHeads;
-use crate::read::metadata_rows;
 use crate::read::roots::ROOTS;
 use crate::read::schema::{Card, CardKind, DefaultValue, Join, MetadataRow, Optional, TensorEntry};
-use crate::read::visit;
-use crate::registry::Registry;
-use crate::registry::detect;
+use crate::read::{metadata_rows, visit};
 use crate::registry::model_types::usual_text_part;
+use crate::registry::{Registry, detect};
 use gguf_format::keys::ANNOTATION_PREFIX;
 
 /// Returns the keys of `config.json` that a card reads: those in its expressions and defaults, and those of the rows

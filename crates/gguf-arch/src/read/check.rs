@@ -7,11 +7,10 @@ use crate::language::expr::{Expr, Function};
 use crate::language::names::{BOUNDS, Pattern, Placeholder, SUFFIXES, Stars, nearest};
 use crate::language::ops::OpSpec;
 use crate::read::config_keys::ConfigKeys;
-use crate::read::metadata_rows;
-use crate::read::not_built;
 use crate::read::roots::ROOTS;
 use crate::read::schema::{Card, CardKind, Join, MetadataRow, TensorEntry};
 use crate::read::visit::each_expr;
+use crate::read::{metadata_rows, not_built};
 use gguf_format::keys::{ANNOTATIONS, KEYS, annotation_info, key_type};
 
 /// Checks a merged card. `known` are the configuration keys that it may name.

@@ -15,9 +15,8 @@ use gguf_views::{match_rope_freqs, recipe};
 use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
-use super::came_from;
 use super::fixture::{self, CardFixture};
-use super::{Synthetic, keys, load, resolve_with};
+use super::{Synthetic, came_from, keys, load, resolve_with};
 use gguf_testkit::memory::MemoryWeights;
 use gguf_testkit::tiers::{Tier, two_tiers};
 

@@ -1,9 +1,10 @@
 //! Tests of `convert::metadata` and `convert::naming`: the `general.*` keys and the output's name.
 
-use gguf_checkpoint::ModelDir;
-use gguf_checkpoint::parse_object;
-use gguf_conversion::{FileName, ParameterCounts};
-use gguf_conversion::{GeneralMetadata, MetadataFiles, MetadataInputs, MetadataWarning, general_metadata};
+use gguf_checkpoint::{ModelDir, parse_object};
+use gguf_conversion::{
+    FileName, GeneralMetadata, MetadataFiles, MetadataInputs, MetadataWarning, ParameterCounts,
+    general_metadata,
+};
 use gguf_core::TensorMeta;
 use gguf_core::limits::Limits;
 use gguf_format::Value;

@@ -19,8 +19,7 @@ mod switches;
 
 use std::path::Path;
 
-use gguf_arch::GraphFeatures;
-use gguf_arch::OutType;
+use gguf_arch::{GraphFeatures, OutType};
 use gguf_conversion::{Conversion, ConvertOptions};
 use gguf_core::TensorSource;
 use gguf_core::progress::Silent;

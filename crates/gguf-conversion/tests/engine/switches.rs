@@ -12,9 +12,8 @@ use serde_json::{Map, Value as Json, json};
 use crate::fixture::{self, CardFixture, case, load};
 use crate::{cases, differences};
 use gguf_testkit::goldens::{Goldens, corpus_tests};
-use gguf_testkit::names;
-use gguf_testkit::report_cases;
 use gguf_testkit::tiers::{Tier, two_tiers};
+use gguf_testkit::{names, report_cases};
 
 /// Maximum largest and mean difference of a token's likelihood from transformers'.
 const MOST: (f64, f64) = (1e-3, 1e-4);

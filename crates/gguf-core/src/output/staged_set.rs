@@ -11,9 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use super::locked_directory::make_locked;
-use super::mode;
 use super::temporary_name::parts_name;
-use super::{fault, is_too_many, named, parent};
+use super::{fault, is_too_many, mode, named, parent};
 use crate::mmap::faults::{self, Watch};
 use crate::platform::again;
 use crate::sync::Unpoisoned;

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use rayon::prelude::*;
 
-use super::NormKind;
 use super::bias::{Bias, Fold, LayerBias, StaticBias};
 use super::error::MsModelSlimError;
 use super::grid::float;
@@ -13,7 +12,7 @@ use super::labelled::Labelled;
 use super::linear::Linear;
 use super::module::LabelledModule;
 use super::sort::SortedTensors;
-use super::{norms, scan};
+use super::{NormKind, norms, scan};
 use crate::layer::{Weight, WeightOrigin};
 use gguf_core::text::escape;
 use gguf_core::{ElementType, Shape, WeightMeta};

@@ -4,9 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 
-use crate::Metadata;
 use crate::plan::PlannedFile;
-use crate::share;
 use crate::split::SplitSpec;
 use crate::split_id::FirstRowHashes;
 use crate::writer::checksums::Checksums;
@@ -14,6 +12,7 @@ use crate::writer::stream::{StreamFiles, stream, stream_resumably};
 use crate::writer::variants::VariantSource;
 use crate::writer::watermark::{ResumableFile, StreamPosition, Watermark};
 use crate::writer::{WriteError, WriteOptions, WriteReport, begin, guard, output_kind, plan_all};
+use crate::{Metadata, share};
 use gguf_core::TensorMeta;
 use gguf_core::output::{Begun, Destination, OutputError, OutputFile, SharedOutput};
 use gguf_core::progress::Progress;

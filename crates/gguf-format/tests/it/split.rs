@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use gguf_core::progress::Silent;
 use gguf_core::{GgmlType, TensorSource};
-use gguf_format::merged_metadata;
-use gguf_format::{GgufFile, Metadata, OpenOptions, SplitSpec, SplitStyle, Value, WriteOptions, write_gguf};
+use gguf_format::{
+    GgufFile, Metadata, OpenOptions, SplitSpec, SplitStyle, Value, WriteOptions, merged_metadata, write_gguf,
+};
 
 use super::build::{Pattern, tensor};
 use gguf_testkit::memory::write_source;

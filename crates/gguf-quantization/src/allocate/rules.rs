@@ -3,8 +3,7 @@
 use std::fmt::Write as _;
 
 use crate::{OptionError, QuantizePlan, Reason, TensorTypeRule};
-use gguf_core::GgmlType;
-use gguf_core::TensorSource as _;
+use gguf_core::{GgmlType, TensorSource as _};
 
 /// Regular expression that matches this name only.
 ///

@@ -1,10 +1,9 @@
 //! RWKV's world vocabulary: one token per line, as id, Python literal and length.
 
-use super::super::TokenizerError;
 use super::super::chat_template::ChatTemplates;
 use super::super::emit::{MAX_TOKENS, TokenList, TokenType, n_tokens};
-use super::super::python_literal;
 use super::super::special::SpecialTokens;
+use super::super::{TokenizerError, python_literal};
 use super::{Attempt, Context};
 use crate::Result;
 use gguf_format::Template;

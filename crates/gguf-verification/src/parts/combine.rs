@@ -8,10 +8,9 @@ use crate::judgement::{healthy_cost, judge_figures};
 use crate::parts::facts::{PartChecks, PartFacts, RunFacts, StoredFinding, TwinFacts, findings};
 use crate::parts::{PartError, PartLabel, VerificationPart};
 use crate::prompts::file_reports;
-use crate::quality;
 use crate::reference_twin::TwinRun;
 use crate::verification::fill;
-use crate::{FileLabel, Finding, Position, PromptFile, Report, Thresholds, WeightReport};
+use crate::{FileLabel, Finding, Position, PromptFile, Report, Thresholds, WeightReport, quality};
 use gguf_core::text::escape;
 use gguf_format::{PartsGap, each_once};
 

@@ -6,9 +6,8 @@ use minijinja::value::Serde;
 use minijinja::{Value as Jinja, context};
 use serde::Serialize;
 
-use super::charts;
 use super::data::{FileData, PageData, TensorError};
-use super::render;
+use super::{charts, render};
 
 /// Maximum number of cells of a map. No model has more, and no browser would show them.
 const MAX_CELLS: usize = 20_000;

@@ -1,8 +1,7 @@
 //! Markdown for a model card, in the dialect of GitHub and Hugging Face.
 
-use minijinja::Value as Jinja;
-use minijinja::context;
 use minijinja::value::{Serde, ValueKind};
+use minijinja::{Value as Jinja, context};
 
 use super::data::PageData;
 use super::render;

@@ -1,7 +1,6 @@
 //! Pickle machine, with one test for each family of opcodes.
 
-use gguf_checkpoint::pickle::{Forbidden, Id, Pickle, PickleError, Value, read};
-use gguf_checkpoint::pickle::{Global, Rebuild};
+use gguf_checkpoint::pickle::{Forbidden, Global, Id, Pickle, PickleError, Rebuild, Value, read};
 
 use gguf_testkit::torch::{dict, global, int, pickle, text, tuple};
 

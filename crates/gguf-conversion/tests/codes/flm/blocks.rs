@@ -2,8 +2,7 @@
 
 use gguf_blocks as quant;
 use gguf_checkpoint::fastllm::FlmFile;
-use gguf_conversion::{Codes, Conversion, ConvertOptions};
-use gguf_conversion::{FlmOptions, ModelSource};
+use gguf_conversion::{Codes, Conversion, ConvertOptions, FlmOptions, ModelSource};
 use gguf_core::limits::Limits;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16};
 use gguf_core::simd::SimdLevel;

@@ -3,9 +3,8 @@
 
 use gguf_checkpoint::AdapterDir;
 use gguf_conversion::{Conversion, ConvertOptions, ModelSource};
-use gguf_core::Hint;
-use gguf_core::WeightSource;
 use gguf_core::limits::Limits;
+use gguf_core::{Hint, WeightSource};
 use gguf_format::Value;
 use serde_json::json;
 

@@ -121,8 +121,7 @@ pub(super) fn local_class(name: &str) -> Class {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gguf_arch::Registry;
-    use gguf_arch::derived_keys;
+    use gguf_arch::{Registry, derived_keys};
 
     #[test]
     fn every_key_that_a_card_derives_is_classified() {
