@@ -3,9 +3,8 @@
 use crate::Result;
 use crate::exec::weights::Norm;
 use crate::layers::layer::LayerPlan;
-use crate::resolve::features::Sight;
 use crate::resolve::resolver::Resolver;
-use gguf_arch::graph::GraphKind;
+use gguf_arch::graph::{GraphKind, MaskKind};
 
 /// Stack of layers whose final states another stack attends to.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,11 +28,11 @@ impl EncoderPlan {
             return Ok(None);
         }
         b.tensors.enter("enc.");
-        b.built.sight = Sight::Full;
+        b.built.sight = MaskKind::Full;
         let layers = (0..b.n_layers).map(|layer| LayerPlan::resolve(b, layer)).collect::<Result<_, _>>()?;
         let final_norm = Some(b.need_norm("output_norm")?);
         b.tensors.enter("dec.");
-        b.built.sight = Sight::Causal;
+        b.built.sight = MaskKind::Causal;
         if let Some(n_layers) = b.keys.count("decoder_block_count")?.filter(|&n| n > 0) {
             b.n_layers = n_layers;
         }

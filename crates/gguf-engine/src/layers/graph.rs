@@ -14,14 +14,14 @@ use crate::ops::cycles::{has_cycles, n_cycled_layers};
 use crate::ops::model_extra::ModelExtraOp;
 use crate::ops::pooling::{MaskedHead, Pooling, outputs, pooling};
 use crate::ops::{Mixer, ModelExtra, stream_mix};
-use crate::resolve::features::{BuiltFeatures, ModelKind, PositionRule, WiringRule};
+use crate::resolve::features::{BuiltFeatures, ModelKind};
 use crate::resolve::keys::ArchKeys;
 use crate::resolve::resolver::Resolver;
 use crate::resolve::tensors::{TensorClaims, fits};
 use crate::{EngineError, Result};
 use gguf_arch::graph::{
-    EmbedNorm, EmbedScale, EmbedScaleName, GraphFeatures, LogitScale, LogitScaleName, ResidualScale,
-    ResidualScaleName,
+    EmbedNorm, EmbedScale, EmbedScaleName, GraphFeatures, LogitScale, LogitScaleName, Positions,
+    ResidualRule, ResidualScale, ResidualScaleName,
 };
 use gguf_core::TensorMeta;
 use gguf_core::simd::SimdLevel;
@@ -131,9 +131,9 @@ fn resolve_file(features: &GraphFeatures, keys: &ArchKeys<'_>, tensors: &[Tensor
     let mut built = BuiltFeatures::of(arch, features)?;
     Mixer::check_words(arch, &features.mixer)?;
     built.see(keys.flag("attention.causal")?);
-    if built.wiring == WiringRule::PostIfSwinNorm {
+    if built.wiring == ResidualRule::PostIfSwinNorm {
         let is_post = keys.flag("swin_norm")?.unwrap_or(false);
-        built.wiring = if is_post { WiringRule::Post } else { WiringRule::Serial };
+        built.wiring = if is_post { ResidualRule::Post } else { ResidualRule::Serial };
     }
     let mut builder = Resolver {
         features,
@@ -180,17 +180,17 @@ pub(crate) fn residual_scale(b: &Resolver<'_>) -> Result<f64> {
 fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan> {
     let embedding = b.stream_matrix("token_embd")?;
     let positions = match b.built.positions {
-        PositionRule::Learned => Some(b.stream_matrix("position_embd")?),
-        PositionRule::AlibiKey if b.tensors.has("position_embd.weight") => {
+        Positions::Learned => Some(b.stream_matrix("position_embd")?),
+        Positions::AlibiKey if b.tensors.has("position_embd.weight") => {
             Some(b.stream_matrix("position_embd")?)
         }
-        PositionRule::AlibiKey
-        | PositionRule::None
-        | PositionRule::Rope
-        | PositionRule::Rope2d
-        | PositionRule::Alibi
-        | PositionRule::Relative
-        | PositionRule::ByDepth => None,
+        Positions::AlibiKey
+        | Positions::None
+        | Positions::Rope
+        | Positions::Rope2d
+        | Positions::Alibi
+        | Positions::Relative
+        | Positions::ByDepth => None,
     };
     let token_types = b.first_row("token_types")?;
     let embed_norm = match b.features.embed_norm {

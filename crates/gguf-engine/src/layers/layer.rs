@@ -13,9 +13,9 @@ use crate::ops::layer_embedding::LayerEmbedding;
 use crate::ops::mixer::{BranchEnd, MixerOp};
 use crate::ops::ngrams::Ngrams;
 use crate::ops::stream_mix::StreamMix;
-use crate::resolve::features::{ModelKind, WiringRule};
+use crate::resolve::features::ModelKind;
 use crate::resolve::resolver::Resolver;
-use gguf_arch::graph::{EmbedNorm, Extra};
+use gguf_arch::graph::{EmbedNorm, Extra, ResidualRule};
 
 /// Wiring of mixer and feed-forward with the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -101,7 +101,7 @@ impl LayerPlan {
         let connections = LayerConnections::resolve(b, layer)?;
         // The connections may norm the branches' inputs already.
         let reads_normed = connections.as_ref().is_some_and(|both| both.mixer.norms());
-        let own_norms = !reads_normed && !matches!(b.built.wiring, WiringRule::Post | WiringRule::PostLn);
+        let own_norms = !reads_normed && !matches!(b.built.wiring, ResidualRule::Post | ResidualRule::PostLn);
         // A layer with one branch has one norm, whatever the branch is.
         let (has_mixer, is_single) = (!matches!(mixer, Mixer::None), b.is_single());
         let pre_ffn_name = if is_single { "attn_norm" } else { features.norms.pre_ffn.as_str() };
@@ -168,12 +168,20 @@ fn first_norm(b: &mut Resolver<'_>) -> Result<Option<Norm>> {
 /// Returns the wiring of a layer, by the card's rule.
 pub(crate) fn wiring(b: &Resolver<'_>, layer: usize) -> Result<Wiring> {
     let parallel = match b.built.wiring {
-        WiringRule::Normed => return Ok(Wiring::Normed),
-        WiringRule::PostLn => return Ok(Wiring::PostLn),
-        WiringRule::Serial | WiringRule::Post | WiringRule::PostIfSwinNorm => false,
-        WiringRule::Parallel => true,
-        WiringRule::ParallelKey => b.keys.flag("use_parallel_residual")?.unwrap_or(true),
-        WiringRule::ParallelIfNoFfnNorm => {
+        ResidualRule::Normed => return Ok(Wiring::Normed),
+        ResidualRule::PostLn => return Ok(Wiring::PostLn),
+        // Twin mixers and single branches are chosen layer by layer.
+        ResidualRule::Serial
+        | ResidualRule::Post
+        | ResidualRule::PostIfSwinNorm
+        | ResidualRule::Twin
+        | ResidualRule::Single
+        | ResidualRule::Arctic
+        | ResidualRule::Hyper => false,
+        // The presence of the second norm distinguishes the two.
+        ResidualRule::Parallel | ResidualRule::Parallel2 => true,
+        ResidualRule::ParallelKey => b.keys.flag("use_parallel_residual")?.unwrap_or(true),
+        ResidualRule::ParallelIfNoFfnNorm => {
             !b.tensors.has(&format!("blk.{layer}.{}.weight", b.features.norms.pre_ffn))
         }
     };
@@ -182,10 +190,10 @@ pub(crate) fn wiring(b: &Resolver<'_>, layer: usize) -> Result<Wiring> {
 
 /// Claims the norm after a branch, unless the tensor of that name is a norm before a branch.
 pub(crate) fn post_norm(b: &mut Resolver<'_>, layer: usize, name: &str) -> Result<Option<Norm>> {
-    if b.built.wiring == WiringRule::PostLn {
+    if b.built.wiring == ResidualRule::PostLn {
         return b.need_norm(&format!("blk.{layer}.{name}")).map(Some);
     }
-    if b.built.wiring != WiringRule::Post && (name == b.features.norms.pre_ffn || name == "attn_norm") {
+    if b.built.wiring != ResidualRule::Post && (name == b.features.norms.pre_ffn || name == "attn_norm") {
         return Ok(None);
     }
     let mut norm = b.norm(&format!("blk.{layer}.{name}"))?;

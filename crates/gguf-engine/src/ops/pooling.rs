@@ -6,10 +6,10 @@ use crate::exec::context::Context;
 use crate::exec::math::{self, SoftmaxRow};
 use crate::exec::product::Product;
 use crate::exec::weights::{Matrix, Norm, NormFormula};
-use crate::resolve::features::{ModelKind, Sight};
+use crate::resolve::features::ModelKind;
 use crate::resolve::resolver::Resolver;
 use crate::{EngineError, Result};
-use gguf_arch::graph::HeadAct;
+use gguf_arch::graph::{HeadAct, MaskKind};
 use gguf_core::Shape;
 
 /// Row of a text's states that represents the text.
@@ -148,7 +148,7 @@ pub(crate) fn outputs(b: &Resolver<'_>, has_encoder: bool) -> Result<ModelKind> 
 
 /// Resolves the pooling of a text's states and what follows it, and the prediction of masked tokens.
 pub(crate) fn pooling(b: &mut Resolver<'_>) -> Result<(Pooling, Option<MaskedHead>)> {
-    let sees_all = b.built.sight == Sight::Full;
+    let sees_all = b.built.sight == MaskKind::Full;
     let ends = if sees_all { PooledRow::First } else { PooledRow::Last };
     let (row, is_score) = match b.keys.count(POOLING)? {
         None | Some(0) => (PooledRow::Undeclared, false),

@@ -6,9 +6,9 @@ use std::ops::Range;
 use crate::exec::batch::{ChunkBatch, TokenChunk, TokenPlace};
 use crate::exec::rope::RopeTable;
 use crate::ops::model_extra::ModelExtraOp;
-use crate::resolve::features::Sight;
 use crate::resolve::resolver::Resolver;
 use crate::{EngineError, Result};
+use gguf_arch::graph::MaskKind;
 use gguf_core::simd::SimdLevel;
 
 /// End of a model's prefix.
@@ -29,8 +29,8 @@ impl Prefix {
 impl ModelExtraOp for Prefix {
     fn resolve(b: &mut Resolver<'_>) -> Result<Option<Prefix>> {
         Ok(match b.built.sight {
-            Sight::Causal | Sight::Full => None,
-            Sight::Prefix => {
+            MaskKind::Causal | MaskKind::Full => None,
+            MaskKind::Prefix => {
                 let begin = b.keys.token_id("bos");
                 if begin.is_none() {
                     let text = "the file names no begin token: the last token of each prompt ends the prefix";

@@ -2,9 +2,9 @@
 //! added to the scores unscaled.
 
 use crate::exec::weights::{Vector, WeightReader};
-use crate::resolve::features::{PositionRule, Sight};
 use crate::resolve::resolver::Resolver;
 use crate::{EngineError, Result};
+use gguf_arch::graph::{MaskKind, Positions};
 
 /// Learned bias of the scores by head and bucket of relative positions.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,14 +79,14 @@ impl RelativeBias {
         layer: usize,
         n_heads: usize,
     ) -> Result<Option<RelativeBias>> {
-        if b.built.positions != PositionRule::Relative {
+        if b.built.positions != Positions::Relative {
             return Ok(None);
         }
         let n_buckets = b.keys.need_count(BUCKETS)?;
         if n_buckets < 4 || n_buckets % 2 != 0 {
             return Err(b.keys.unknown(BUCKETS, "an even number of 4 or more", &n_buckets.to_string()));
         }
-        let both_sides = b.built.sight == Sight::Full;
+        let both_sides = b.built.sight == MaskKind::Full;
         let max_distance = b.keys.count(FARTHEST)?.unwrap_or(MAX_DISTANCE);
         // The nearest distances have one bucket each: the maximum must be larger than those.
         if max_distance <= n_buckets / if both_sides { 4 } else { 2 } {

@@ -52,59 +52,16 @@ pub(crate) enum ActivationKind {
     Situ,
 }
 
-/// Rule that chooses a layer's wiring.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WiringRule {
-    Serial,
-    /// Serial without norms before the branches.
-    Post,
-    /// `Post` or `Serial`, by the key `swin_norm`.
-    PostIfSwinNorm,
-    Parallel,
-    /// `Parallel` or `Serial`, by the key `use_parallel_residual`.
-    ParallelKey,
-    /// `Parallel` if the norm before the feed-forward is absent, else `Serial`.
-    ParallelIfNoFfnNorm,
-    Normed,
-    /// Post-LN: norms after the sums.
-    PostLn,
-}
-
-/// Rule that encodes positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PositionRule {
-    None,
-    Rope,
-    Rope2d,
-    Alibi,
-    /// ALiBi if the file declares its strength; learned positions if the file has them.
-    AlibiKey,
-    Learned,
-    /// A bias by relative position.
-    Relative,
-    /// Rotation in the small model of a family, a penalty by distance (ALiBi) in the large one.
-    ByDepth,
-}
-
-/// Later keys that a query sees.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Sight {
-    Causal,
-    /// The tokens of a prefix see one another.
-    Prefix,
-    /// All tokens see one another.
-    Full,
-}
-
 /// Constructor of a window's mask from its size.
 pub(crate) type WindowMask = fn(usize) -> Mask;
 
 /// Features for which the vocabulary has more values than the engine implements.
 pub(crate) struct BuiltFeatures {
     pub(crate) kind: ModelKind,
-    pub(crate) wiring: WiringRule,
-    pub(crate) positions: PositionRule,
-    pub(crate) sight: Sight,
+    pub(crate) wiring: ResidualRule,
+    pub(crate) positions: Positions,
+    /// Later keys that a query sees.
+    pub(crate) sight: MaskKind,
     /// Mask of a windowed layer, by the size of the window.
     pub(crate) window: Option<WindowMask>,
     pub(crate) qk_norm: NormFormula,
@@ -142,38 +99,6 @@ impl CardArch<'_> {
         }
     }
 
-    fn wiring(rule: ResidualRule) -> WiringRule {
-        match rule {
-            // Twin mixers and single branches are chosen layer by layer.
-            ResidualRule::Serial
-            | ResidualRule::Twin
-            | ResidualRule::Single
-            | ResidualRule::Arctic
-            | ResidualRule::Hyper => WiringRule::Serial,
-            ResidualRule::Post => WiringRule::Post,
-            ResidualRule::PostIfSwinNorm => WiringRule::PostIfSwinNorm,
-            // The presence of the second norm distinguishes the two.
-            ResidualRule::Parallel | ResidualRule::Parallel2 => WiringRule::Parallel,
-            ResidualRule::ParallelKey => WiringRule::ParallelKey,
-            ResidualRule::ParallelIfNoFfnNorm => WiringRule::ParallelIfNoFfnNorm,
-            ResidualRule::Normed => WiringRule::Normed,
-            ResidualRule::PostLn => WiringRule::PostLn,
-        }
-    }
-
-    fn positions(positions: Positions) -> PositionRule {
-        match positions {
-            Positions::None => PositionRule::None,
-            Positions::Rope => PositionRule::Rope,
-            Positions::Rope2d => PositionRule::Rope2d,
-            Positions::Alibi => PositionRule::Alibi,
-            Positions::Learned => PositionRule::Learned,
-            Positions::ByDepth => PositionRule::ByDepth,
-            Positions::AlibiKey => PositionRule::AlibiKey,
-            Positions::Relative => PositionRule::Relative,
-        }
-    }
-
     fn window(window: WindowKind) -> Option<WindowMask> {
         match window {
             WindowKind::None => None,
@@ -189,11 +114,11 @@ impl BuiltFeatures {
     /// encoder.
     pub(crate) fn see(&mut self, is_causal: Option<bool>) {
         self.sight = match (self.sight, is_causal) {
-            (Sight::Causal, Some(false)) => Sight::Full,
-            (Sight::Full, Some(true)) => Sight::Causal,
+            (MaskKind::Causal, Some(false)) => MaskKind::Full,
+            (MaskKind::Full, Some(true)) => MaskKind::Causal,
             (sight, _) => sight,
         };
-        if self.kind == ModelKind::Decoder && self.sight == Sight::Full {
+        if self.kind == ModelKind::Decoder && self.sight == MaskKind::Full {
             self.kind = ModelKind::Encoder;
         }
     }
@@ -253,13 +178,9 @@ impl BuiltFeatures {
         }
         Ok(Self {
             kind,
-            wiring: CardArch::wiring(*residual),
-            positions: CardArch::positions(*positions),
-            sight: match mask {
-                MaskKind::Causal => Sight::Causal,
-                MaskKind::Prefix => Sight::Prefix,
-                MaskKind::Full => Sight::Full,
-            },
+            wiring: *residual,
+            positions: *positions,
+            sight: *mask,
             window: CardArch::window(*window),
             qk_norm: match qk_norm_kind {
                 NormKind::Rms => NormFormula::Rms,

@@ -2,9 +2,8 @@
 
 use crate::Result;
 use crate::exec::mask::Mask;
-use crate::resolve::features::Sight;
 use crate::resolve::resolver::Resolver;
-use gguf_arch::graph::WindowPattern;
+use gguf_arch::graph::{MaskKind, WindowPattern};
 
 impl Resolver<'_> {
     /// Returns the size of windows: the file's key, where 0 means no window, else the card's number.
@@ -16,7 +15,7 @@ impl Resolver<'_> {
     /// Returns the mask of a layer, by the window and its pattern over layers.
     pub(crate) fn mask(&self, layer: usize) -> Result<Mask> {
         let size = self.window_size()?;
-        let is_full = self.built.sight == Sight::Full;
+        let is_full = self.built.sight == MaskKind::Full;
         let global = if is_full { Mask::Full } else { Mask::Causal };
         let (Some(size), Some(mask)) = (size, self.built.window) else { return Ok(global) };
         let window = mask(size);

@@ -3,10 +3,9 @@
 use crate::exec::mask::Mask;
 use crate::exec::rope::{LongFactors, PairLayout, Ramp, Rope, RopeScaling};
 use crate::exec::weights::Vector;
-use crate::resolve::features::PositionRule;
 use crate::resolve::resolver::Resolver;
 use crate::{EngineError, Result};
-use gguf_arch::graph::{GlobalRope, RopeOn, RopePairs, WindowRope, YarnMu};
+use gguf_arch::graph::{GlobalRope, Positions, RopeOn, RopePairs, WindowRope, YarnMu};
 
 /// Smallest number of layers of the large model of a family whose sizes differ in their positions (Baichuan).
 const LARGE_DEPTH: usize = 40;
@@ -47,18 +46,18 @@ impl Resolver<'_> {
     pub(crate) fn rope(&mut self, layer: usize, mask: Mask, dk: usize) -> Result<Option<usize>> {
         let reach = if mask.is_global() { Reach::Global } else { Reach::Local };
         match self.built.positions {
-            PositionRule::None
-            | PositionRule::Alibi
-            | PositionRule::AlibiKey
-            | PositionRule::Learned
-            | PositionRule::Relative => {
+            Positions::None
+            | Positions::Alibi
+            | Positions::AlibiKey
+            | Positions::Learned
+            | Positions::Relative => {
                 return Ok(None);
             }
             // Each of the two positions rotates its half of a head.
-            PositionRule::Rope2d => return self.rotation(layer, Reach::Global, dk / 2).map(Some),
+            Positions::Rope2d => return self.rotation(layer, Reach::Global, dk / 2).map(Some),
             // Only the depth distinguishes the two sizes of Baichuan; no key of the file does.
-            PositionRule::ByDepth if is_large(self.keys.need_count("block_count")?) => return Ok(None),
-            PositionRule::ByDepth | PositionRule::Rope => {}
+            Positions::ByDepth if is_large(self.keys.need_count("block_count")?) => return Ok(None),
+            Positions::ByDepth | Positions::Rope => {}
         }
         if !self.rotates(layer, reach)? {
             return Ok(None);

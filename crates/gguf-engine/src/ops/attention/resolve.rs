@@ -7,11 +7,10 @@ use crate::ops::attention::{Attention, HeadNorm, HeadSpan, KvSource, Temperature
 use crate::ops::output_gate::OutputGate;
 use crate::ops::relative::RelativeBias;
 use crate::ops::switched::SwitchedAttention;
-use crate::resolve::features::PositionRule;
 use crate::resolve::resolver::Resolver;
 use crate::resolve::rope::is_large;
 use crate::{EngineError, Result};
-use gguf_arch::graph::{AttnScale, QkNorm};
+use gguf_arch::graph::{AttnScale, Positions, QkNorm};
 
 /// Numbers and widths of a layer's heads, and the rows and columns of their projections.
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +80,7 @@ impl Attention {
             k_norm: norms.k,
             norm_after_rope: b.features.attention.qk_norm != QkNorm::BeforeRope,
             rope,
-            rope_2d: b.built.positions == PositionRule::Rope2d,
+            rope_2d: b.built.positions == Positions::Rope2d,
             scale: attention_scale(b, heads, rope)? as f32,
             cap: b.cap(b.features.attention.cap, "attn_logit_softcapping")?,
             mask,
@@ -292,18 +291,18 @@ const MAX_ALIBI_BIAS: f64 = 8.0;
 /// Returns the slopes of ALiBi, if the model has it.
 pub(crate) fn alibi(b: &Resolver<'_>, n_heads: usize) -> Result<Option<Vec<f32>>> {
     let bias = match b.built.positions {
-        PositionRule::Alibi => b.keys.nonzero("attention.max_alibi_bias")?.unwrap_or(MAX_ALIBI_BIAS),
-        PositionRule::AlibiKey => match b.keys.nonzero("attention.max_alibi_bias")? {
+        Positions::Alibi => b.keys.nonzero("attention.max_alibi_bias")?.unwrap_or(MAX_ALIBI_BIAS),
+        Positions::AlibiKey => match b.keys.nonzero("attention.max_alibi_bias")? {
             Some(bias) => bias,
             None => return Ok(None),
         },
-        PositionRule::ByDepth if is_large(b.n_layers) => MAX_ALIBI_BIAS,
-        PositionRule::ByDepth
-        | PositionRule::None
-        | PositionRule::Rope
-        | PositionRule::Rope2d
-        | PositionRule::Learned
-        | PositionRule::Relative => return Ok(None),
+        Positions::ByDepth if is_large(b.n_layers) => MAX_ALIBI_BIAS,
+        Positions::ByDepth
+        | Positions::None
+        | Positions::Rope
+        | Positions::Rope2d
+        | Positions::Learned
+        | Positions::Relative => return Ok(None),
     };
     Ok(Some(alibi_slopes(n_heads, bias)))
 }
