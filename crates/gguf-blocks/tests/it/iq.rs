@@ -1,14 +1,11 @@
-//! IQ types beyond golden blocks: rows that the reference refuses, extreme rows, vector levels compared with scalar
-//! code.
+//! IQ types beyond golden blocks: rows that the reference refuses, and refusals by name.
 
-use gguf_blocks::{QuantError, dequantize, quantize_rows};
+use gguf_blocks::{QuantError, quantize_rows};
 use gguf_core::GgmlType;
 use gguf_core::simd::SimdLevel;
 
 use gguf_testkit::goldens::{Goldens, conformance_tests};
 use gguf_testkit::memory::f32_values;
-use gguf_testkit::noise::Noise;
-use gguf_testkit::tiers::{Tier, two_tiers};
 use gguf_testkit::{files, report_cases};
 
 const TYPES: [GgmlType; 9] = [
@@ -36,122 +33,6 @@ fn quantize(
 ) -> Result<Vec<u8>, QuantError> {
     let mut dst = vec![0xa5; src.len() / ty.block_elems() * ty.block_bytes()];
     quantize_rows(ty, level, n_cols, src, imatrix, &mut dst).map(|()| dst)
-}
-
-/// Super-block with values of a kind; finite unless the kind says otherwise.
-fn block(noise: &mut Noise, kind: usize) -> Vec<f32> {
-    let scale = 2f32.powi(noise.index(40) as i32 - 30);
-    let few = [0.0, -0.0, scale, -scale, 3.0 * scale];
-    (0..256)
-        .map(|i| match kind {
-            0 => noise.bell() * scale,
-            1 => few[noise.index(5)],
-            2 => scale,
-            3 => {
-                if i % 2 == 0 {
-                    scale
-                } else {
-                    -scale
-                }
-            }
-            4 => f32::from_bits(noise.bits() as u32 & 0x807f_ffff),
-            5 => noise.bell() * 2f32.powi(noise.index(80) as i32 - 60),
-            6 => {
-                if noise.index(32) == 0 {
-                    noise.bell() * 1e3
-                } else {
-                    noise.bell() * 1e-4
-                }
-            }
-            7 => {
-                if i / 32 % 2 == 0 {
-                    0.0
-                } else {
-                    noise.bell()
-                }
-            }
-            8 => (noise.index(17) as f32 - 8.0) * scale,
-            9 => noise.bell() * 1e19,
-            10 => 1e-15 * noise.bell(),
-            11 => 3e38 * noise.bell().signum(),
-            12 => {
-                if noise.index(64) == 0 {
-                    f32::NAN
-                } else {
-                    noise.bell()
-                }
-            }
-            13 => {
-                if noise.index(64) == 0 {
-                    f32::INFINITY
-                } else {
-                    noise.bell()
-                }
-            }
-            _ => f32::from_bits(noise.bits() as u32),
-        })
-        .collect()
-}
-
-const KINDS: usize = 15;
-
-fn importance(noise: &mut Noise, kind: usize) -> Vec<f32> {
-    (0..256)
-        .map(|_| match kind {
-            0 => 1.0,
-            1 => noise.bell().abs() + 1e-3,
-            2 => noise.bell().powi(4) * 1e4,
-            3 => [0.0, 1.0, 1.0, 2.0][noise.index(4)],
-            4 => 0.0,
-            // Non-finite weights are refused before any work.
-            _ => Some(f32::from_bits(noise.bits() as u32 & 0x7fff_ffff))
-                .filter(|w| w.is_finite())
-                .unwrap_or(0.0),
-        })
-        .collect()
-}
-
-two_tiers!(every_level_gives_the_scalar_bytes_or_error_on_hostile_rows);
-fn every_level_gives_the_scalar_bytes_or_error_on_hostile_rows(tier: Tier) {
-    let mut noise = Noise::new(7);
-    for round in 0..tier.of(2, 20) {
-        for kind in 0..KINDS {
-            let src = block(&mut noise, kind);
-            for weights in (0..6).map(|kind| Some(importance(&mut noise, kind))).chain([None]) {
-                for ty in TYPES {
-                    if weights.is_none() && needs_imatrix(ty) {
-                        continue;
-                    }
-                    let weights = weights.as_deref();
-                    let want = quantize(ty, SimdLevel::Scalar, 256, &src, weights);
-                    for level in SimdLevel::available() {
-                        let got = quantize(ty, level, 256, &src, weights);
-                        assert!(got == want, "{ty} {level} round {round} kind {kind}\n{src:?}\n{weights:?}");
-                    }
-                    if let Ok(bytes) = want {
-                        let mut back = vec![0.0; 256];
-                        dequantize(ty, SimdLevel::Scalar, &bytes, &mut back).unwrap();
-                    }
-                }
-            }
-        }
-    }
-}
-
-#[test]
-fn any_bytes_decode() {
-    let mut noise = Noise::new(8);
-    for ty in TYPES {
-        let bytes: Vec<u8> = (0..64 * ty.block_bytes()).map(|_| noise.bits() as u8).collect();
-        let mut scalar = vec![0.0; 64 * ty.block_elems()];
-        dequantize(ty, SimdLevel::Scalar, &bytes, &mut scalar).unwrap();
-        for level in SimdLevel::available() {
-            let mut values = vec![0.0; scalar.len()];
-            dequantize(ty, level, &bytes, &mut values).unwrap();
-            let same = values.iter().zip(&scalar).all(|(a, b)| a.to_bits() == b.to_bits());
-            assert!(same, "{ty} {level}");
-        }
-    }
 }
 
 #[test]

@@ -97,35 +97,4 @@ proptest! {
         prop_assert_eq!(plan.header, &bytes[..header.header_bytes as usize]);
         prop_assert!(header.data_end <= bytes.len() as u64);
     }
-
-    #[test]
-    fn damage_never_panics(
-        metadata in metadata(), tensors in tensors(), cut in any::<prop::sample::Index>(),
-        flips in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
-    ) {
-        let mut bytes = file(&metadata, &tensors, LayoutOptions::default());
-        let header_bytes =
-            parse_header(&bytes, &Limits::default(), Strictness::Format).unwrap().header_bytes as usize;
-        for (at, byte) in flips {
-            // In the header, where it has an effect.
-            let at = at.index(header_bytes);
-            bytes[at] ^= byte;
-        }
-        for bytes in [&bytes[..], &bytes[..cut.index(bytes.len())]] {
-            if let Ok(header) = parse_header(bytes, &Limits::default(), Strictness::LlamaCpp) {
-                // Everything that is accepted is inside the file.
-                prop_assert!(header.data_end <= bytes.len() as u64);
-                for (tensor, offset) in header.tensors.iter().zip(&header.offsets) {
-                    prop_assert!(offset + tensor.n_bytes().unwrap() <= bytes.len() as u64);
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn noise_never_panics(noise in proptest::collection::vec(any::<u8>(), 0..200)) {
-        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
-        bytes.extend(noise);
-        let _ = parse_header(&bytes, &Limits::default(), Strictness::LlamaCpp);
-    }
 }
