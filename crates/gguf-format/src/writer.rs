@@ -2,7 +2,6 @@
 //! all threads at once, into files that appear whole or not at all.
 
 mod checksums;
-mod into;
 mod many;
 mod stream;
 mod variants;
@@ -13,16 +12,16 @@ use std::path::{Path, PathBuf};
 
 use crate::plan::{FilePlan, LayoutOptions, PlanError, PlannedFile};
 use crate::split::{self, SplitSpec};
-use crate::split_id::{FirstRowHashes, placeholder};
+use crate::split_id::placeholder;
 use crate::{Metadata, TensorLimits, Value, share};
 use gguf_core::output::{
-    self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet,
+    self, Destination, GuardError, OutputError, OutputFile, OutputGuard, OutputKind, OutputSet, SharedOutput,
 };
 use gguf_core::progress::Progress;
 use gguf_core::written::as_paths;
 use gguf_core::{Hint, SourceError, TensorMeta, TensorSource, text};
+use many::{LastingFile, RunOutput, write_planned};
 use serde::{Serialize, Serializer};
-use stream::{StreamFiles, stream};
 use variants::SingleVariant;
 
 pub use many::{VariantOutput, VariantReport, forget_notes, write_variants};
@@ -221,34 +220,30 @@ pub fn write_gguf(
     let share = split.and_then(|spec| spec.share);
     let kind = output_kind(metadata);
     if share.is_none() && !options.resume {
-        let output = PlannedOutput { target, files, kind, id: None };
-        return write_files(output, source, options, progress);
+        return write_files(PlannedOutput { target, files, kind, id: None }, source, options, progress);
     }
     let id = share::output_id(&files, &options.inputs, &options.identity)?;
     if let Some(share) = share {
         files = share.of(files);
     }
-    let Some(file) = files.first() else {
-        let output = PlannedOutput { target, files, kind, id: None };
-        return write_files(output, source, options, progress);
+    let lasting = match (share.filter(|_| options.into_one_file), files.as_slice()) {
+        (Some(share), [file, ..]) => {
+            // The tensors of the share, at their positions in the whole.
+            let mut plan = FilePlan::new(metadata, source.tensors(), &options.layout)
+                .map_err(|error| WriteError::Plan { path: target.to_owned(), error })?;
+            plan.tensors = plan.tensors.get(file.tensors.clone()).unwrap_or_default().to_vec();
+            let tensors = file.tensors.clone();
+            files = vec![PlannedFile { path: target.to_owned(), tensors, plan, id_offset: None }];
+            let shared = SharedOutput::of(target, &id, share.number(), share.count())?;
+            Some(LastingFile { shared, has_header: share.number() == 1 })
+        }
+        (None, [file]) if options.resume => {
+            let shared = SharedOutput::of(&file.path, &id, 1, 1)?.hidden();
+            Some(LastingFile { shared, has_header: true })
+        }
+        _ => None,
     };
-    if let Some(share) = share.filter(|_| options.into_one_file) {
-        let whole = FilePlan::new(metadata, source.tensors(), &options.layout);
-        let whole = whole.map_err(|error| WriteError::Plan { path: target.to_owned(), error })?;
-        let part = into::FilePart::of_whole(target, whole, file.tensors.clone(), share);
-        return into::write(part, kind, &id, source, options, progress);
-    }
-    if options.resume && files.len() == 1 {
-        return into::write(
-            into::FilePart::alone(files.swap_remove(0)),
-            kind,
-            &id,
-            source,
-            options,
-            progress,
-        );
-    }
-    write_files(PlannedOutput { target, files, kind, id: Some(id) }, source, options, progress)
+    write_one(PlannedOutput { target, files, kind, id: Some(id) }, lasting, source, options, progress)
 }
 
 /// Planned files of one output: a single file, or the parts of a set.
@@ -270,37 +265,19 @@ pub fn write_files(
     options: &WriteOptions,
     progress: &dyn Progress,
 ) -> Result<WriteReport, WriteError> {
-    let PlannedOutput { target, files, kind, id } = output;
-    if !options.in_place {
-        guard(&files, kind, &options.inputs).map_err(OutputError::Guard)?;
-    }
-    let file_bytes = files.iter().map(|file| file.plan.file_bytes).fold(0, u64::saturating_add);
-    let outputs = begin(target, &files, file_bytes, options)?;
-    let tensor_bytes = files.iter().flat_map(|file| &file.plan.tensors).map(|tensor| tensor.n_bytes).sum();
-    let has_id = files.iter().any(|file| file.id_offset.is_some());
-    let first_rows = has_id.then(|| FirstRowHashes::of(source.tensors().len()));
-    let source = SingleVariant(source);
-    let streamed = StreamFiles::set(&source, &files, &outputs, first_rows.as_ref());
-    stream(&source, &streamed, None, options, progress)?;
-    if let Some(first_rows) = first_rows {
-        let id = id.unwrap_or_else(|| first_rows.id(&files));
-        for (file, output) in files.iter().zip(&outputs) {
-            file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
-        }
-    }
-    OutputFile::commit_all(outputs, options.sync)?;
-    let (first, last) = (files.first(), files.last());
-    let tensors = first.map_or(0, |file| file.tensors.start)..last.map_or(0, |file| file.tensors.end);
-    let paths = files.into_iter().map(|file| file.path).collect();
-    Ok(WriteReport {
-        paths,
-        tensors,
-        tensor_bytes,
-        file_bytes,
-        missing: Vec::new(),
-        resumed_at: 0,
-        was_there: false,
-    })
+    write_one(output, None, source, options, progress)
+}
+
+fn write_one(
+    planned: PlannedOutput<'_>,
+    lasting: Option<LastingFile>,
+    source: &dyn TensorSource,
+    options: &WriteOptions,
+    progress: &dyn Progress,
+) -> Result<WriteReport, WriteError> {
+    let output = RunOutput { planned, variants: &[], lasting };
+    let mut reports = write_planned(vec![output], false, &SingleVariant(source), options, progress)?;
+    Ok(reports.pop().expect("there is a report for each output").written)
 }
 
 /// Returns the kind of a file with these keys.

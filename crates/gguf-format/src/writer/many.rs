@@ -1,18 +1,21 @@
-//! Several outputs of the same tensors in different types, written from one reading of the source.
+//! Planned outputs, written: one, or several with the same tensors in different types from one reading of the source.
 
 use std::io;
 use std::ops::Range;
 use std::path::Path;
 
+use crate::Metadata;
 use crate::plan::PlannedFile;
+use crate::share;
 use crate::split::SplitSpec;
 use crate::split_id::FirstRowHashes;
 use crate::writer::checksums::Checksums;
 use crate::writer::stream::{StreamFiles, stream, stream_resumably};
 use crate::writer::variants::VariantSource;
 use crate::writer::watermark::{ResumableFile, StreamPosition, Watermark};
-use crate::writer::{WriteError, WriteOptions, WriteReport, begin, guard, output_kind, plan_all};
-use crate::{Metadata, share};
+use crate::writer::{
+    PlannedOutput, WriteError, WriteOptions, WriteReport, begin, guard, output_kind, plan_all,
+};
 use gguf_core::TensorMeta;
 use gguf_core::output::{Begun, Destination, OutputError, OutputFile, SharedOutput};
 use gguf_core::progress::Progress;
@@ -40,18 +43,34 @@ pub struct VariantReport {
     pub sha256: Vec<String>,
 }
 
+/// Planned output of a run.
+pub(super) struct RunOutput<'a> {
+    pub(super) planned: PlannedOutput<'a>,
+    /// Variant of each tensor; the only one, if none is given.
+    pub(super) variants: &'a [usize],
+    /// The file, if it outlives the run.
+    pub(super) lasting: Option<LastingFile>,
+}
+
+/// Single file that outlives a run: several runs write their tensors into it, or a stopped run is resumed.
+pub(super) struct LastingFile {
+    pub(super) shared: SharedOutput,
+    /// True if this run writes the header.
+    pub(super) has_header: bool,
+}
+
 /// Output that is planned and begun.
-struct BegunOutput {
+struct BegunOutput<'a> {
     planned: Vec<PlannedFile>,
+    variants: &'a [usize],
     /// Its files among those that are written; empty if an earlier run wrote it.
     own: Range<usize>,
-    /// Of a single file that may be resumed.
     resumable: Option<Resumable>,
-    /// Of a set: its id is computed from them.
+    /// Of a set whose id is computed from them.
     first_rows: Option<FirstRowHashes>,
 }
 
-/// Single file that may be resumed.
+/// File that outlives the run, begun.
 struct Resumable {
     shared: SharedOutput,
     /// Offset up to which earlier runs wrote it.
@@ -76,41 +95,57 @@ pub fn write_variants(
     progress: &dyn Progress,
 ) -> Result<Vec<VariantReport>, WriteError> {
     let mut planned = Vec::with_capacity(outputs.len());
-    for output in outputs {
-        let of = |tensor: usize| source.variants(tensor)[output.variants[tensor]].clone();
+    for &VariantOutput { target, metadata, variants, split } in outputs {
+        let of = |tensor: usize| source.variants(tensor)[variants[tensor]].clone();
         let tensors: Vec<TensorMeta> = (0..source.n_tensors()).map(of).collect();
-        let files = plan_all(output.target, output.metadata, &tensors, options.layout, output.split)?;
-        guard(&files, output_kind(output.metadata), &options.inputs).map_err(OutputError::Guard)?;
-        planned.push(files);
+        let files = plan_all(target, metadata, &tensors, options.layout, split)?;
+        let lasting = match files.as_slice() {
+            [file] if options.resume => {
+                let id = share::output_id(&files, &options.inputs, &options.identity)?;
+                let shared = SharedOutput::of(&file.path, &id, 1, 1)?.with_note().hidden();
+                Some(LastingFile { shared, has_header: true })
+            }
+            _ => None,
+        };
+        let output = PlannedOutput { target, files, kind: output_kind(metadata), id: None };
+        planned.push(RunOutput { planned: output, variants, lasting });
     }
-    let mut files: Vec<OutputFile> = Vec::new();
-    let mut begun: Vec<BegunOutput> = Vec::with_capacity(outputs.len());
-    let mut needed = 0_u64;
-    for (output, planned) in outputs.iter().zip(planned) {
-        let output = begin_output(output.target, planned, options, &mut files)?;
-        let n_bytes: u64 = output.planned.iter().map(|file| file.plan.file_bytes).sum();
-        let there = output.resumable.as_ref().map_or(n_bytes, |resumable| {
-            // An interrupted run has written more than it recorded.
-            let allocated = files.get(output.own.start).map_or(0, OutputFile::allocated_bytes);
-            resumable.start.max(allocated)
-        });
-        needed = needed.saturating_add(n_bytes - there.min(n_bytes));
-        begun.push(output);
-    }
-    if let Some(first) = outputs.first() {
-        // The blocks of files that may be resumed are not reserved.
-        let free = Destination::of_part(first.target)?.free_bytes();
-        if let Some(free) = free.filter(|&free| free < needed) {
-            return Err(WriteError::NoSpace { path: first.target.to_owned(), needed, free });
+    write_planned(planned, true, source, options, progress)
+}
+
+/// Writes planned outputs, with checksums if they are wanted.
+pub(super) fn write_planned(
+    outputs: Vec<RunOutput<'_>>,
+    has_sums: bool,
+    source: &dyn VariantSource,
+    options: &WriteOptions,
+    progress: &dyn Progress,
+) -> Result<Vec<VariantReport>, WriteError> {
+    for PlannedOutput { files, kind, .. } in outputs.iter().map(|output| &output.planned) {
+        if !options.in_place {
+            guard(files, *kind, &options.inputs).map_err(OutputError::Guard)?;
         }
     }
+    let first = outputs.first().map(|output| output.planned.target);
+    let mut files: Vec<OutputFile> = Vec::new();
+    let mut begun: Vec<BegunOutput<'_>> = Vec::with_capacity(outputs.len());
+    for output in outputs {
+        begun.push(begin_output(output, source.n_tensors(), options, &mut files)?);
+    }
+    // The blocks of files that may be resumed are not reserved; those of several runs are written in any order.
+    let needed = begun.iter().map(|output| output.needed(&files)).fold(0, u64::saturating_add);
+    if let Some(path) = first.filter(|_| needed > 0 && !options.into_one_file)
+        && let Some(free) = Destination::of_part(path)?.free_bytes().filter(|&free| free < needed)
+    {
+        return Err(WriteError::NoSpace { path: path.to_owned(), needed, free });
+    }
     // A set gets its id in the end, and a run that was resumed has not seen the beginning.
-    let is_whole = |output: &BegunOutput| {
+    let is_whole = |output: &BegunOutput<'_>| {
         output.first_rows.is_none() && output.resumable.as_ref().is_none_or(|own| own.start == 0)
     };
     let planned = || begun.iter().flat_map(|output| output.planned.iter().take(output.own.len()));
-    let checksums = begun.iter().all(is_whole).then(|| Checksums::new(planned()));
-    write_rows(outputs, &begun, &files, checksums.as_ref(), source, options, progress)?;
+    let checksums = (has_sums && begun.iter().all(is_whole)).then(|| Checksums::new(planned()));
+    write_rows(&begun, &files, checksums.as_ref(), source, options, progress)?;
     let sizes: Vec<u64> = planned().map(|file| file.plan.file_bytes).collect();
     let mut sums = checksums.map(|checksums| checksums.finish(sizes.into_iter()).into_iter());
     let mut reports = Vec::with_capacity(begun.len());
@@ -129,24 +164,32 @@ pub fn forget_notes(target: &Path) -> io::Result<()> {
     SharedOutput::forget_notes(target)
 }
 
+/// Writes an id that is known into a file whose header is written.
+fn write_id(file: &PlannedFile, output: &OutputFile, id: Option<&str>) -> io::Result<()> {
+    let Some((offset, id)) = file.id_offset.zip(id) else { return Ok(()) };
+    output.write_at(offset, id.as_bytes())
+}
+
 /// Begins the files of an output, and adds them to those of the others.
-fn begin_output(
-    target: &Path,
-    planned: Vec<PlannedFile>,
+fn begin_output<'a>(
+    output: RunOutput<'a>,
+    n_tensors: usize,
     options: &WriteOptions,
     files: &mut Vec<OutputFile>,
-) -> Result<BegunOutput, WriteError> {
+) -> Result<BegunOutput<'a>, WriteError> {
+    let RunOutput { planned: PlannedOutput { target, files: planned, id, .. }, variants, lasting } = output;
     let first = files.len();
     let mut resumable = None;
-    match planned.as_slice() {
-        [file] if options.resume => {
-            let id = share::output_id(&planned, &options.inputs, &options.identity)?;
-            let mut shared = SharedOutput::of(&file.path, &id, 1, 1)?.with_note().hidden();
+    match (lasting, planned.as_slice()) {
+        (Some(LastingFile { mut shared, has_header }), [file]) => {
             let (start, is_finished) = match shared.begin(file.plan.file_bytes)? {
                 Begun::Finished => (file.plan.file_bytes, true),
                 Begun::Written => (file.plan.file_bytes, false),
                 Begun::At { file: opened, start } => {
-                    opened.write_at(0, &file.plan.header)?;
+                    if has_header {
+                        opened.write_at(0, &file.plan.header)?;
+                        write_id(file, &opened, id.as_deref())?;
+                    }
                     files.push(opened);
                     (start, false)
                 }
@@ -155,19 +198,20 @@ fn begin_output(
         }
         _ => {
             let file_bytes = planned.iter().map(|file| file.plan.file_bytes).fold(0, u64::saturating_add);
-            files.extend(begin(target, &planned, file_bytes, options)?);
+            for (file, begun) in planned.iter().zip(begin(target, &planned, file_bytes, options)?) {
+                write_id(file, &begun, id.as_deref())?;
+                files.push(begun);
+            }
         }
     }
-    let has_id = planned.iter().any(|file| file.id_offset.is_some());
-    let n_tensors = planned.last().map_or(0, |file| file.tensors.end);
-    let first_rows = has_id.then(|| FirstRowHashes::of(n_tensors));
-    Ok(BegunOutput { planned, own: first..files.len(), resumable, first_rows })
+    let is_open = id.is_none() && planned.iter().any(|file| file.id_offset.is_some());
+    let first_rows = is_open.then(|| FirstRowHashes::of(n_tensors));
+    Ok(BegunOutput { planned, variants, own: first..files.len(), resumable, first_rows })
 }
 
 /// Writes the rows that are missing in any file.
 fn write_rows(
-    outputs: &[VariantOutput<'_>],
-    begun: &[BegunOutput],
+    begun: &[BegunOutput<'_>],
     files: &[OutputFile],
     checksums: Option<&Checksums>,
     source: &dyn VariantSource,
@@ -182,14 +226,15 @@ fn write_rows(
     streamed.checksums = checksums;
     let mut resumable = Vec::new();
     let mut start: Option<StreamPosition> = None;
-    for (output, begun) in outputs.iter().zip(begun) {
+    for begun in begun {
+        let variant = |tensor: usize| begun.variants.get(tensor).copied().unwrap_or(0);
         for (at, file) in begun.own.clone().zip(&begun.planned) {
-            streamed.place(source, at, |tensor| output.variants[tensor]);
+            streamed.place(source, at, variant);
             streamed.first_rows[at] = begun.first_rows.as_ref();
             let mut own_start = StreamPosition::default();
             if let Some(own) = &begun.resumable {
                 let tensors = file.tensors.clone();
-                let tensors = tensors.map(|tensor| &source.variants(tensor)[output.variants[tensor]]);
+                let tensors = tensors.map(|tensor| &source.variants(tensor)[variant(tensor)]);
                 let file = ResumableFile::new(&own.shared, &files[at], file, tensors);
                 own_start = file.position(own.start);
                 resumable.push(file);
@@ -204,21 +249,30 @@ fn write_rows(
     stream_resumably(source, &streamed, &watermark, options, progress)
 }
 
-impl BegunOutput {
+impl BegunOutput<'_> {
+    /// Returns the bytes that a file which may be resumed lacks on the disk. An interrupted run has written more than it
+    /// recorded.
+    fn needed(&self, files: &[OutputFile]) -> u64 {
+        let (Some(own), Some(file)) = (&self.resumable, self.planned.first()) else { return 0 };
+        let allocated = files[self.own.clone()].first().map_or(0, OutputFile::allocated_bytes);
+        file.plan.file_bytes.saturating_sub(own.start.max(allocated))
+    }
+
     /// Gives the files their names.
     fn finish(self, files: Vec<OutputFile>, sync: bool) -> Result<WriteReport, WriteError> {
         if let Some(first_rows) = &self.first_rows {
             let id = first_rows.id(&self.planned);
             for (file, output) in self.planned.iter().zip(&files) {
-                file.id_offset.map_or(Ok(()), |offset| output.write_at(offset, id.as_bytes()))?;
+                write_id(file, output, Some(&id))?;
             }
         }
         let was_there = files.is_empty() && self.resumable.is_some();
-        let resumed_at = self.resumable.as_ref().map_or(0, |own| own.start);
+        let resumed_at = self.resumable.as_ref().filter(|_| !was_there).map_or(0, |own| own.start);
+        let mut missing = Vec::new();
         match &self.resumable {
             None => OutputFile::commit_all(files, sync)?,
             Some(own) if own.is_finished => {}
-            Some(own) => drop(own.shared.finish(files.first(), sync)?),
+            Some(own) => missing = own.shared.finish(files.first(), sync)?,
         }
         let plans = || self.planned.iter().map(|file| &file.plan);
         let (first, last) = (self.planned.first(), self.planned.last());
@@ -227,8 +281,8 @@ impl BegunOutput {
             tensor_bytes: plans().flat_map(|plan| &plan.tensors).map(|tensor| tensor.n_bytes).sum(),
             file_bytes: plans().map(|plan| plan.file_bytes).fold(0, u64::saturating_add),
             paths: self.planned.into_iter().map(|file| file.path).collect(),
-            missing: Vec::new(),
-            resumed_at: if was_there { 0 } else { resumed_at },
+            missing,
+            resumed_at,
             was_there,
         })
     }

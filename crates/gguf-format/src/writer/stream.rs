@@ -8,7 +8,7 @@ use crate::endian::swap_blocks;
 use crate::plan::PlannedFile;
 use crate::split_id::FirstRowHashes;
 use crate::writer::checksums::{Checksums, HashedRows, WrittenChunk};
-use crate::writer::variants::{SingleVariant, VariantSource};
+use crate::writer::variants::VariantSource;
 use crate::writer::watermark::{StreamPosition, Watermark};
 use crate::writer::{WriteError, WriteOptions};
 use gguf_core::TensorMeta;
@@ -53,28 +53,6 @@ impl<'a> StreamFiles<'a> {
     pub(super) fn new(n_tensors: usize, files: Vec<&'a PlannedFile>, outputs: &'a [OutputFile]) -> Self {
         let first_rows = vec![None; files.len()];
         Self { files, outputs, placements: vec![Vec::new(); n_tensors], checksums: None, first_rows }
-    }
-
-    /// One file with tensors of a source.
-    pub(super) fn single(source: &SingleVariant<'_>, file: &'a PlannedFile, output: &'a OutputFile) -> Self {
-        let mut this = Self::new(source.n_tensors(), vec![file], std::slice::from_ref(output));
-        this.place(source, 0, |_| 0);
-        this
-    }
-
-    /// Files that share the tensors of a source among them.
-    pub(super) fn set(
-        source: &SingleVariant<'_>,
-        files: &'a [PlannedFile],
-        outputs: &'a [OutputFile],
-        first_rows: Option<&'a FirstRowHashes>,
-    ) -> Self {
-        let mut this = Self::new(source.n_tensors(), files.iter().collect(), outputs);
-        for file in 0..files.len() {
-            this.place(source, file, |_| 0);
-            this.first_rows[file] = first_rows;
-        }
-        this
     }
 
     /// Adds the places of a file's tensors. The file holds the given variant of each.

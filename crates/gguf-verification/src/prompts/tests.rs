@@ -1,6 +1,5 @@
 //! Tests of prompt files: accepted forms, rejected data, and prose.
 
-
 use super::*;
 use crate::PromptSource::{Completion, Messages, Text, Tokens};
 
