@@ -54,7 +54,8 @@ use failure::Failure;
 use progress::{ProgressForm, TerminalProgress};
 
 #[cfg(any(not(unix), target_vendor = "apple"))]
-pub use isolated::{CountedMemory, limit_memory_by};
+pub use isolated::CountedMemory;
+pub use isolated::limit_memory_by;
 
 /// Version of the programs, with the commit that the builder passed in `GGUF_FOUNDRY_COMMIT`, if any.
 static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("GGUF_FOUNDRY_COMMIT") {

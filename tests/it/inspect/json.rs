@@ -1,9 +1,10 @@
 //! Option `--json`: every printed key is in the reference with its type, and a failing run also reports its error in
-//! JSON. `cargo run -p gguf-foundry-json-page -- target/json.md` writes the reference, so these tests are of the deep
+//! JSON. The runs are in `json.txt`. `cargo run -p gguf-foundry-json-page -- target/json.md` writes the reference, so these tests are of the deep
 //! tier.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::process::Command;
 
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::GgufFile;
@@ -144,178 +145,111 @@ impl Check<'_> {
     }
 }
 
-type Run<'a> = (i32, &'a [&'a str]);
+/// Table of the parts of another table's documents: heading of that, key of the parts, heading of this one.
+const INSIDE: (&str, &str, &str) = ("`gguf-verify`", "models", "A model of `gguf-verify`");
+/// Arguments of `+text`.
+const TEXT: &str = "--prompts @tiny-llama/corpus-256.jsonl --ctx 64 --chunks 2";
 
-/// Runs a program with `--json` in the directory.
-fn json(bench: &Bench, program: &str, code: i32, args: &[&str]) -> Json {
-    finish(bench.program(program).args(args).args(["--json", "--no-sync"])).exits_with(code).json()
+/// Command of a line of the table.
+fn command(bench: &Bench, line: &str) -> Command {
+    let line = line.replace("+text", TEXT);
+    let (program, args) = line.split_once(' ').unwrap();
+    let mut command = bench.program(program);
+    for arg in args.split(' ') {
+        match arg.strip_prefix('@') {
+            Some(path) => command.arg(fixture(path)),
+            None => command.arg(arg),
+        };
+    }
+    command
+}
+
+/// Documents of a line: what a program prints, or a file that it has written.
+fn documents(bench: &Bench, heading: &str, line: &str) -> Vec<Json> {
+    let stream = |text: &str| -> Vec<Json> {
+        let found: Vec<Json> =
+            serde_json::Deserializer::from_str(text).into_iter().map(Result::unwrap).collect();
+        assert!(!found.is_empty(), "{line}: no document");
+        found
+    };
+    let (first, rest) = line.split_once(' ').unwrap();
+    match (first, rest.split_once(' ')) {
+        ("lines", _) => stream(&finish(&mut command(bench, rest)).ok().out),
+        ("file", None) => stream(&fs_err::read_to_string(bench.path(rest)).unwrap()),
+        ("file", Some((name, only))) => {
+            let mut document = files::json(bench.path(name));
+            document.as_object_mut().unwrap().retain(|key, _| key == only);
+            vec![document]
+        }
+        (code, _) => {
+            let code: i32 = code.parse().unwrap();
+            let ended = finish(command(bench, rest).args(["--json", "--no-sync"])).exits_with(code);
+            let document = ended.json();
+            assert!(heading != "A run that fails" || document["error"]["exit_code"] == code, "{line}");
+            vec![document]
+        }
+    }
+}
+
+/// Compares what the runs of a section of `json.txt` print with the reference.
+fn compare(section: &str, bench: &Bench) {
+    let documented = Documented::read();
+    let text = fs_err::read_to_string(root().join("tests/it/inspect/json.txt")).unwrap();
+    let begin = format!("[{section}]");
+    let lines = text.lines().skip_while(|line| *line != begin).skip(1);
+    let lines = lines.take_while(|line| !line.starts_with('[')).map(str::trim);
+    // By heading: the check, and whether every key must be printed.
+    let mut checks: BTreeMap<String, (Check<'_>, bool)> = BTreeMap::new();
+    let mut heading = String::new();
+    for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some((kind @ ("=" | "~"), of)) = line.split_once(' ') {
+            of.clone_into(&mut heading);
+            let all = [Some(of), (of == INSIDE.0).then_some(INSIDE.2)];
+            for of in all.into_iter().flatten() {
+                checks.insert(of.to_owned(), (documented.table(of), kind == "="));
+            }
+            continue;
+        }
+        for document in documents(bench, &heading, line) {
+            let (check, is_whole) = checks.get_mut(&heading).unwrap();
+            match document.as_array() {
+                Some(rows) => rows.iter().for_each(|row| check.object("[]", row)),
+                None => check.object("", &document),
+            }
+            if *is_whole && heading == INSIDE.0 {
+                let (part, _) = checks.get_mut(INSIDE.2).unwrap();
+                document[INSIDE.1].as_array().unwrap().iter().for_each(|model| part.object("", model));
+            }
+        }
+    }
+    assert!(!checks.is_empty(), "no section {section}");
+    for (check, is_whole) in checks.into_values() {
+        if is_whole { check.finish() } else { check.has_no_faults() }
+    }
 }
 
 deep_test!(what_inspect_prints_is_documented);
 
 fn what_inspect_prints_is_documented() {
-    let documented = Documented::read();
     let bench = Bench::new().with_layers(1);
-    let checkpoint = fixture("tiny-llama");
-    let quantized = fixture("native/nvfp4_llama_mixed/hf");
     fs_err::write(bench.path("empty.json"), "{}").unwrap();
     fs_err::write(bench.path("chat.jinja"), "{{ messages }}").unwrap();
     fs_err::create_dir(bench.path("odd")).unwrap();
     fs_err::write(bench.path("odd/config.json"), r#"{"architectures": ["NoSuchModel"]}"#).unwrap();
-    let commands: [(&str, &[Run<'_>]); 14] = [
-        (
-            "`gguf-inspect FILE`",
-            &[(0, &["tiny.gguf"]), (0, &["tiny.gguf", "--full"]), (0, &["model.gguf", "--no-tensors"])],
-        ),
-        (
-            "`gguf-inspect get`",
-            &[
-                (0, &["get", "tiny.gguf", "general.name"]),
-                (0, &["get", "tiny.gguf", "tokenizer.ggml.tokens"]),
-            ],
-        ),
-        (
-            "`gguf-inspect set`, `gguf-inspect remove`",
-            &[
-                (0, &["set", "model.gguf", "general.name=x", "a.b=u8:1", "-o", "set.gguf"]),
-                (0, &["set", "model.gguf", "llama.block_count=u8:1", "--force", "--dry-run"]),
-                (0, &["remove", "set.gguf", "a.b"]),
-                (0, &["rename", "set.gguf", "ramp=slope", "--force"]),
-                (0, &["drop", "set.gguf", "slope", "--force", "-o", "less.gguf"]),
-                (0, &["template", "set.gguf", "--set", "chat.jinja"]),
-            ],
-        ),
-        (
-            "`gguf-inspect template`",
-            &[(0, &["template", "set.gguf"]), (0, &["template", "set.gguf", "--name", "default"])],
-        ),
-        (
-            "`gguf-inspect dump`",
-            &[
-                (0, &["dump", "model.gguf"]),
-                (0, &["dump", "tiny.gguf", "--json-array"]),
-                (0, &["dump", "model.gguf", "--data-offset"]),
-                (0, &["dump", "model.gguf", "--data-alignment"]),
-            ],
-        ),
-        ("`gguf-inspect split --dry-run`", &[(0, &["split", "model.gguf", "-o", "part", "--dry-run"])]),
-        (
-            "`gguf-inspect split`, `gguf-inspect merge`",
-            &[
-                (0, &["split", "model.gguf", "-o", "part", "--split-max-tensors", "2"]),
-                (0, &["merge", "part-00001-of-00002.gguf", "-o", "merged.gguf"]),
-            ],
-        ),
-        (
-            "`gguf-inspect diff`",
-            &[
-                (0, &["diff", "model.gguf", "merged.gguf"]),
-                (1, &["diff", "model.gguf", "tiny.gguf"]),
-                (1, &["diff", "model.gguf", "part-00001-of-00002.gguf"]),
-            ],
-        ),
-        ("`gguf-inspect hash`", &[(0, &["hash", "tiny.gguf"])]),
-        ("`gguf-inspect memory`", &[(0, &["memory", "tiny.gguf", "--ctx", "256,512"])]),
-        (
-            "`gguf-inspect memory --fit`",
-            &[
-                (0, &["memory", "tiny.gguf", "--fit", "200M"]),
-                (0, &["memory", "tiny.gguf", "--fit", "24M", "--ctx", "16384"]),
-            ],
-        ),
-        (
-            "`gguf-inspect checkpoint`",
-            &[
-                (0, &["checkpoint", checkpoint.to_str().unwrap()]),
-                (0, &["checkpoint", quantized.to_str().unwrap()]),
-                (0, &["checkpoint", "odd"]),
-            ],
-        ),
-        (
-            "A run that fails",
-            &[
-                (1, &["missing.gguf"]),
-                (1, &["remove", "model.gguf", "llama.block_count"]),
-                (2, &["set", "model.gguf", "x.y=1"]),
-                (2, &["set", "model.gguf"]),
-                (2, &["--no-such-option"]),
-                (1, &["get", "model.gguf", "no.such"]),
-                (2, &["diff", "model.gguf", "missing.gguf"]),
-                (1, &["checkpoint", "missing"]),
-                (1, &["hash", "missing.gguf"]),
-                (1, &["split", "missing.gguf", "-o", "x"]),
-                (1, &["merge", "model.gguf", "-o", "x"]),
-                (3, &["empty.json"]),
-            ],
-        ),
-        ("A run that fails", &[(2, &["get", "model.gguf"])]),
-    ];
-    for (heading, runs) in commands {
-        let mut check = documented.table(heading);
-        for (code, args) in runs {
-            let document = json(&bench, "gguf-inspect", *code, args);
-            check.object("", &document);
-            if heading == "A run that fails" {
-                assert_eq!(document["error"]["exit_code"], *code, "{args:?}");
-            }
-        }
-        // A changed file, for the differences of values.
-        if heading == "`gguf-inspect diff`" {
-            let mut bytes = fs_err::read(bench.path("model.gguf")).unwrap();
-            bytes[832 + 20] ^= 1;
-            fs_err::write(bench.path("changed.gguf"), bytes).unwrap();
-            check.object("", &json(&bench, "gguf-inspect", 1, &["diff", "model.gguf", "changed.gguf"]));
-        }
-        check.finish();
-    }
+    // For the differences of values.
+    let mut bytes = fs_err::read(bench.path("model.gguf")).unwrap();
+    bytes[832 + 20] ^= 1;
+    fs_err::write(bench.path("changed.gguf"), bytes).unwrap();
+    compare("inspect", &bench);
 }
 
 deep_test!(what_convert_prints_is_documented);
 
 fn what_convert_prints_is_documented() {
-    let documented = Documented::read();
     let bench = Bench::new();
-    let dir = "hf";
-    bundled::write_layers(1, &bench.path(dir));
-    let quantized = ["nvfp4_llama_mixed", "fp8_qwen3moe"].map(|name| fixture(&format!("native/{name}/hf")));
-    let run = |code, args: &[&str]| json(&bench, "gguf-convert", code, args);
-
-    let mut plan = documented.table("`gguf-convert …2gguf --dry-run`");
-    plan.object("", &run(0, &["hf2gguf", dir, "-o", "f32.gguf", "--dry-run"]));
-    let mut made = documented.table("`gguf-convert …2gguf`");
-    made.object("", &run(0, &["hf2gguf", dir, "-o", "f32.gguf", "--type", "f32"]));
-    for dir in &quantized {
-        let args =
-            ["hf2gguf", dir.to_str().unwrap(), "-o", "native.gguf", "--type", "native", "--no-tokenizer"];
-        plan.object("", &run(0, &[&args[..], &["--dry-run"]].concat()));
-        made.object("", &run(0, &args));
-    }
+    bundled::write_layers(1, &bench.path("hf"));
     fs_err::create_dir(bench.path("small")).unwrap();
     magnitudes::checkpoint(&bench.path("small"), 1e-9);
-    made.object("", &run(0, &["hf2gguf", "small", "-o", "small.gguf", "--type", "f16"]));
-    plan.finish();
-    made.finish();
-
-    let mut back = documented.table("`gguf-convert gguf2hf`");
-    back.object("", &run(0, &["gguf2hf", "f32.gguf", "-o", "back"]));
-    back.finish();
-
-    let mut turned = documented.table("`gguf-convert endian`");
-    turned.object("", &run(0, &["endian", "f32.gguf", "-o", "big.gguf"]));
-    turned.object("", &run(0, &["endian", "f32.gguf", "-o", "big.gguf", "--to", "little", "--dry-run"]));
-    turned.finish();
-
-    let mut archs = documented.table("`gguf-convert archs`");
-    for row in run(0, &["archs"]).as_array().unwrap() {
-        archs.object("[]", row);
-    }
-    archs.finish();
-    let mut card = documented.table("`gguf-convert archs NAME`");
-    for name in ["llama", "gpt-oss", "chatglm", "gptneox"] {
-        card.object("", &run(0, &["archs", name]));
-    }
-    card.finish();
-    let mut draft_of = documented.table("`gguf-convert draft`");
     let strange = serde_json::json!({
         "config": {"architectures": ["X"], "model_type": "x", "hidden_size": 4, "num_hidden_layers": 1, "strange": 1},
         "tensors": [
@@ -324,38 +258,15 @@ fn what_convert_prints_is_documented() {
         ],
     });
     gguf_testkit::checkpoints::write_zeros(&bench.path("strange"), &strange);
-    draft_of.object("", &run(0, &["draft", "strange"]));
-    draft_of.finish();
-
-    let mut quantized = documented.table("`gguf-quantize`");
-    quantized.object("", &run(0, &["hf2gguf", dir, "-o", "q.gguf", "--type", "q4_k_m"]));
-    let mut draft = documented.table("`gguf-quantize --dry-run`");
-    draft.object("", &run(0, &["hf2gguf", dir, "-o", "q.gguf", "--type", "q4_k_m", "--dry-run"]));
-
-    let mut failed = documented.table("A run that fails");
-    failed.object("", &run(1, &["hf2gguf", "missing", "-o", "x.gguf"]));
-    failed.object("", &run(2, &["hf2gguf"]));
-    failed.finish();
+    compare("convert", &bench);
 }
 
 deep_test!(what_quantize_prints_is_documented);
 
 fn what_quantize_prints_is_documented() {
-    let documented = Documented::read();
     let bench = Bench::new().with_layers(1);
-    let run = |code, args: &[&str]| json(&bench, "gguf-quantize", code, args);
-    let mut made = documented.table("`gguf-quantize`");
-    made.object("", &run(0, &["tiny.gguf", "q.gguf", "q8_0"]));
     magnitudes::model(&bench.path("small.gguf"), 5, 1e-9);
-    made.object("", &run(0, &["small.gguf", "q.gguf", "q8_0"]));
-    made.finish();
-    let mut draft = documented.table("`gguf-quantize --dry-run`");
-    draft.object("", &run(0, &["tiny.gguf", "q.gguf", "q8_0", "--dry-run"]));
-    draft.finish();
-    let mut failed = documented.table("A run that fails");
-    failed.object("", &run(1, &["missing.gguf", "q.gguf", "q8_0"]));
-    failed.object("", &run(2, &["tiny.gguf"]));
-    failed.finish();
+    compare("quantize", &bench);
 }
 
 /// Writes a copy of a Q8_0 file with other codes in the first blocks of a tensor, and one row that is twice as large.
@@ -378,131 +289,28 @@ fn damage(from: &Path, to: &Path, tensor: &str) {
     fs_err::write(to, bytes).unwrap();
 }
 
-/// Texts of the runs of `gguf-verify`.
-fn prompts() -> String {
-    fixture("tiny-llama/corpus-256.jsonl").to_str().unwrap().to_owned()
-}
-
-/// Runs `gguf-verify` on a little text.
-fn verify(bench: &Bench, code: i32, args: &[&str]) -> Json {
-    let prompts = prompts();
-    let cut = ["--prompts", &prompts, "--ctx", "64", "--chunks", "2"];
-    json(bench, "gguf-verify", code, &[args, &cut[..]].concat())
-}
-
-/// Tables of a report, and of the models in it.
-struct Tables<'d> {
-    whole: Check<'d>,
-    one: Check<'d>,
-}
-
-impl Tables<'_> {
-    fn document(&mut self, document: &Json) {
-        self.whole.object("", document);
-        for model in document["models"].as_array().unwrap() {
-            self.one.object("", model);
-        }
-    }
-}
-
-/// Reports of rarer files and texts.
-fn rare_reports(bench: &Bench, tables: &mut Tables<'_>) {
-    let run = |code, args: &[&str]| verify(bench, code, args);
-    // Of two files.
-    tables.document(&run(0, &["q.gguf", "--baseline", "tiny.gguf", "--prompts", &prompts()]));
-    // With a finding: a model compared with itself proves nothing.
-    tables.document(&run(4, &["tiny.gguf", "--baseline", "tiny.gguf"]));
-    // Rows with meaningless codes.
-    damage(&bench.path("q.gguf"), &bench.path("bad.gguf"), "blk.1.attn_k.weight");
-    tables.document(&run(3, &["bad.gguf", "--baseline", "tiny.gguf"]));
-    // Of an encoder.
-    let causal = ["set", "tiny.gguf", "llama.attention.causal=bool:false", "-o", "encoder.gguf"];
-    let _ = json(bench, "gguf-inspect", 0, &causal);
-    let mut quantize = bench.program("gguf-quantize");
-    finish(quantize.args(["encoder.gguf", "e.gguf", "q8_0", "--no-sync"])).ok();
-    tables.document(&run(0, &["e.gguf", "--baseline", "encoder.gguf"]));
-    // Of a model with experts.
-    let experts = fixture("native/nvfp4_qwen3moe/hf");
-    fs_err::write(bench.path("ids.jsonl"), "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8]}\n").unwrap();
-    let experts = [experts.to_str().unwrap(), "--prompts", "ids.jsonl"];
-    tables.document(&json(bench, "gguf-verify", 4, &experts));
-    let tasks = fixture("tasks/winogrande.csv");
-    let tasks = ["q.gguf", "--winogrande", tasks.to_str().unwrap(), "--tasks", "3"];
-    tables.document(&json(bench, "gguf-verify", 4, &tasks));
-    // With a task without a valid choice.
-    let flawed =
-        "0,Anna saw _ there.,Maria,Maria,1\n1,Anna gave Maria a present and _ thanked her.,Anna,Maria,2\n";
-    fs_err::write(bench.path("flawed.csv"), flawed).unwrap();
-    tables.document(&json(bench, "gguf-verify", 4, &["q.gguf", "--winogrande", "flawed.csv"]));
-    let two = ["tiny.gguf", "--prompts", "two.jsonl", "--ctx", "8"];
-    tables.document(&json(bench, "gguf-verify", 4, &two));
-}
-
 deep_test!(what_verify_prints_is_documented);
 
 fn what_verify_prints_is_documented() {
-    let documented = Documented::read();
     let bench = Bench::new().with_layers(2);
-    let mut quantize = bench.program("gguf-quantize");
-    finish(quantize.args(["tiny.gguf", "q.gguf", "q8_0", "--no-sync"])).ok();
-    fs_err::write(bench.path("two.jsonl"), "{\"text\": \"one two three\"}\n{\"text\": \"four five six\"}\n")
-        .unwrap();
-    let run = |code, args: &[&str]| verify(&bench, code, args);
-
-    let mut tables = Tables {
-        whole: documented.table("`gguf-verify`"),
-        one: documented.table("A model of `gguf-verify`"),
-    };
-    tables.document(&run(4, &["tiny.gguf", "--report", "r.json"]));
-    let mut reported = documented.table("`gguf-verify --report FILE.json`");
-    let mut report = files::json(bench.path("r.json"));
-    report.as_object_mut().unwrap().retain(|key, _| key == "run");
-    reported.object("", &report);
-    reported.finish();
-    tables.document(&run(0, &["q.gguf", "--baseline", "tiny.gguf", "--per-token", "each.jsonl"]));
-    let mut each = documented.table("`gguf-verify --per-token FILE`");
-    for line in fs_err::read_to_string(bench.path("each.jsonl")).unwrap().lines() {
-        each.object("", &serde_json::from_str(line).unwrap());
+    for line in [
+        "gguf-quantize tiny.gguf q.gguf q8_0",
+        "gguf-inspect set tiny.gguf llama.attention.causal=bool:false -o encoder.gguf",
+        "gguf-quantize encoder.gguf e.gguf q8_0",
+    ] {
+        finish(command(&bench, line).arg("--no-sync")).ok();
     }
-    each.finish();
-    tables.document(&run(4, &["tiny.gguf", "q.gguf"]));
-    rare_reports(&bench, &mut tables);
-    tables.whole.finish();
-    tables.one.finish();
-
-    let mut importance = documented.table("`gguf-verify imatrix`");
-    importance.object("", &run(0, &["imatrix", "tiny.gguf", "-o", "tiny.imatrix"]));
-    let experts = fixture("native/nvfp4_qwen3moe/hf");
-    fs_err::write(bench.path("ids.jsonl"), "{\"tokens\": [1, 2, 3, 4]}\n").unwrap();
-    let ids = ["imatrix", experts.to_str().unwrap(), "--prompts", "ids.jsonl", "-o", "experts.imatrix"];
-    importance.object("", &json(&bench, "gguf-verify", 0, &ids));
-    importance.object("", &run(0, &["imatrix", "tiny.gguf", "--part", "1/1", "-o", "tiny.part"]));
-    importance.finish();
-    let mut part = documented.table("`gguf-verify --part`");
-    part.object("", &run(0, &["tiny.gguf", "--part", "1/1", "-o", "verify.part"]));
-    part.finish();
-    let mut merged = documented.table("`gguf-verify imatrix merge`");
-    let files =
-        ["imatrix", "merge", "experts.imatrix", "experts.imatrix", "--ctx", "64", "-o", "all.imatrix"];
-    merged.object("", &json(&bench, "gguf-verify", 0, &files));
-    merged.finish();
-    let mut shown = documented.table("`gguf-verify imatrix show`");
-    shown.object("", &json(&bench, "gguf-verify", 0, &["imatrix", "show", "experts.imatrix"]));
-    shown.object("", &json(&bench, "gguf-verify", 0, &["imatrix", "show", "tiny.imatrix"]));
-    shown.object("", &json(&bench, "gguf-verify", 0, &["imatrix", "show", "tiny.part"]));
-    shown.finish();
-
-    let mut logits = documented.table("`gguf-verify logits`");
-    let logits_of = ["logits", "tiny.gguf", "--prompts", "two.jsonl"];
-    let lines = finish(bench.program("gguf-verify").args(logits_of)).out;
-    assert_eq!(lines.lines().count(), 2);
-    for line in lines.lines() {
-        logits.object("", &serde_json::from_str(line).unwrap());
+    damage(&bench.path("q.gguf"), &bench.path("bad.gguf"), "blk.1.attn_k.weight");
+    for (name, text) in [
+        ("two.jsonl", "{\"text\": \"one two three\"}\n{\"text\": \"four five six\"}\n"),
+        ("ids.jsonl", "{\"tokens\": [1, 2, 3, 4, 5, 6, 7, 8]}\n"),
+        ("few.jsonl", "{\"tokens\": [1, 2, 3, 4]}\n"),
+        (
+            "flawed.csv",
+            "0,Anna saw _ there.,Maria,Maria,1\n1,Anna gave Maria a present and _ thanked her.,Anna,Maria,2\n",
+        ),
+    ] {
+        fs_err::write(bench.path(name), text).unwrap();
     }
-    logits.finish();
-
-    let mut failed = documented.table("A run that fails");
-    failed.object("", &run(1, &["missing.gguf"]));
-    failed.object("", &json(&bench, "gguf-verify", 2, &["tiny.gguf", "--min-quality", "good"]));
-    failed.finish();
+    compare("verify", &bench);
 }

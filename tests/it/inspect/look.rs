@@ -5,7 +5,8 @@ use serde_json::json;
 
 use super::{Bench, metadata, model};
 #[cfg(target_os = "linux")]
-use crate::support::{programs, sha256, wait_until_it_reads};
+use crate::support::wait_until_it_reads;
+use crate::support::{programs, sha256};
 use crate::testkit::memory::{MemoryTensors, write_source};
 
 #[test]

@@ -13,13 +13,15 @@ use tempfile::TempPath;
 
 use super::lock::{self, Lock};
 #[cfg(target_os = "linux")]
-use super::mode::{CLOSED, create, first_mode, inherit, set_mode};
+use super::mode::CLOSED;
+use super::mode::{create, first_mode, inherit, set_mode};
 use super::parent;
 use super::staged_set::{StagedHandle, StagedSet};
 use super::temporary_name::builder;
 use crate::mmap::faults::{self, Watch};
 #[cfg(target_os = "linux")]
-use crate::platform::{FileId, again};
+use crate::platform::FileId;
+use crate::platform::again;
 
 #[derive(Debug)]
 enum Handle {
