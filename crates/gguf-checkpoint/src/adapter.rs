@@ -29,6 +29,10 @@ const MLX_KEYS: [&str; 2] = ["lora_parameters", "fine_tune_type"];
 pub const MLX_WAY_OUT: &str = "`mlx_lm.fuse --model BASE --adapter-path ADAPTER --dequantize --save-path OUT` merges it \
                                       into its base model: convert OUT";
 
+/// Hint for users that give a file in place of an adapter's folder.
+const FOLDER: &str = "give the folder with `adapter_config.json` and `adapter_model.safetensors`; an adapter of an image model \
+                      is loaded as it is, next to the GGUF of the model";
+
 /// Returns a warning if the directory of a model also holds an adapter: transformers loads both.
 pub fn unmerged_adapter(dir: &ModelDir) -> Option<String> {
     dir.file(CONFIG)?;
@@ -58,7 +62,8 @@ impl AdapterDir {
             _ => error.into(),
         })?;
         if !found.is_dir() {
-            return Err(CheckpointError::NotADirectory { path: path.to_owned() });
+            let what = "a file, and an adapter is a folder";
+            return Err(CheckpointError::Unsupported { path: path.to_owned(), what, way_out: FOLDER });
         }
         let dir = ModelDir::without_config(path, None, limits);
         let missing = |name| CheckpointError::FileMissing { dir: path.to_owned(), name };

@@ -79,6 +79,12 @@ fn shown(path: &Path) -> String {
     escape(&path.display().to_string()).into_owned()
 }
 
+/// Returns the folder inside of another that has a file, the last one by name if several have: a checkpoint of a training.
+fn last_folder_with(dir: &Path, name: &str) -> Option<PathBuf> {
+    let inner = dir.read_dir().ok()?.filter_map(|entry| Some(entry.ok()?.path()));
+    inner.filter(|path| path.join(name).is_file()).max_by_key(|path| (path.as_os_str().len(), path.clone()))
+}
+
 fn listed(names: &[String]) -> String {
     names.iter().map(|name| format!("`{}`", escape(name))).collect::<Vec<_>>().join(", ")
 }
@@ -107,7 +113,10 @@ impl Hint for CheckpointError {
             Self::FileMissing { name: "quant_model_description.json", .. } => {
                 "msModelSlim writes it; `gguf-convert hf2gguf DIR` reads other checkpoints"
             }
-            Self::FileMissing { name: "adapter_config.json" | "adapter_model.safetensors", .. } => {
+            Self::FileMissing { dir, name: name @ ("adapter_config.json" | "adapter_model.safetensors") } => {
+                if let Some(inner) = last_folder_with(dir, name) {
+                    return vec![format!("`{}` holds an adapter: give that folder", shown(&inner))];
+                }
                 "an adapter of PEFT is a directory with `adapter_config.json` and `adapter_model.safetensors` (of MLX: \
                  `adapters.safetensors`)"
             }

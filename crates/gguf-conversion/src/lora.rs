@@ -102,7 +102,6 @@ impl AdapterConversion {
         paths.push(base.path().join("config.json"));
 
         let parts = AdapterParts::of(adapter.weights(), &config, is_norm)?;
-        parts.check(&config, &adapter)?;
         if parts.is_empty() {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
         }

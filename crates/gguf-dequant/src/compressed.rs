@@ -54,13 +54,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
     }
     let groups = groups(settings)?;
     if settings.text("quantization_status")?.is_some_and(|status| status != "compressed") {
-        // The weights are plain floats, stored along with their quantization parameters.
-        for suffix in [".weight_scale", ".weight_zero_point", ".weight_g_idx"] {
-            for (_, index) in tensors.ending(suffix) {
-                tensors.leave_out(index);
-            }
-        }
-        return Ok(());
+        leave_out_scales_of_floats(tensors);
     }
     if sparse::plan(settings, tensors)? {
         return Ok(());
@@ -68,10 +62,8 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
     let ignored = targets(settings, "ignore", settings.map.get("ignore"), &mut Patterns::default())?;
     let format = settings.text("format")?.unwrap_or("dense").to_owned();
     let mut modules: Vec<(&str, usize)> = tensors.ending(".weight_packed");
-    let plain = tensors
-        .ending(".weight_scale")
-        .into_iter()
-        .filter_map(|(module, _)| Some((module, tensors.find(&format!("{module}.weight"))?)));
+    let scales = tensors.ending(".weight_scale").into_iter().filter(|(_, scale)| tensors.is_free(*scale));
+    let plain = scales.filter_map(|(module, _)| Some((module, tensors.find(&format!("{module}.weight"))?)));
     modules.extend(plain.collect::<Vec<_>>());
     for (module, codes) in modules {
         let conflict = |key: &str, configured: &str| {
@@ -93,6 +85,19 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
         put(&group.weights, tensors, module, codes, format)?;
     }
     Ok(())
+}
+
+/// Leaves out the scales of weights that are floats: such are stored before a compression. Older programs wrote the
+/// status of that time (`frozen`) beside codes, too, so the tensors decide.
+fn leave_out_scales_of_floats(tensors: &mut Tensors<'_>) {
+    for suffix in [".weight_scale", ".weight_zero_point", ".weight_g_idx"] {
+        for (module, index) in tensors.ending(suffix) {
+            let weight = tensors.find(&format!("{module}.weight"));
+            if weight.is_some_and(|weight| tensors.meta(weight).ty.is_plain_float()) {
+                tensors.leave_out(index);
+            }
+        }
+    }
 }
 
 /// Returns a test for modules that the groups name and the ignore list does not.

@@ -113,12 +113,11 @@ impl Hint for DequantError {
                  `quantization_config`"
                     .to_owned(),
             ],
-            Self::MissingTensor { .. } | Self::OrphanTensor { .. } => {
-                vec![
-                    "the download may be incomplete, or the checkpoint was put together from parts"
-                        .to_owned(),
-                ]
-            }
+            Self::MissingTensor { .. } | Self::OrphanTensor { .. } => vec![
+                "the download may be incomplete, or a program has dropped `quantization_config` of config.json: take all files \
+                 of the quantized model from one place"
+                    .to_owned(),
+            ],
             Self::DtypeMismatch { .. }
             | Self::ShapeMismatch { .. }
             | Self::NonFinite { .. }

@@ -73,7 +73,9 @@ const METHODS: &[(&str, Method)] = &[
     ("fbgemm-fp8", Method::FbgemmFp8),
     ("mxfp8", Method::Fp8),
     ("gptq", Method::Gptq),
+    ("gptq-marlin", Method::Gptq),
     ("awq", Method::Awq),
+    ("awq-marlin", Method::Awq),
     ("auto-round", Method::AutoRound),
     ("intel/auto-round", Method::AutoRound),
     ("compressed-tensors", Method::CompressedTensors),
@@ -310,12 +312,12 @@ impl Settings {
 
     /// Checks that no list of modules to skip contains a tensor that is quantized nevertheless.
     ///
-    /// The names in the lists are substrings of module names.
+    /// The names in the lists are parts of module names, as in transformers: `mlp.gate` is not in `mlp.gate_proj`.
     pub(super) fn check_not_ignored(&self, tensor: &str) -> Result<()> {
         for key in ["modules_to_not_convert", "ignored_layers", "skip_modules", "llm_int8_skip_modules"] {
             let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { continue };
             let Some(list) = value.as_array() else { return Err(self.bad(key, "must be a list")) };
-            if let Some(name) = list.iter().filter_map(Value::as_str).find(|name| tensor.contains(name)) {
+            if let Some(name) = list.iter().filter_map(Value::as_str).find(|name| ends_within(name, tensor)) {
                 let configured = format!("`{}`", escape(name));
                 return Err(self.conflict(key, configured, tensor, "codes"));
             }
@@ -372,6 +374,12 @@ impl Settings {
             Some(value) => value.as_str().map(Some).ok_or_else(|| self.bad(key, "must be a string")),
         }
     }
+}
+
+/// Returns true if a module's name, or its end, is in a tensor's name.
+fn ends_within(module: &str, tensor: &str) -> bool {
+    let mut ends = tensor.match_indices(module).map(|(at, _)| &tensor[at + module.len()..]);
+    !module.is_empty() && ends.any(|rest| rest.is_empty() || rest.starts_with('.') || module.ends_with('.'))
 }
 
 /// Returns true if a pattern with `*` matches a module or a module that contains it.
@@ -434,6 +442,21 @@ mod tests {
             ("model.layer", "model.layers", false),
         ] {
             assert_eq!(glob(pattern.as_bytes(), name.as_bytes()), matches, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn modules_are_skipped_by_whole_words() {
+        for (module, tensor, is_within) in [
+            ("model.layers.1.mlp.gate", "model.layers.1.mlp.gate_proj.weight", false),
+            ("model.layers.1", "model.layers.10.mlp.up_proj.weight", false),
+            ("model.layers.1", "model.layers.1.mlp.up_proj.weight", true),
+            ("up_proj", "model.layers.10.mlp.up_proj.weight", true),
+            ("visual.", "model.visual.merger.weight", true),
+            ("visual.", "model.layers.1.mlp.up_proj.weight", false),
+            ("", "lm_head.weight", false),
+        ] {
+            assert_eq!(ends_within(module, tensor), is_within, "{module} {tensor}");
         }
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::{Map, Value as Json};
 
 use crate::lora::config::AdapterConfig;
+use crate::lora::error::Stray;
 use crate::lora::names::{WeightNames, is_head};
 use crate::lora::pair::{MatrixPair, ProductForm};
 use crate::lora::parts::{AdapterParts, WholeTensor};
@@ -41,7 +42,6 @@ impl ModelSource {
             return Err(AdapterError::Activated { path: adapter.config_path() }.into());
         }
         let parts = AdapterParts::of(adapter.weights(), &config, |_| true)?;
-        parts.check(&config, &adapter)?;
         if parts.is_empty() {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
         }
@@ -208,6 +208,13 @@ impl Merge<'_> {
         let transposes_layers = transposes_layers(self.config, &found);
         for (pair, base, meta) in found {
             let is_transposed = is_transposed(pair, meta, transposes_layers);
+            if let Some(own) = changes.lengths.iter().find(|own| own.0 == base)
+                && is_transposed
+                && !pair.is_of_mlx
+            {
+                let tensor = self.adapter.weights()[own.1].name.clone();
+                return Err(AdapterError::Stray { tensor, stray: Stray::Magnitude });
+            }
             let (a, b, scale, part) = (pair.a, pair.b, self.scale(pair), LoraPart::default());
             changes.pairs.push(LoraPair { base, a, b, scale, is_transposed, part });
         }

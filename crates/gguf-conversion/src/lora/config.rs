@@ -64,7 +64,7 @@ impl AdapterConfig {
             return Self::of_mlx(adapter);
         }
         let kind = config.get("peft_type").and_then(Json::as_str).unwrap_or(LORA);
-        if ![LORA, TRAINABLE_TOKENS].contains(&kind) {
+        if ![LORA, TRAINABLE_TOKENS].iter().any(|own| kind.eq_ignore_ascii_case(own)) {
             return Err(AdapterError::Kind { path, found: kind.to_owned() });
         }
         let pieces = settings::check(&path, config)?;
@@ -72,7 +72,7 @@ impl AdapterConfig {
         // Trained rows replace rows of the base, so they have no strength.
         let one = Json::from(1);
         let alpha = config.get("lora_alpha").filter(|value| !value.is_null());
-        let alpha = alpha.or((kind == TRAINABLE_TOKENS).then_some(&one));
+        let alpha = alpha.or(kind.eq_ignore_ascii_case(TRAINABLE_TOKENS).then_some(&one));
         let alpha = alpha.ok_or_else(|| AdapterError::NoKey { path: path.clone(), key: "lora_alpha" })?;
         let alpha = number(alpha).ok_or_else(|| wrong("lora_alpha", "a number"))?;
         let mut alpha_pattern = Vec::new();

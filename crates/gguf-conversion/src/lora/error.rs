@@ -11,7 +11,7 @@ use gguf_views::FactorError;
 /// Kinds of adapter tensors that belong to no pair of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stray {
-    /// A magnitude vector of DoRA.
+    /// A magnitude vector of DoRA, of a layer that is no plain one, or without `use_dora`.
     Magnitude,
     /// A matrix with the adapter's name in its own name.
     Named,
@@ -27,6 +27,14 @@ pub enum Stray {
     Bias,
     /// A whole tensor of the model.
     Whole,
+    /// A matrix of `lora_down` or `lora_up`, or its strength, as programs for image models save them.
+    ImageModel,
+    /// A matrix of torchtune.
+    Torchtune,
+    /// A matrix without `.weight` at the end of its name.
+    Unweighted,
+    /// A matrix of 8-bit floats.
+    Narrow,
     /// Anything else.
     Unknown,
 }
@@ -42,20 +50,37 @@ impl Stray {
             Self::LoraBias => "a bias of matrix B (`lora_bias`)",
             Self::Bias => "a bias",
             Self::Whole => "a whole tensor of the model, no `lora_A` or `lora_B`",
+            Self::ImageModel => {
+                "a matrix as programs for image models save adapters (`lora_down`, `lora_up`, `alpha`)"
+            }
+            Self::Torchtune => "a matrix as torchtune saves adapters for itself",
+            Self::Unweighted => {
+                "a matrix without `.weight` at the end of its name, as LitGPT and loralib save it"
+            }
+            Self::Narrow => "a matrix of 8-bit floats",
             Self::Unknown => "neither `lora_A` nor `lora_B`",
         }
     }
 
     fn way_out(self) -> &'static str {
         match self {
-            Self::Magnitude => {
-                "DoRA is no sum of matrices: merge it with PEFT's `merge_and_unload`, and convert the model"
-            }
+            Self::Magnitude => "merge it with PEFT's `merge_and_unload`, and convert the model",
             Self::Named => {
                 "save the adapter with PEFT's `save_pretrained`: names end in `.lora_A.weight` and `.lora_B.weight`"
             }
             Self::Mlx => MLX_WAY_OUT,
             Self::Lengths | Self::Bias | Self::LoraBias | Self::Whole | Self::Tokens => MERGE,
+            Self::ImageModel => {
+                "an adapter of an image model is loaded as it is, next to the GGUF of the model; one of a language model needs \
+                 the names of PEFT (`lora_A`, `lora_B`)"
+            }
+            Self::Torchtune => {
+                "torchtune's checkpointer also writes `adapter_model.safetensors` with adapter_config.json: take those"
+            }
+            Self::Unweighted => {
+                "merge it with the program that trained it (`litgpt merge_lora`), and convert the model"
+            }
+            Self::Narrow => "save the adapter again in BF16 or F32",
             Self::Unknown => {
                 "only LoRA adapters of PEFT are read: merge others with PEFT, and convert the model"
             }
@@ -217,6 +242,10 @@ impl Hint for AdapterError {
                 "add the token ids of the text, without a first one that begins every text, as `alora_invocation_tokens`"
             }
             Self::Stray { stray, .. } => stray.way_out(),
+            Self::Shapes { a, b, .. } if [a, b].iter().any(|shape| shape.rank() < 2) => {
+                "a training over several processes has saved its own part alone (ZeRO-3, FSDP): save the adapter with gathered \
+                 weights, or put the checkpoint together with `zero_to_fp32.py` or `accelerate merge-weights`"
+            }
             Self::Half { .. } | Self::Shapes { .. } | Self::Empty { .. } => {
                 "the file is not whole, or no adapter: save it again with the program that trained it"
             }

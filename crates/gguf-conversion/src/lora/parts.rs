@@ -8,7 +8,6 @@ use crate::lora::error::Stray;
 use crate::lora::names::module_name;
 use crate::lora::pair::{MatrixPair, ProductForm, mlx_pair, pair};
 use crate::lora::{AdapterError, experts, mlx};
-use gguf_checkpoint::AdapterDir;
 use gguf_core::WeightMeta;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,17 +52,20 @@ const MLX_HALVES: [(&str, Half, ProductForm); 2] =
 /// Suffixes of PEFT for a base tensor that it wraps, and for a module that it replaces.
 const BASE_LAYER: &str = ".base_layer.weight";
 const ORIGINAL: &str = ".original_module.";
+/// Suffixes of the lengths of a weight's rows (DoRA), as PEFT saves them and has them in memory.
+const MAGNITUDES: [&str; 2] = [".lora_magnitude_vector", ".lora_magnitude_vector.weight"];
 /// Suffix of the bias of a matrix B (`lora_bias`).
 const BIAS: &str = ".lora_B.bias";
 /// Suffix of the rows of single tokens, and a suffix that may precede it.
 const TOKENS: &str = ".trainable_tokens_delta";
 const TOKEN_ADAPTER: &str = ".token_adapter";
 /// Name parts that precede the adapter's name in tensor names, as in PEFT's state dict in memory.
-const NAMED: [&str; 6] = [
+const NAMED: [&str; 7] = [
     ".lora_A.",
     ".lora_B.",
     ".lora_embedding_A.",
     ".lora_embedding_B.",
+    ".lora_magnitude_vector.",
     ".modules_to_save.",
     ".trainable_tokens_delta.",
 ];
@@ -134,14 +136,6 @@ impl AdapterParts {
         }
     }
 
-    /// Refuses matrices without the tensors that the configuration requires.
-    pub(super) fn check(&self, config: &AdapterConfig, adapter: &AdapterDir) -> Result<(), AdapterError> {
-        if config.use_dora && !self.pairs.is_empty() {
-            return Err(AdapterError::Kind { path: adapter.config_path(), found: "DoRA".to_owned() });
-        }
-        Ok(())
-    }
-
     /// Returns a warning if the rank of matrices differs from the configuration.
     pub(super) fn other_ranks(&self, config: &AdapterConfig) -> Option<String> {
         let of = |pair: &&MatrixPair| {
@@ -180,7 +174,12 @@ impl AdapterParts {
             let own = without_adapter_name(&meta.name, adapter);
             let found = halves_of.iter().find_map(|row| Some((own.strip_suffix(row.0)?, row.1, row.2)));
             let Some((stem, half, form)) = found else {
-                let lengths = own.strip_suffix(mlx::LENGTHS).filter(|_| config.mlx.is_some());
+                let endings: &[&str] = match config.mlx {
+                    Some(_) => &[mlx::LENGTHS],
+                    None if config.use_dora => &MAGNITUDES,
+                    None => &[],
+                };
+                let lengths = endings.iter().find_map(|ending| own.strip_suffix(ending));
                 if let Some(module) = lengths.filter(|_| takes(&own)) {
                     parts.lengths.push(WholeTensor { name: module_name(module) + ".weight", index });
                     continue;
@@ -193,6 +192,9 @@ impl AdapterParts {
                 })?;
                 continue;
             };
+            if meta.ty.name().starts_with("F8") {
+                return Err(AdapterError::Stray { tensor: meta.name.clone(), stray: Stray::Narrow });
+            }
             let (own, first_form) = halves.entry(module_name(stem)).or_insert(([None, None], form));
             let other = own.iter().flatten().next().copied();
             if let Some(first) = own[half as usize].or(other.filter(|_| *first_form != form)) {
@@ -243,14 +245,29 @@ impl AdapterParts {
         if let Some(own) =
             self.lengths.iter().find(|own| !self.pairs.iter().any(|pair| pair.name == own.name))
         {
-            let tensor = &weights[own.index].name;
-            return half(tensor.clone(), tensor.trim_end_matches(mlx::LENGTHS).to_owned() + mlx::HALVES[0]);
+            let (tensor, a) =
+                (weights[own.index].name.clone(), config.mlx.map_or(HALVES[0].0, |_| mlx::HALVES[0]));
+            return half(tensor, own.name.trim_end_matches(".weight").to_owned() + a);
         }
-        let needs = config.mlx.is_some_and(|own| own.has_lengths);
-        if let Some(pair) = self.pairs.iter().find(|pair| needs && !has(&pair.name, &self.lengths)) {
-            return half(weights[pair.b].name.clone(), format!("{}{}", pair.module, mlx::LENGTHS));
+        let (needs, ending) = match config.mlx {
+            Some(own) => (own.has_lengths, mlx::LENGTHS),
+            None => (config.use_dora, MAGNITUDES[0]),
+        };
+        let lacks = |pair: &&MatrixPair| needs && !has(&pair.name, &self.lengths);
+        if let Some(pair) = self.pairs.iter().find(lacks) {
+            return half(weights[pair.b].name.clone(), format!("{}{ending}", pair.module));
         }
-        Ok(())
+        // ref: PEFT takes the lengths of an embedding over its other axis
+        let is_other = |own: &&WholeTensor| {
+            let pair = self.pairs.iter().find(|pair| pair.name == own.name);
+            pair.is_some_and(|pair| pair.form == ProductForm::Embedding)
+        };
+        match self.lengths.iter().find(is_other) {
+            Some(own) => {
+                Err(AdapterError::Stray { tensor: weights[own.index].name.clone(), stray: Stray::Magnitude })
+            }
+            None => Ok(()),
+        }
     }
 
     /// Adds a tensor that is not half of a pair. The error is what it is, if there is no place for it.
@@ -292,6 +309,10 @@ fn stray(name: &str) -> Stray {
         _ if name.contains(".lora_magnitude_vector") => Stray::Magnitude,
         _ if name.ends_with(TOKENS) => Stray::Tokens,
         _ if name.ends_with(BIAS) => Stray::LoraBias,
+        _ if [".lora_down.", ".lora_up."].iter().any(|word| name.contains(word)) => Stray::ImageModel,
+        _ if [".lora_a.weight", ".lora_b.weight"].iter().any(|end| name.ends_with(end)) => Stray::Torchtune,
+        Some("alpha") => Stray::ImageModel,
+        Some("lora_A" | "lora_B") => Stray::Unweighted,
         Some("lora_a" | "lora_b") => Stray::Mlx,
         Some("weight") if is_of_half => Stray::Named,
         Some("bias") if !is_of_half => Stray::Bias,
@@ -311,6 +332,7 @@ pub(super) fn is_norm(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gguf_checkpoint::AdapterDir;
     use gguf_core::{ElementType, Shape};
 
     fn meta(name: &str, dims: &[u64]) -> WeightMeta {
@@ -397,6 +419,19 @@ mod tests {
             ),
             (&["q.lora_a", "q.lora_b"], "tensor `q.lora_a`: a matrix as MLX saves adapters"),
             (&["e.trainable_tokens_delta"], "tensor `e.trainable_tokens_delta`: rows for single tokens"),
+            (
+                &["q.lora_down.weight", "q.alpha"],
+                "tensor `q.lora_down.weight`: a matrix as programs for image models save adapters (`lora_down`, `lora_up`, \
+                 `alpha`)",
+            ),
+            (
+                &["q.lora_a.weight"],
+                "tensor `q.lora_a.weight`: a matrix as torchtune saves adapters for itself",
+            ),
+            (
+                &["q.lora_A"],
+                "tensor `q.lora_A`: a matrix without `.weight` at the end of its name, as LitGPT and loralib save it",
+            ),
             (&["q.bias"], "tensor `q.bias`: a bias"),
             (&["q.lora_B.bias"], "tensor `q.lora_B.bias`: a bias of matrix B (`lora_bias`)"),
             (

@@ -170,8 +170,8 @@ fn what_has_no_place_in_an_adapter_is_refused_with_a_way_out() {
         ("llama_bias", format!("tensor `{layer}.q_proj.bias`: a bias"), merge),
         (
             "llama_dora",
-            format!("tensor `{layer}.q_proj.lora_magnitude_vector`: a vector of magnitudes (DoRA)"),
-            "DoRA is no sum of matrices: merge it with PEFT's `merge_and_unload`, and convert the model",
+            format!("tensor `{layer}.q_proj.lora_magnitude_vector`: lengths of rows (DoRA)"),
+            merge,
         ),
         (
             "llama_modules_to_save",

@@ -151,15 +151,51 @@ fn names_and_ranks_that_differ_from_what_is_said() {
         assert_eq!(warnings.len(), usize::from(!wanted.is_empty()), "{settings}: {warnings:?}");
         assert!(warnings.iter().all(|warning| warning.contains(wanted)), "{warnings:?}");
     }
-    let dora = Pair::new(
-        &[(Q, &[8, 8])],
-        &[(Q_A, &[3, 8]), (Q_B, &[8, 3])],
-        &llama(),
-        &json!({"lora_alpha": 6, "use_dora": true}),
-    );
-    assert!(
-        dora.merged().unwrap_err().to_string().ends_with("an adapter of type `DoRA`, only LORA can be read")
-    );
+}
+
+/// DoRA: ggml-org/llama.cpp#6536, unslothai/unsloth-zoo#828.
+#[test]
+fn rows_get_the_lengths_of_dora() {
+    const M: &str = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector";
+    const NAMED: &str =
+        "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector.default.weight";
+    let config = json!({"lora_alpha": 6, "use_dora": true, "peft_type": "lora"});
+    for name in [M, NAMED] {
+        let adapter = [(Q_A, &[3, 8][..]), (Q_B, &[8, 3]), (name, &[8])];
+        let pair = Pair::new(&[(Q, &[8, 8])], &adapter, &llama(), &config);
+        let merged = read(&pair.merged().unwrap(), Q);
+        let (sum, lengths) = (pair.sum(Q, [Q_A, Q_B], 2.0, false), values(&pair.adapter, name));
+        for (row, length) in lengths.iter().enumerate() {
+            let own = &sum[row * 8..row * 8 + 8];
+            let norm = own.iter().map(|&value| f64::from(value).powi(2)).sum::<f64>().sqrt();
+            let want: Vec<f32> = own.iter().map(|&value| (f64::from(value) * length / norm) as f32).collect();
+            assert_eq!(merged[row * 8..row * 8 + 8], want);
+        }
+    }
+    let embedding =
+        [(EMBED_A, &[2, 20][..]), (EMBED_B, &[8, 2]), ("model.embed_tokens.lora_magnitude_vector", &[8])];
+    for (base, adapter, end) in [
+        (
+            Q,
+            &[(Q_A, &[3, 8][..]), (Q_B, &[8, 3])][..],
+            "has no counterpart `model.layers.0.self_attn.q_proj.lora_magnitude_vector`",
+        ),
+        (EMBED, &embedding, "a vector of magnitudes (DoRA)"),
+    ] {
+        let shape: &[u64] = if base == Q { &[8, 8] } else { &[20, 8] };
+        let error = Pair::new(&[(base, shape)], adapter, &llama(), &config).merged().unwrap_err();
+        assert!(error.to_string().ends_with(end), "{error}");
+    }
+}
+
+/// Parts of processes, as DeepSpeed and FSDP leave them (vllm-project/vllm#28640).
+#[test]
+fn matrices_of_one_process_are_told() {
+    for (a, b) in [(&[0][..], &[0][..]), (&[24], &[24])] {
+        let pair = Pair::new(&[(Q, &[8, 8])], &[(Q_A, a), (Q_B, b)], &llama(), &json!({"lora_alpha": 6}));
+        let hints = pair.merged().unwrap_err().hints();
+        assert!(hints[0].contains("ZeRO-3"), "{hints:?}");
+    }
 }
 
 #[test]
