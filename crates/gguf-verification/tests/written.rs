@@ -20,7 +20,7 @@ use gguf_format::{FileType, Imatrix, Metadata};
 use gguf_quantization::{Input, QuantizeOptions, QuantizePlan};
 use gguf_testkit::files::entries;
 use gguf_testkit::fixture as path_of;
-use gguf_testkit::goldens::{Goldens, conformance_tests};
+use gguf_testkit::goldens::{Goldens, tiered_conformance_tests};
 use gguf_testkit::tiers::{Tier, two_tiers};
 use gguf_verification::{Check, Finding, Severity, StructureOptions, check_structure};
 use rayon::prelude::*;
@@ -39,7 +39,7 @@ const TYPES: [OutType; 4] = [OutType::Q8_0, OutType::F32, OutType::F16, OutType:
 two_tiers!(what_is_written_is_intact);
 fn what_is_written_is_intact(tier: Tier) {
     let types = &TYPES[..tier.of(1, TYPES.len())];
-    let mut cases = fixture::some(tier, 4);
+    let mut cases = fixture::some(tier, 12);
     cases.retain(|case| !NOT_LOADED.iter().any(|start| case.at.starts_with(start)));
     let wrong: Vec<String> = cases.par_iter().flat_map_iter(|case| complaints(case, types)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
@@ -109,10 +109,11 @@ fn codes_that_are_kept_are_intact() {
     }
 }
 
-conformance_tests!(adapters_are_intact);
-fn adapters_are_intact(corpus: &Goldens) {
+tiered_conformance_tests!(adapters_are_intact);
+fn adapters_are_intact(corpus: &Goldens, tier: Tier) {
     let mut n = 0;
-    for case in entries(corpus.join("lora")).into_iter().filter(|dir| dir.join("case.json").is_file()) {
+    let cases = entries(corpus.join("lora")).into_iter().filter(|dir| dir.join("case.json").is_file());
+    for case in tier.some(3, cases) {
         let adapter = AdapterOptions { base: Some(case.join("base")), scale_alpha: false };
         let plan = AdapterConversion::plan(&case.join("adapter"), &adapter, &ConvertOptions::default());
         let Ok(made) = plan else { continue };

@@ -11,7 +11,7 @@ use proptest::test_runner::TestRng;
 use serde_json::json;
 
 use super::Made;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{bundled, files, fixture, programs, rng, seed, sha256};
 
 /// Environment variable that repeats the choices of an earlier run.
@@ -150,9 +150,9 @@ fn every_type_has_the_same_bytes_however_it_is_made(tier: Tier) {
     assert!(types.len() > tier.of(5, 30), "{} types", types.len());
 }
 
-two_tiers!(every_command_writes_the_same_bytes_however_it_runs);
+deep_test!(every_command_writes_the_same_bytes_however_it_runs);
 
-fn every_command_writes_the_same_bytes_however_it_runs(tier: Tier) {
+fn every_command_writes_the_same_bytes_however_it_runs() {
     let (bench, mut rng) = (Bench::new(), rng(seed(SEED)));
     let commands = [
         ("gguf-convert", "hf2gguf hf -o out/m.gguf --split-max-tensors 3"),
@@ -175,12 +175,12 @@ fn every_command_writes_the_same_bytes_however_it_runs(tier: Tier) {
         ),
     ];
     for (program, arguments) in commands {
-        compare(&bench, program, arguments, &mut rng, tier.of(1, 4));
+        compare(&bench, program, arguments, &mut rng, 4);
     }
     let commands = ["hash f32.gguf --json", "f32.gguf --json", "hash parts-00001-of-00003.gguf --json"];
-    for command in tier.some(3, commands) {
+    for command in commands {
         let expected = bench.run("gguf-inspect", command, &plain());
-        for _ in 0..tier.of(1, 4) {
+        for _ in 0..4 {
             let way = way("gguf-inspect", &mut rng);
             assert_eq!(bench.run("gguf-inspect", command, &way), expected, "{command} {}", way.join(" "));
         }

@@ -12,7 +12,7 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 use crate::quantize::program::model;
 use crate::support::programs::{self, Outcome};
-use crate::support::tiers::{Tier, deep_test, two_tiers};
+use crate::support::tiers::deep_test;
 use crate::support::{fixture, peak_memory_kib};
 use crate::testkit::memory::{MemoryTensors, write_source};
 
@@ -42,7 +42,7 @@ fn copy_checkpoint(dir: &Path, without: &str) {
     }
 }
 
-#[test]
+deep_test!(a_fifo_is_refused_wherever_a_file_is_read);
 fn a_fifo_is_refused_wherever_a_file_is_read() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
@@ -178,11 +178,11 @@ fn a_verification_runs_with_the_threads_there_is_room_for() {
     assert!(whole == few && whole.split('\n').count() == 3);
 }
 
-two_tiers!(two_thousand_parts_are_read_with_256_descriptors);
+deep_test!(two_thousand_parts_are_read_with_256_descriptors);
 
 /// Every day 300 parts.
-fn two_thousand_parts_are_read_with_256_descriptors(tier: Tier) {
-    let n_parts: usize = tier.of(300, 2000);
+fn two_thousand_parts_are_read_with_256_descriptors() {
+    let n_parts: usize = 2000;
     let name = |part: usize| format!("m-{part:05}-of-{n_parts:05}.gguf");
     let dir = tempfile::tempdir().unwrap();
     let mut metadata = Metadata::new();

@@ -14,6 +14,7 @@ use gguf_foundry::quantize::{self, Input, QuantizeOptions, QuantizePlan};
 
 use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::programs::{self, Outcome};
+use crate::support::tiers::{Tier, two_tiers};
 use crate::support::{files, fixture, names, report_cases};
 use crate::testkit::memory::write_source;
 
@@ -99,11 +100,11 @@ fn the_bundled_model_comes_back_byte_for_byte() {
     assert_eq!(found.0, want.0);
 }
 
-#[test]
-fn quantized_weights_come_back_as_the_values_they_decode_to() {
+two_tiers!(quantized_weights_come_back_as_the_values_they_decode_to);
+fn quantized_weights_come_back_as_the_values_they_decode_to(tier: Tier) {
     let out = tempfile::tempdir().unwrap();
     let wide = to_gguf(&fixture("tiny-llama"), &out.path().join("f32.gguf"), Some(OutType::F32), true);
-    for name in ["Q4_K_M", "Q8_0", "Q4_0", "Q5_1", "Q2_K"] {
+    for name in tier.some(3, ["Q4_K_M", "Q8_0", "Q4_0", "Q5_1", "Q2_K"]) {
         let options = QuantizeOptions::new(quantize::FileType::parse(name).unwrap());
         let plan = QuantizePlan::new(&Input::file(&wide), &options, None).unwrap();
         let path = out.path().join(format!("{name}.gguf"));

@@ -35,7 +35,7 @@ fn numbers_that_f32_cannot_hold_are_errors_by_key_and_value(tier: Tier) {
         ("NaN", "NaN"),
         ("-Infinity", "-inf"),
     ];
-    for (value, shown) in tier.some(3, lost) {
+    for (value, shown) in tier.some(6, lost) {
         for key in ["rms_norm_eps", "rope_theta"] {
             let (is_made, said) = convert(dir, key, value);
             assert!(!is_made, "{key} {value}: {said}");

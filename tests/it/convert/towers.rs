@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use serde_json::{Value as Json, json};
 
 use crate::support::goldens::{Goldens, conformance_tests, tiered_conformance_tests};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test};
 use crate::support::{files, fixture, report_cases};
 use crate::testkit::checkpoints::Safetensors;
 
@@ -238,16 +238,16 @@ fn cases(corpus: &Goldens) -> Vec<Checkpoint> {
     all.filter(|case| case.outcome(&|name| Some(name.to_owned())).is_ok()).collect()
 }
 
-two_tiers!(half_a_tower_is_refused);
-fn half_a_tower_is_refused(tier: Tier) {
+deep_test!(half_a_tower_is_refused);
+fn half_a_tower_is_refused() {
     let (mut found, mut n) = (Vec::new(), 0);
     for checkpoint in fixtures() {
-        let (silent, n_changes) = silent(&checkpoint, tier);
+        let (silent, n_changes) = silent(&checkpoint, Tier::Deep);
         found.extend(silent);
         n += n_changes;
     }
     assert!(found.is_empty(), "{} of {n}:\n{}", found.len(), found.join("\n"));
-    assert!(n > tier.of(38, 500), "{n}");
+    assert!(n > 500, "{n}");
 }
 
 tiered_conformance_tests!(half_a_tower_is_refused_in_every_class);

@@ -7,7 +7,7 @@ use std::process::Command;
 use rustix::process::{Resource, getrlimit};
 
 use crate::support::programs::{self, Outcome};
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{files, fixture};
 use crate::testkit::checkpoints::Safetensors;
 
@@ -70,12 +70,12 @@ fn command(limits: &str, dir: &Path, args: &[&str]) -> Command {
     command
 }
 
-two_tiers!(sets_of_600_parts_are_written_with_256_descriptors);
+deep_test!(sets_of_600_parts_are_written_with_256_descriptors);
 
 /// Every day sets of 92 parts with 64 descriptors.
-fn sets_of_600_parts_are_written_with_256_descriptors(tier: Tier) {
+fn sets_of_600_parts_are_written_with_256_descriptors() {
     let root = tempfile::tempdir().unwrap();
-    let (n_layers, n_tensors, few) = sizes(tier);
+    let (n_layers, n_tensors, few) = sizes(Tier::Deep);
     checkpoint(&root.path().join("hf"), n_layers);
     let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     if limit < 8 * n_tensors as u64 {
@@ -93,7 +93,7 @@ fn sets_of_600_parts_are_written_with_256_descriptors(tier: Tier) {
         (
             "hf-shards",
             &["gguf-convert", "gguf2hf", "../whole.gguf", "-o", ".", "--max-shard-size", "1K"],
-            tier.of(70, 300),
+            300,
         ),
     ];
     for (name, args, n_least) in commands {
@@ -103,7 +103,7 @@ fn sets_of_600_parts_are_written_with_256_descriptors(tier: Tier) {
         let args = [args, &["--no-sync"]].concat();
         programs::finish(&mut command("true", &wide, &args)).ok();
         // The soft and the hard limit, many threads, and a second time over an existing set.
-        for threads in tier.some(2, ["16", "1"]) {
+        for threads in ["16", "1"] {
             // The output directory must be new.
             if name == "hf-shards" {
                 fs_err::remove_dir_all(&narrow).unwrap();

@@ -248,7 +248,7 @@ fn every_quantized_case_is_described(corpus: &Goldens, tier: Tier) {
 tiered_conformance_tests!(every_architecture_case_is_described);
 fn every_architecture_case_is_described(corpus: &Goldens, tier: Tier) {
     let mut checker = Checker::new();
-    for case in tier.some(3, files::entries(corpus.join("arch"))) {
+    for case in tier.some(9, files::entries(corpus.join("arch"))) {
         let report = checker.check(&case.join("hf"), true).expect("every case opens");
         if let Some(architecture) = &report.architecture {
             let about = files::json(case.join("case.json"));

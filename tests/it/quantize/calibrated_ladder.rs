@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{calibrate, run};
 use crate::support::programs::Outcome;
-use crate::support::tiers::{Tier, deep_test, two_tiers};
+use crate::support::tiers::{Tier, deep_test};
 use crate::support::{files, programs};
 
 const CALIBRATED: [&str; 5] = ["--calibrate", "text.txt", "--no-self-text", "--calibrate-tokens", "1024"];
@@ -13,12 +13,12 @@ fn make(dir: &Path, args: &[&str]) -> Outcome {
     programs::run("gguf-quantize", dir, &[&["ladder", "in.gguf"], args, &["--no-sync"]].concat())
 }
 
-two_tiers!(each_type_has_the_bytes_of_its_own_calibrated_run);
+deep_test!(each_type_has_the_bytes_of_its_own_calibrated_run);
 
-fn each_type_has_the_bytes_of_its_own_calibrated_run(tier: Tier) {
+fn each_type_has_the_bytes_of_its_own_calibrated_run() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    calibrate::prepare_two_layers(tier, dir);
+    calibrate::prepare_two_layers(Tier::Deep, dir);
     let args = [&["-o", "out", "--types", "q8_0,q4_k_l,q2_k_s"][..], &CALIBRATED].concat();
     let planned = make(dir, &[&args[..], &["--dry-run", "--json"]].concat()).ok().json();
     let is_calibrated = |at: usize| planned["files"][at]["is_calibrated"].as_bool().unwrap();

@@ -395,7 +395,7 @@ fn machines_share_a_ladder_and_one_command_puts_it_together(tier: Tier) {
     }
 }
 
-#[test]
+deep_test!(files_of_parts_are_never_taken_for_others);
 fn files_of_parts_are_never_taken_for_others() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

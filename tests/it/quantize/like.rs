@@ -82,7 +82,7 @@ fn a_file_made_like_another_of_the_same_source_is_that_file(tier: Tier) {
         ("q4_0", &["--prune-layers", "1"], false),
         ("q8_0", &["--override-kv", "general.file_type=int:4242"], false),
     ];
-    for (file_type, flags, has_matrix) in tier.some(3, cases) {
+    for (file_type, flags, has_matrix) in tier.some(6, cases) {
         let matrix: &[&str] = if has_matrix { &matrix } else { &[] };
         run(dir, &[&["in.gguf", "made.gguf", "--type", file_type], flags, matrix].concat()).ok();
         // Layers that are left out are no matter of types.

@@ -65,7 +65,7 @@ fn files_of_all_types_are_explained_and_made_again(tier: Tier) {
             &["q4_0", "q4_k_m", "q2_k", "iq4_nl", "iq3_xxs", "iq2_m", "iq1_s"],
         )
     } else {
-        (&["bf16", "q4_0", "q4_k_m", "tq2_0"], &["iq2_m"])
+        (&["bf16", "q4_k_m"], &["iq2_m"])
     };
     let mut n_used = 0;
     let all = plain.iter().map(|ty| (ty, false)).chain(weighted.iter().map(|ty| (ty, true)));
@@ -378,9 +378,9 @@ fn a_damaged_recipe_never_gives_a_wrong_file(tier: Tier) {
         }
         assert!(!dir.join("again.gguf").exists(), "{what}");
     };
-    // All of the keys, and bytes all over the rest; every day a seventh of both, so that all bits come in turn.
+    // All of the keys, and bytes all over the rest; every day a part of both, so that all bits come in turn.
     let ends = (0..whole.len()).filter(|at| *at < 900 || at % 97 == 0);
-    for at in tier.some(7, ends) {
+    for at in tier.some(17, ends) {
         let mut damaged = whole.clone();
         damaged[at] ^= 1 << (at % 8);
         try_one(&damaged, &format!("bit at {at}"));
@@ -389,7 +389,7 @@ fn a_damaged_recipe_never_gives_a_wrong_file(tier: Tier) {
         }
     }
     assert!(
-        n_refused > tier.of(5, 10) * n_harmless && n_refused > tier.of(100, 600),
+        n_refused > tier.of(5, 10) * n_harmless && n_refused > tier.of(40, 600),
         "{n_refused} refused, {n_harmless} without effect"
     );
 }

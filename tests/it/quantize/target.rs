@@ -63,21 +63,15 @@ fn sizes_and_options_that_do_not_go_together_are_told() {
         .says(0, "each tensor has the largest of the types");
 }
 
-two_tiers!(a_promise_is_kept_by_the_file_that_is_written);
-
-/// With the importance matrix alone every day; the search itself is in `gguf-calibration`: `search`.
-fn a_promise_is_kept_by_the_file_that_is_written(tier: Tier) {
+deep_test!(a_promise_is_kept_by_the_file_that_is_written);
+/// Every day the search alone, in `gguf-calibration`: `search`.
+fn a_promise_is_kept_by_the_file_that_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    calibrate::prepare_two_layers(tier, dir);
-    if !tier.is_deep() {
-        let text = fs_err::read_to_string(dir.join("rest.txt")).unwrap();
-        fs_err::write(dir.join("rest.txt"), &text[..text.floor_char_boundary(8000)]).unwrap();
-    }
-    let tokens = ["--calibrate-tokens", tier.of("1024", "2048"), "--check-text", "rest.txt"];
-    let solver = ["--solver", tier.of("reference", "sequential")];
-    for most in tier.some(1, ["0.02", "0.003", "0.0004"]) {
-        let asked = [&tokens[..], &solver, &["--target-kld", most, "--write-types", "types.txt"]].concat();
+    calibrate::prepare_two_layers(Tier::Deep, dir);
+    let base = ["--calibrate-tokens", "2048", "--check-text", "rest.txt", "--solver", "sequential"];
+    for most in ["0.02", "0.003", "0.0004"] {
+        let asked = [&base[..], &["--target-kld", most, "--write-types", "types.txt"]].concat();
         let found = by_text(dir, "out.gguf", &asked);
         let (target, most) = (&found["target"], most.parse::<f64>().unwrap());
         let promise = &target["promise"];
@@ -105,19 +99,26 @@ fn a_promise_is_kept_by_the_file_that_is_written(tier: Tier) {
         let n_quantized = file.tensors().iter().filter(|tensor| tensor.ty.is_quantized()).count();
         assert_eq!(types.lines().count(), n_quantized);
     }
-    for (args, code, words) in [
-        (&["--target-kld", "0.00000001"][..], 1, "`--target-kld 0.0"),
-        (&["--target-kld", "0"], 2, "a divergence above 0 expected"),
-        (&["--target-kld", "0.1", "--target-bpw", "4"], 2, "cannot be used with"),
-        (&["--target-kld", "0.1", "--type", "q4_k_m"], 2, "cannot be used with"),
+    let never = [&BY_TEXT[..], &base, &["--target-kld", "0.00000001", "in.gguf", "none.gguf"]].concat();
+    run(dir, &never).says(1, "`--target-kld 0.0");
+    assert!(!dir.join("none.gguf").exists());
+}
+
+#[test]
+fn a_promise_is_planned_and_its_options_are_checked() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    calibrate::prepare_two_layers(Tier::Everyday, dir);
+    let base = [&BY_TEXT[..], &["--calibrate-tokens", "1024", "--check-text", "rest.txt"]].concat();
+    for (args, words) in [
+        (&["--target-kld", "0"][..], "a divergence above 0 expected"),
+        (&["--target-kld", "0.1", "--target-bpw", "4"], "cannot be used with"),
+        (&["--target-kld", "0.1", "--type", "q4_k_m"], "cannot be used with"),
     ] {
-        let args =
-            [&BY_TEXT[..], &tokens, &["--solver", "reference"], args, &["in.gguf", "none.gguf"]].concat();
-        let err = run(dir, &args).exits_with(code).err;
-        assert!(err.contains(words), "{args:?}: {err}");
+        run(dir, &[&base[..], args, &["in.gguf", "none.gguf"]].concat()).says(2, words);
     }
     run(dir, &["--target-kld", "0.1", "in.gguf", "none.gguf"]).says(2, "--calibrate");
-    let planned = [&BY_TEXT[..], &tokens, &["--target-kld", "0.01", "--dry-run", "in.gguf"]].concat();
+    let planned = [&base[..], &["--target-kld", "0.01", "--dry-run", "in.gguf"]].concat();
     let planned = run(dir, &planned).ok().json();
     assert_eq!(
         (&planned["target"]["promise"]["most_kld"], &planned["target"]["promise"]["bound"]),

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use super::calibrate::prepare_two_layers as prepare;
 use super::run;
 use crate::support::programs::{Outcome, command};
-use crate::support::tiers::{Tier, deep_test, two_tiers};
+use crate::support::tiers::{Tier, deep_test};
 
 const ARGS: [&str; 8] = [
     "--type",
@@ -35,14 +35,14 @@ fn stopped_by(signal: &str, dir: &Path, args: &[&str], n_lines: usize) -> (Optio
     (ended.code, ended.err)
 }
 
-two_tiers!(a_run_that_was_killed_goes_on);
+deep_test!(a_run_that_was_killed_goes_on);
 
-/// Every day with a text that the model writes, which is kept, too.
-fn a_run_that_was_killed_goes_on(tier: Tier) {
+/// Also with a text that the model writes, which is kept, too.
+fn a_run_that_was_killed_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    prepare(tier, dir);
-    for is_written in tier.of(vec![true], vec![false, true]) {
+    prepare(Tier::Deep, dir);
+    for is_written in [false, true] {
         let mut base = ARGS.to_vec();
         base.retain(|word| !is_written || *word != "--no-self-text");
         run(dir, &[&base[..], &["whole.gguf"]].concat()).ok();

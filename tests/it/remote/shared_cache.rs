@@ -48,17 +48,16 @@ fn n_rounds() -> usize {
     std::env::var("GGUF_CACHE_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(6)
 }
 
-two_tiers!(processes_that_share_a_cache_all_end_well);
+deep_test!(processes_that_share_a_cache_all_end_well);
 
-/// Every day a round without and one with a killed process.
-fn processes_that_share_a_cache_all_end_well(tier: Tier) {
+fn processes_that_share_a_cache_all_end_well() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    let model = model_of(tier, dir);
+    let model = model_of(Tier::Deep, dir);
     let manners = Manners { throttle: Some(Duration::from_millis(2)), redirects: true, ..Manners::default() };
     let server = Server::start(&model, manners);
     let expected = expected(dir, &server, &model, &[]);
-    for round in tier.of(1..3, 0..n_rounds()) {
+    for round in 0..n_rounds() {
         let n_processes = [2, 3, 6][round % 3];
         let cache = format!("cache{round}");
         let before = server.weight_bytes();
@@ -234,7 +233,7 @@ fn servers_that_name_no_version_or_know_no_ranges() {
 }
 
 #[cfg(unix)]
-#[test]
+deep_test!(an_interrupt_is_heard_wherever_a_server_is_waited_for);
 fn an_interrupt_is_heard_wherever_a_server_is_waited_for() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::gguf_verify;
 use crate::support::fixture;
 use crate::support::programs::Outcome;
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::testkit::tiny::Tiny;
 
 /// Directory with the first layers of the bundled model in F32 and Q4_0, and a text.
@@ -67,11 +67,11 @@ fn figures_do_not_depend_on_threads_and_little_on_the_level(tier: Tier) {
     }
 }
 
-two_tiers!(parts_of_machines_of_different_levels_come_together);
+deep_test!(parts_of_machines_of_different_levels_come_together);
 
 /// Machines with different vector instructions may share the text.
-fn parts_of_machines_of_different_levels_come_together(tier: Tier) {
-    let dir = directory(tier.of(1, 4));
+fn parts_of_machines_of_different_levels_come_together() {
+    let dir = directory(4);
     let dir = dir.path();
     let args = ["q4.gguf", "--baseline", "base.gguf"];
     let levels: Vec<SimdLevel> = SimdLevel::available().collect();

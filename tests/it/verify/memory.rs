@@ -113,7 +113,7 @@ fn write_wide(path: &Path) {
     write_source(path, &metadata, &source);
 }
 
-#[test]
+deep_test!(logits_of_many_prompts_take_the_memory_of_a_batch);
 fn logits_of_many_prompts_take_the_memory_of_a_batch() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("wide.gguf");

@@ -12,6 +12,7 @@ use gguf_engine::EngineOptions;
 use gguf_format::Value;
 use gguf_quantization::{FileType, Input, QuantizeOptions, TensorTypeRule};
 use gguf_testkit::fixture;
+use gguf_testkit::tiers::{Tier, two_tiers};
 use gguf_verification::PromptForm;
 
 use super::text;
@@ -54,10 +55,13 @@ fn n_moved(old: &[u8], new: &[u8]) -> (usize, usize) {
     (n_scales, n_codes)
 }
 
+two_tiers!(blocks_move_and_less_is_lost);
 /// Blocks move, and the file diverges less on text that no step has read, for any number of threads.
-#[test]
-fn blocks_move_and_less_is_lost() {
-    for (model, n_steps) in [(TinyModel::dense(), 12), (TinyModel::experts(4), 40)] {
+///
+/// Every day of a dense model.
+fn blocks_move_and_less_is_lost(tier: Tier) {
+    let models = [(TinyModel::dense(), 12), (TinyModel::experts(4), 40)];
+    for (model, n_steps) in tier.some(2, models) {
         let tuned = Solver::Tuned { n_steps };
         let start = run(&model, Solver::Sequential, engine(2), &Silent).unwrap();
         let found = run(&model, tuned, engine(2), &Silent).unwrap();

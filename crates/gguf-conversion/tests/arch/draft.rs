@@ -94,8 +94,8 @@ fn every_draft_is_a_card(tier: Tier) {
     let mut archs: Vec<&str> = archs.map(|card| card.gguf.as_str()).collect();
     archs.sort_unstable();
     let (mut n_cases, mut n_whole) = (0, 0);
-    // Every fifth case, or fifteenth; the number of cards shifts the selection over time.
-    for arch in archs.iter().step_by(tier.of(15, 5)) {
+    // Every fifth case, or thirtieth; the number of cards shifts the selection over time.
+    for arch in archs.iter().step_by(tier.of(30, 5)) {
         let Ok(files) = fs_err::read_dir(fixture("cards").join(arch)) else { continue };
         let path = files.map(|file| file.unwrap().path()).min().unwrap();
         let content = files::json(&path);

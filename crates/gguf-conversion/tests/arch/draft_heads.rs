@@ -3,6 +3,7 @@
 
 use gguf_arch::OutType;
 use gguf_core::TensorSource;
+use gguf_testkit::tiers::{Tier, two_tiers};
 use rayon::prelude::*;
 use serde_json::Value as Json;
 
@@ -39,9 +40,9 @@ fn a_head_that_is_counted_only_is_left_out_with_a_word() {
     });
 }
 
-#[test]
-fn a_head_that_is_not_stored_cannot_be_written_alone() {
-    for (_, without) in stripped() {
+two_tiers!(a_head_that_is_not_stored_cannot_be_written_alone);
+fn a_head_that_is_not_stored_cannot_be_written_alone(tier: Tier) {
+    for (_, without) in tier.some(4, stripped()) {
         let alone = without.edited(|content| content["options"]["mtp"] = true.into());
         let dir = tempfile::tempdir().unwrap();
         alone.write(dir.path());

@@ -159,7 +159,7 @@ fn listed(weights: &mut Weights, module: &str, layer: Layer) {
 }
 
 two_tiers!(every_card_takes_experts_in_every_layout);
-/// Every day each seventh of the cases with one tensor per expert.
+/// Every day each twentieth of the cases with one tensor per expert.
 fn every_card_takes_experts_in_every_layout(tier: Tier) {
     let is_plain = |row: &Json| row[1] == "BF16" || row[1] == "F32";
     let has_experts = |case: &CardFixture| {
@@ -173,7 +173,7 @@ fn every_card_takes_experts_in_every_layout(tier: Tier) {
     let cases: Vec<CardFixture> = fixture::all().into_iter().filter(has_experts).collect();
     assert!(cases.len() > 30, "{}", cases.len());
     let layouts: [Layout; 4] = [fused, fused_and_turned, switched, listed];
-    for case in tier.some(7, cases) {
+    for case in tier.some(20, cases) {
         let dir = tempfile::tempdir().unwrap();
         case.write(dir.path());
         let all = read(dir.path());

@@ -205,7 +205,7 @@ fn round_trip(registry: &Registry, case: &CardFixture) -> Result<(), String> {
 two_tiers!(every_fixture_comes_back);
 fn every_fixture_comes_back(tier: Tier) {
     let registry = Registry::embedded().unwrap();
-    let mut fixtures = fixture::some(tier, 4);
+    let mut fixtures = fixture::some(tier, 12);
     fixtures.retain(|case| !case.is_mmproj());
     let wrong: Vec<String> = fixtures.par_iter().filter_map(|case| complaint(&registry, case)).collect();
     assert!(wrong.is_empty(), "{} of {} cases:\n{}", wrong.len(), fixtures.len(), wrong.join("\n"));

@@ -23,7 +23,7 @@ two_tiers!(every_card_that_joins_tensors_does);
 /// One case of each card, every day of some cards. What the loader requires is checked when a conversion is planned.
 fn every_card_that_joins_tensors_does(tier: Tier) {
     let (mut n, mut last) = ([0; 2], String::new());
-    for case in fixture::some(tier, 10).iter().filter(|case| !case.is_mmproj()) {
+    for case in fixture::some(tier, 20).iter().filter(|case| !case.is_mmproj()) {
         let dir = tempfile::tempdir().unwrap();
         if case.arch == last {
             continue;
@@ -45,5 +45,5 @@ fn every_card_that_joins_tensors_does(tier: Tier) {
             last.clone_from(&case.arch);
         }
     }
-    assert!(n[0] > tier.of(2, 20) && n[1] >= tier.of(0, 1), "{n:?}");
+    assert!(n[0] >= tier.of(1, 20) && n[1] >= tier.of(0, 1), "{n:?}");
 }

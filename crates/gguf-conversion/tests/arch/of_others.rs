@@ -185,7 +185,7 @@ fn either_name_of_an_attribute_gives_the_same_file(tier: Tier) {
         }
         cases
     };
-    let cases = fixture::some(tier, 3).into_iter().filter(|case| !case.is_mistral() && !case.is_mmproj());
+    let cases = fixture::some(tier, 7).into_iter().filter(|case| !case.is_mistral() && !case.is_mmproj());
     let cases: Vec<_> = cases.map(|case| (changed(&case), case)).filter(|row| !row.0.is_empty()).collect();
     let content = |case: &CardFixture| {
         let conversion = planned(case, |_| {}).map_err(|error| error.to_string())?;

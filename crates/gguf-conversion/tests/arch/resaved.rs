@@ -162,7 +162,7 @@ two_tiers!(what_is_listed_as_another_model_is_one);
 /// Each row of the list is necessary.
 fn what_is_listed_as_another_model_is_one(tier: Tier) {
     let changes = changes();
-    for (at, why) in tier.some(4, OTHER_MODELS) {
+    for (at, why) in tier.some(8, OTHER_MODELS) {
         let case = fixture::case(at);
         let difference = difference(&case, &resaved(&case, &changes[*at]));
         assert!(matches!(difference, Some(Some(_))), "{at} ({why}): {difference:?}");

@@ -7,6 +7,7 @@ use gguf_conversion::{Conversion, ConvertOptions};
 use gguf_core::{Hint, TensorMeta, TensorSource as _};
 use gguf_testkit::codes;
 use gguf_testkit::goldens::Goldens;
+use gguf_testkit::tiers::{Tier, two_tiers};
 use serde_json::{Value as Json, json};
 
 use crate::digits;
@@ -214,15 +215,16 @@ fn towers_have_their_channels_first_again() {
     }
 }
 
+two_tiers!(words_give_the_file_of_their_floats);
 /// Each matrix whose rows are whole groups as words of MLX, beside the floats that these mean.
-#[test]
-fn words_give_the_file_of_their_floats() {
-    for (at, form) in [
+fn words_give_the_file_of_their_floats(tier: Tier) {
+    let cases = [
         ("llama/plain.json", ("affine", 4, 32)),
         ("qwen3moe/plain.json", ("affine", 3, 32)),
         ("lfm2/lfm2.json", ("affine", 6, 32)),
         ("qwen35/qwen3_5.json", ("affine", 5, 32)),
-    ] {
+    ];
+    for (at, form) in tier.some(2, cases) {
         let case = case(at);
         let dir = tempfile::tempdir().unwrap();
         case.write(dir.path());

@@ -182,7 +182,7 @@ fn judge(subject: &str, counts: &Counts) {
 two_tiers!(no_wrong_size_goes_by_without_a_word);
 fn no_wrong_size_goes_by_without_a_word(tier: Tier) {
     let counts = Mutex::new(Counts::default());
-    let cases: Vec<_> = fixture::some(tier, 18).into_iter().filter(|case| !case.is_mmproj()).collect();
+    let cases: Vec<_> = fixture::some(tier, 36).into_iter().filter(|case| !case.is_mmproj()).collect();
     cases.par_iter().for_each(|case| {
         let dir = tempfile::tempdir().unwrap();
         case.write(dir.path());

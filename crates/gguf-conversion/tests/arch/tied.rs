@@ -40,7 +40,7 @@ fn elements(conversion: &Conversion) -> Vec<u8> {
 two_tiers!(a_head_that_is_stored_alone_is_the_embedding_in_every_card);
 fn a_head_that_is_stored_alone_is_the_embedding_in_every_card(tier: Tier) {
     let (mut n, mut wrong) = (0, Vec::new());
-    for case in fixture::some(tier, 10).iter().filter(|case| !case.is_mmproj()) {
+    for case in fixture::some(tier, 25).iter().filter(|case| !case.is_mmproj()) {
         let dir = tempfile::tempdir().unwrap();
         case.write(dir.path());
         let Ok(healthy) = case.plan(dir.path(), OutType::F32) else { continue };
@@ -79,7 +79,7 @@ fn a_head_that_is_stored_alone_is_the_embedding_in_every_card(tier: Tier) {
         }
     }
     assert!(wrong.is_empty(), "{} of {n}\n{}", wrong.len(), wrong.join("\n"));
-    assert!(n > tier.of(10, 150), "{n}");
+    assert!(n > tier.of(4, 150), "{n}");
 }
 
 /// llama.cpp's loader of these architectures requires a head: that of a tied model is the embedding once more.

@@ -12,6 +12,7 @@ use serde_json::json;
 
 use gguf_testkit::checkpoints::Safetensors;
 use gguf_testkit::noise::Noise;
+use gguf_testkit::tiers::deep_test;
 
 /// Width, heads (not a power of two), inner width, vocabulary. The large model is recognized by its depth.
 const D: usize = 40;
@@ -119,7 +120,7 @@ fn forward(weights: &Weights, tokens: &[u32]) -> Vec<Vec<f64>> {
     times(weights, "lm_head.weight", &normed(weights, "model.norm.weight", &x))
 }
 
-#[test]
+deep_test!(the_large_baichuan_has_alibi);
 fn the_large_baichuan_has_alibi() {
     let temp = tempfile::tempdir().unwrap();
     let weights = weights();

@@ -12,7 +12,8 @@ use gguf_format::{Metadata, Value};
 use rayon::prelude::*;
 
 use crate::F32;
-use gguf_testkit::goldens::{Goldens, conformance_tests};
+use gguf_testkit::goldens::{Goldens, tiered_conformance_tests};
+use gguf_testkit::tiers::Tier;
 use gguf_testkit::{files, report_cases};
 
 /// Names that may be missing or other, by the list that has them and their common reason.
@@ -252,9 +253,9 @@ fn compare(what: &str, list: &str, found: &BTreeMap<String, String>, is_whole: b
     faults
 }
 
-conformance_tests!(what_is_wrong_with_a_model_is_named);
-fn what_is_wrong_with_a_model_is_named(corpus: &Goldens) {
-    let dirs = files::entries(corpus.join("arch"));
+tiered_conformance_tests!(what_is_wrong_with_a_model_is_named);
+fn what_is_wrong_with_a_model_is_named(corpus: &Goldens, tier: Tier) {
+    let dirs = tier.some(3, files::entries(corpus.join("arch")));
     let each: Vec<Found> = dirs
         .par_iter()
         .filter_map(|dir| {

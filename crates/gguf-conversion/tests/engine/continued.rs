@@ -77,7 +77,7 @@ fn difference(plan: GraphPlan, model: &F32, tokens: &[Vec<u32>; 2]) -> Result<(f
 tiered_conformance_tests!(steps_come_to_what_a_whole_run_comes_to);
 fn steps_come_to_what_a_whole_run_comes_to(corpus: &Goldens, tier: Tier) {
     let (mut n_cases, mut wrong, mut refused) = (0, Vec::new(), Vec::new());
-    let dirs = tier.some(3, files::entries(corpus.join("arch")));
+    let dirs = tier.some(9, files::entries(corpus.join("arch")));
     for dir in dirs {
         let Some(tokens) = sequences(&dir) else { continue };
         let name = dir.file_name().unwrap().to_string_lossy().into_owned();

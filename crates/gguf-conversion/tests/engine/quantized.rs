@@ -10,7 +10,8 @@ use gguf_quantization::{FileType, Input, QuantizeOptions, QuantizePlan};
 use serde_json::Value;
 
 use crate::F32;
-use gguf_testkit::goldens::{Goldens, conformance_tests};
+use gguf_testkit::goldens::{Goldens, tiered_conformance_tests};
+use gguf_testkit::tiers::Tier;
 use gguf_testkit::{files, report_cases};
 
 /// Number of tokens of a case: enough for a mean.
@@ -101,9 +102,9 @@ fn costs(dir: &Path) -> Option<(usize, Vec<Result<f64, String>>)> {
     Some((kind, TYPES.iter().map(|(ty, _)| cost(&model, &plan, &chunks, ty)).collect()))
 }
 
-conformance_tests!(quantized_files_of_every_architecture_are_near_their_originals);
-fn quantized_files_of_every_architecture_are_near_their_originals(corpus: &Goldens) {
-    let dirs = files::entries(corpus.join("arch"));
+tiered_conformance_tests!(quantized_files_of_every_architecture_are_near_their_originals);
+fn quantized_files_of_every_architecture_are_near_their_originals(corpus: &Goldens, tier: Tier) {
+    let dirs = tier.some(4, files::entries(corpus.join("arch")));
     // Sequential, since reading and running use threads themselves.
     let found = dirs.iter().map(|dir| (dir, costs(dir)));
     let mut wrong = Vec::new();

@@ -285,7 +285,7 @@ two_tiers!(healthy_checkpoints_lose_nothing);
 /// Every case of the cards is a valid checkpoint.
 fn healthy_checkpoints_lose_nothing(tier: Tier) {
     let mut wrong = Vec::new();
-    let cases = fixture::some(tier, 5);
+    let cases = fixture::some(tier, 15);
     for case in cases.iter().filter(|case| !case.is_mmproj()) {
         let dir = tempfile::tempdir().unwrap();
         case.write(dir.path());

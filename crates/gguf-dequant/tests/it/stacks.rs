@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use crate::made::{check, layer};
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(60))]
+    #![proptest_config(ProptestConfig::with_cases(12))]
 
     #[test]
     fn stacks_equal_their_twins(rows in 1u64..40, cols in 1u64..140, seed: u64) {

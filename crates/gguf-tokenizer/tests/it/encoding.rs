@@ -284,7 +284,7 @@ two_tiers!(a_long_text_of_one_character_is_encoded);
 fn a_long_text_of_one_character_is_encoded(tier: Tier) {
     let (mut rows, _) = bundled();
     let all = ["gpt-2", "llama-bpe", "superbpe", "tiny_aya", "deepseek-llm", "jais-2", "default"];
-    for pre in tier.some(3, all) {
+    for pre in tier.some(9, all) {
         rows.set("tokenizer.ggml.pre", pre);
         let encoder = encoder(&rows);
         for c in [" ", "e", "7", "\n", "!", "<", "é", "a "] {

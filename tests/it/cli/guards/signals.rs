@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use super::workbench::{Workbench, hole};
 use crate::support::programs::{self, Outcome};
+use crate::support::tiers::deep_test;
 use crate::support::wait_until_it_reads;
 
 #[test]
@@ -36,7 +37,7 @@ fn every_signal_that_asks_for_the_end_cleans_up() {
     }
 }
 
-#[test]
+deep_test!(a_limit_of_file_sizes_is_an_error_of_writing);
 fn a_limit_of_file_sizes_is_an_error_of_writing() {
     let bench = Workbench::new();
     let before = bench.files();
