@@ -21,63 +21,44 @@ pub(crate) type Result<T, E = JobError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum JobError {
-    /// Options contradict one another.
     #[error(transparent)]
     Options(#[from] Contradiction),
-    /// There is no such type.
     #[error(transparent)]
     Types(#[from] OptionError),
-    /// The checkpoint cannot be converted.
     #[error(transparent)]
     Convert(#[from] ConvertError),
-    /// The GGUF file cannot be read.
     #[error(transparent)]
     Gguf(#[from] GgufError),
     #[error("{}: this is {kind}, not a model", path.display())]
     NotAModel { path: PathBuf, kind: OutputKind },
-    /// The output is also read, or would replace a file of another kind.
     #[error(transparent)]
     Guard(#[from] GuardError),
-    /// The default name belongs to another model.
     #[error(transparent)]
     NameTaken(#[from] NameTaken),
-    /// The folder of a ladder has files that are not those of the run.
     #[error(transparent)]
     Folder(#[from] FolderError),
-    /// The output cannot be written there.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// The importance matrix cannot be read.
     #[error(transparent)]
     Imatrix(#[from] ImatrixError),
-    /// Keys get values that they may not have.
     #[error(transparent)]
     Overrides(#[from] RefusedOverrides),
-    /// A file whose types are wanted has no tensor of the model.
     #[error(transparent)]
     Like(#[from] NothingAlike),
-    /// Integers would become floats.
     #[error(transparent)]
     NativeFloats(#[from] NativeFloats),
-    /// No types give the size.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
-    /// The quantization cannot be planned, or failed.
     #[error(transparent)]
     Quantize(#[from] QuantizeError),
-    /// The calibration failed.
     #[error(transparent)]
     Calibrate(#[from] CalibrateError),
-    /// The model cannot be run.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// The output could not be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// The recipe or the file cannot be made.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
-    /// The plan could not be shown.
     #[error(transparent)]
     Show(#[from] io::Error),
 }

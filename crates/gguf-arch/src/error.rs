@@ -56,7 +56,6 @@ pub enum ArchError {
     LayerList { key: String, n_entries: u64, layers_key: &'static str, n_layers: u64 },
     #[error("config.json: `{key}` is missing")]
     ConfigMissing { key: &'static str },
-    /// Missing file, key or tensors of the checkpoint's directory.
     #[error(transparent)]
     MissingInput(#[from] MissingInput),
     #[error("config.json: unknown rope type `{}`", escape(found))]
@@ -96,7 +95,6 @@ pub enum ArchError {
     NotZero { tensor: String, index: u64 },
     #[error("tensor `{}`: element {index} {problem}", escape(tensor))]
     Index { tensor: String, index: u64, problem: &'static str },
-    /// Weight that cannot be read.
     #[error(transparent)]
     Source(#[from] gguf_core::SourceError),
     #[error("no architecture card for `general.architecture` `{}`", escape(arch))]

@@ -15,22 +15,16 @@ pub(crate) type Result<T, E = CalibrateError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum CalibrateError {
-    /// The text cannot be read or encoded.
     #[error(transparent)]
     Text(#[from] VerifyError),
-    /// The model cannot be run.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// I/O, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// Work that cannot be kept or resumed.
     #[error(transparent)]
     Work(#[from] WorkError),
-    /// The quantization cannot be planned.
     #[error(transparent)]
     Quantize(#[from] QuantizeError),
-    /// Types cannot be chosen.
     #[error(transparent)]
     Allocate(#[from] AllocateError),
     #[error("the model makes embeddings: without predictions there is no divergence to check the result by")]

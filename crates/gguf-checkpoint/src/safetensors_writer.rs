@@ -24,13 +24,10 @@ pub enum WriteCheckpointError {
     Overflow { tensor: String },
     #[error("{file}: {source}")]
     Header { file: String, source: safetensors::SafeTensorError },
-    /// A tensor could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// An output file cannot be created.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// An I/O operation failed.
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("interrupted")]

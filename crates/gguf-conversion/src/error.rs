@@ -15,22 +15,16 @@ use gguf_views::RecipeError;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ConvertError {
-    /// The checkpoint cannot be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The card is invalid, or does not fit the checkpoint.
     #[error(transparent)]
     Arch(#[from] ArchError),
-    /// The tokenizer files are invalid.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The description of the checkpoint's quantization is invalid.
     #[error(transparent)]
     Dequant(#[from] DequantError),
-    /// Scales or codes of a quantized checkpoint could not be read while planning.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// An operation does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
     #[error("card `{}`: the vocabulary is that of the target model", escape(card))]
@@ -41,26 +35,20 @@ pub enum ConvertError {
     Adapters { path: std::path::PathBuf, names: Vec<String> },
     #[error("{}: {reason}", path.display())]
     Adapter { path: std::path::PathBuf, reason: String },
-    /// A PEFT adapter directory is invalid.
     #[error(transparent)]
     Peft(Box<AdapterError>),
-    /// Matrices of an adapter do not fit.
     #[error(transparent)]
     Lora(Box<LoraError>),
-    /// Sizes of the configuration contradict the weights.
     #[error(transparent)]
     Sizes(#[from] Box<SizesError>),
     #[error("{}: MLX saved these weights, and {source}", path.display())]
     SavedByMlx { path: std::path::PathBuf, source: Box<ConvertError> },
-    /// A value of the configuration gives a key that no runtime reads.
     #[error(transparent)]
     Keys(#[from] Box<KeysError>),
     #[error("{}: no architecture card for `{}`", path.display(), escape(arch))]
     UnknownArch { path: std::path::PathBuf, arch: String },
-    /// The file is no image or video model that is converted.
     #[error(transparent)]
     Diffusion(Box<DiffusionError>),
-    /// A file given as an option cannot be read.
     #[error(transparent)]
     Io(#[from] std::io::Error),
 }

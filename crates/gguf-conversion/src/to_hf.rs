@@ -33,29 +33,22 @@ const MAX_ROPE_FREQS: usize = 1 << 16;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ToHfError {
-    /// The architecture is unknown, or its card does not fit the file.
     #[error(transparent)]
     Arch(#[from] ArchError),
-    /// The vocabulary cannot be converted.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// An operation does not fit its tensor.
     #[error(transparent)]
     Recipe(#[from] RecipeError),
     #[error("tensor `{tensor}`: {source}")]
     Read { tensor: String, source: ViewError },
-    /// A scale tensor that belongs to a quantized tensor could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
     #[error("tensor `{ROPE_FREQS}`: not the factors of any released Llama 3 model")]
     RopeFreqs,
-    /// The weights could not be written.
     #[error(transparent)]
     Write(#[from] WriteCheckpointError),
-    /// The output path is occupied, or its name is not suited to a directory.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// An I/O error.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

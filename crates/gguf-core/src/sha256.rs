@@ -19,7 +19,6 @@ const STEP_OF_TENSOR: u64 = 4 << 20;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DigestError {
-    /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("stopped while hashing {}", path.display())]

@@ -39,13 +39,10 @@ pub enum DequantError {
     ConfigTensorConflict { file: String, key: String, configured: String, tensor: String, found: String },
     #[error("tensor `{}`: {problem}", escape(tensor))]
     BadMetadata { tensor: String, problem: String },
-    /// An error of an msModelSlim checkpoint.
     #[error(transparent)]
     MsModelSlim(MsModelSlimError),
-    /// An invalid value range of FastLLM.
     #[error(transparent)]
     Range(#[from] RangeError),
-    /// The source failed.
     #[error(transparent)]
     Source(#[from] SourceError),
 }

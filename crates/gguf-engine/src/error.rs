@@ -61,7 +61,6 @@ pub enum EngineError {
         escape(tensor)
     )]
     RopeFactor { tensor: String, index: usize, found: f32, n_pairs: usize },
-    /// The weights could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
     #[error("tensor `{}`: {source}", escape(tensor))]

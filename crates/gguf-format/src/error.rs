@@ -166,10 +166,8 @@ fn foreign(id: u32) -> String {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum GgufError {
-    /// The file could not be opened or mapped.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The mapped file could not be locked in memory.
     #[error(transparent)]
     Lock(#[from] LockError),
     #[error(

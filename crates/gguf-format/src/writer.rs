@@ -103,13 +103,10 @@ pub enum WriteError {
     Plan { path: PathBuf, error: PlanError },
     #[error("{}: {} needed, {} free", path.display(), text::bytes(*needed), text::bytes(*free))]
     NoSpace { path: PathBuf, needed: u64, free: u64 },
-    /// The output path cannot be used.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// Writing failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The source failed.
     #[error(transparent)]
     Source(#[from] SourceError),
     #[error("interrupted; nothing was written")]

@@ -87,7 +87,6 @@ pub struct TensorForm<'a> {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DiffError {
-    /// Rows could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
     #[error("tensor `{}`: {error}", gguf_core::text::escape(tensor))]

@@ -10,13 +10,10 @@ use gguf_format::{ImatrixError, WriteError};
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum QuantizeError {
-    /// No type could be chosen.
     #[error(transparent)]
     Choice(#[from] ChoiceError),
-    /// The importance matrix cannot be used.
     #[error(transparent)]
     Imatrix(#[from] ImatrixError),
-    /// Writing or reading failed.
     #[error(transparent)]
     Write(#[from] WriteError),
     #[error("the file is an adapter (`general.type`), not a model")]
@@ -154,7 +151,6 @@ pub enum RowError {
     BadBlock { row: u64, error: BlockError },
     #[error("row {row}, from column {column} on: values up to {largest:e} are too {what} for {ty} ({flaw})")]
     Overflow { row: u64, column: u64, largest: f32, what: &'static str, ty: GgmlType, flaw: BlockFlaw },
-    /// The quantizer reported an error.
     #[error(transparent)]
     Quant(#[from] QuantError),
 }

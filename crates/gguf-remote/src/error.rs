@@ -26,7 +26,6 @@ pub enum TokenUse {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum RemoteError {
-    /// The text is not a valid address.
     #[error(transparent)]
     Address(#[from] AddressError),
     #[error("{0}")]

@@ -25,15 +25,12 @@ pub enum SolveError {
     NotPositive { column: usize },
     #[error("{name} is {value}: a finite number that is not negative expected")]
     Option { name: &'static str, value: f32 },
-    /// The quantizer that provides the start refused the rows.
     #[error(transparent)]
     Quant(#[from] QuantError),
     #[error("row {row}: {error}")]
     Start { row: usize, error: BlockError },
-    /// A block of a scalar type cannot hold a number.
     #[error(transparent)]
     State(#[from] StateError),
-    /// A block of a type on a grid cannot hold a number.
     #[error(transparent)]
     GridState(#[from] GridStateError),
 }

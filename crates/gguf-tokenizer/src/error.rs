@@ -16,7 +16,6 @@ pub(crate) type Result<T, E = TokenizerError> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts that the messages name")]
 pub enum TokenizerError {
-    /// A file could not be read. The I/O error names the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error("{}: {found} bytes, at most {limit} are read", path.display())]

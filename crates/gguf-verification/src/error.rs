@@ -37,13 +37,10 @@ pub enum PromptError {
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum VerifyError {
-    /// The prompts cannot be read.
     #[error(transparent)]
     Prompts(#[from] PromptError),
-    /// The engine failed.
     #[error(transparent)]
     Engine(#[from] EngineError),
-    /// I/O error, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error("text cannot be encoded: {reason}")]
@@ -62,13 +59,10 @@ pub enum VerifyError {
     OriginTokenizer { path: PathBuf, reason: String },
     #[error("source: {}: no tokenizer: neither tokenizer.json nor a SentencePiece model, nor one that can be converted", path.display())]
     NoOriginTokenizer { path: PathBuf },
-    /// Error in a file of log-probabilities.
     #[error(transparent)]
     LogitFile(#[from] LogitFileError),
-    /// Error in a file of tasks.
     #[error(transparent)]
     Tasks(#[from] TaskError),
-    /// A run cannot continue from an importance matrix.
     #[error(transparent)]
     Imatrix(#[from] gguf_format::ImatrixError),
     #[error(

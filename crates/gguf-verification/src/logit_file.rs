@@ -48,7 +48,6 @@ pub enum LogitFileError {
     TooMany { chunks: usize, n_ctx: usize },
     #[error("logits of row {row} are not finite: nothing that a logit file can hold")]
     NotFinite { row: usize },
-    /// The file cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
 }

@@ -41,13 +41,10 @@ pub enum ViewError {
     IntRange { weight: String, index: u64, value: i64, ty: GgmlType },
     #[error("element {index} comes out as {value}")]
     Computed { index: u64, value: f32 },
-    /// A block does not decode to finite numbers.
     #[error(transparent)]
     Block(#[from] BlockError),
-    /// The quantizer of the block type refused the rows.
     #[error(transparent)]
     Quant(#[from] QuantError),
-    /// The source failed.
     #[error(transparent)]
     Source(#[from] SourceError),
     #[error("source tensor `{weight}`: {ty} elements are not numbers that can be converted")]

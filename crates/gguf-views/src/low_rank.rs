@@ -24,7 +24,6 @@ pub enum FactorError {
     Op(&'static str),
     #[error("matrices of an adapter cannot be joined to one tensor this way")]
     Join,
-    /// The shapes do not fit.
     #[error(transparent)]
     Shape(#[from] ShapeError),
 }

@@ -67,7 +67,6 @@ pub enum FolderError {
     Unrecorded { path: PathBuf },
     #[error("{}: it was changed since `gguf-quantize ladder` wrote it", path.display())]
     Changed { path: PathBuf },
-    /// A file of another model with the name that this run gives.
     #[error(transparent)]
     Taken(NameTaken),
     #[error("{}: it was made of another source than this run reads, by {}", path.display(), command(made))]

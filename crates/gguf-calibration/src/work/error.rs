@@ -10,10 +10,8 @@ use gguf_core::text::escape;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum WorkError {
-    /// The folder cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
-    /// I/O, with the path.
     #[error(transparent)]
     Io(#[from] std::io::Error),
     #[error("{}: no folder; expected one for the work of a run", path.display())]

@@ -44,7 +44,6 @@ impl fmt::Display for Forbidden {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum PickleError {
-    /// The bytes end inside an opcode's argument.
     #[error(transparent)]
     Truncated(#[from] Truncated),
     #[error("offset {offset}: pickle ends without STOP")]

@@ -193,7 +193,6 @@ pub enum AdapterError {
     NotNorm { tensor: String, target: String },
     #[error("tensor `{}`: {source}", escape(tensor))]
     Factors { tensor: String, source: FactorError },
-    /// A card that does not fit the adapter.
     #[error(transparent)]
     Card(Box<ArchError>),
 }

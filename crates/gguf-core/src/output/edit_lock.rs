@@ -30,7 +30,6 @@ pub enum EditLockError {
     Busy { path: PathBuf, waited: Duration },
     #[error("interrupted")]
     Cancelled,
-    /// The system refused; the message names the file.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

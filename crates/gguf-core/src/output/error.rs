@@ -15,12 +15,10 @@ pub enum OutputError {
     Refused { target: PathBuf, obstacle: Obstacle },
     #[error("{}: there is no directory {}", target.display(), dir.display())]
     NoDirectory { target: PathBuf, dir: PathBuf },
-    /// The target is a file that the run reads, or a file of another kind.
     #[error(transparent)]
     Guard(#[from] GuardError),
     #[error("{}: one of several files whose writing was interrupted half way", target.display())]
     Interrupted { target: PathBuf, journal: PathBuf },
-    /// The file system refused; the message names the output.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -10,13 +10,10 @@ use gguf_core::{GgmlType, Hint};
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum ImatrixError {
-    /// Reading failed.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The file is not a valid GGUF file.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// Tensor data could not be read.
     #[error(transparent)]
     Read(Box<gguf_core::SourceError>),
     #[error("{}: not an importance matrix: no key `{key}`", path.display())]

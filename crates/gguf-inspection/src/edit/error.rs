@@ -13,13 +13,10 @@ use gguf_format::{AssignError, GgufError, WriteError};
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum EditError {
-    /// The input cannot be opened.
     #[error(transparent)]
     Open(#[from] GgufError),
-    /// The output cannot be written.
     #[error(transparent)]
     Write(#[from] WriteError),
-    /// A malformed assignment.
     #[error(transparent)]
     Assign(#[from] AssignError),
     #[error("key `{}`: {error}", escape(key))]
@@ -46,7 +43,6 @@ pub enum EditError {
     OtherPart { path: PathBuf, key: String, home: PathBuf },
     #[error("{}: {}", path.display(), all(objections))]
     Refused { path: PathBuf, objections: Vec<Objection> },
-    /// The file cannot be locked.
     #[error(transparent)]
     Lock(#[from] EditLockError),
     #[error("{}: changed by another program since it was read; nothing was written", path.display())]

@@ -33,10 +33,8 @@ const TOKENS: &str = "tokenizer.ggml.tokens";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum Objection {
-    /// A well-known key would have a type or length that readers do not accept.
     #[error(transparent)]
     Key(KeyFault),
-    /// A number with which llama.cpp does not load the model, or computes no usable numbers.
     #[error(transparent)]
     Number(NumberFault),
     #[error("key `{}`: token {id} is beyond the vocabulary of {n_tokens}", escape(key))]

@@ -9,16 +9,12 @@ use gguf_format::PlanError;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum AllocateError {
-    /// The quantization cannot be planned at all.
     #[error(transparent)]
     Quantize(#[from] QuantizeError),
-    /// A tensor cannot be read or quantized.
     #[error(transparent)]
     Source(#[from] SourceError),
-    /// The output is not a valid file.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A tensor name that no rule can be made of.
     #[error(transparent)]
     Rule(#[from] OptionError),
     #[error("type {ty}: nothing can be quantized to it")]

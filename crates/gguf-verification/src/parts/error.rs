@@ -12,10 +12,8 @@ use gguf_format::listed;
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the message says what each field is")]
 pub enum PartError {
-    /// The file cannot be read.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// The file cannot be written.
     #[error(transparent)]
     Output(#[from] OutputError),
     #[error("{}: offset 0: no part of a verification", path.display())]
