@@ -6,14 +6,13 @@ use std::sync::{Arc, Mutex};
 use crate::elems::StridedRange;
 use crate::grid::Resize;
 use crate::node::{ViewNode, compile};
-use crate::origin::Computation;
+use crate::origin::{Computation, Reader};
 use crate::sum::TorchSum;
 use crate::view::View;
 use crate::{ShapeError, ViewError};
 use gguf_arch::WholeOp;
 use gguf_core::numeric::{bf16_to_f32, f16_to_f32, f32_to_bf16, f32_to_f16};
 use gguf_core::scratch::with_floats;
-use gguf_core::simd::SimdLevel;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{ElementType, WeightSource};
 
@@ -164,19 +163,13 @@ impl Computation for Computed {
         self.rounded
     }
 
-    fn read(
-        &self,
-        source: &dyn WeightSource,
-        level: SimdLevel,
-        stretch: &StridedRange,
-        out: &mut [f32],
-    ) -> Result<(), ViewError> {
+    fn read(&self, reader: Reader<'_>, stretch: &StridedRange, out: &mut [f32]) -> Result<(), ViewError> {
         if stretch.stride == 1 {
-            return self.read_run(source, level, stretch.start, out);
+            return self.read_run(reader, stretch.start, out);
         }
         for (i, value) in out.iter_mut().enumerate() {
             let at = stretch.start + i as u64 * stretch.stride;
-            self.read_run(source, level, at, std::slice::from_mut(value))?;
+            self.read_run(reader, at, std::slice::from_mut(value))?;
         }
         Ok(())
     }
@@ -195,20 +188,14 @@ impl Computation for Computed {
 }
 
 impl Computed {
-    fn read_run(
-        &self,
-        source: &dyn WeightSource,
-        level: SimdLevel,
-        first: u64,
-        out: &mut [f32],
-    ) -> Result<(), ViewError> {
+    fn read_run(&self, reader: Reader<'_>, first: u64, out: &mut [f32]) -> Result<(), ViewError> {
         let Some((main, others)) = self.parts.split_first() else { return Ok(()) };
         let op = match self.kind {
             ComputedKind::Product => {
-                main.read(source, level, first, out)?;
+                main.read(reader, first, out)?;
                 return others.iter().try_for_each(|part| {
                     with_floats(out.len(), |factors| {
-                        part.read(source, level, first, factors)?;
+                        part.read(reader, first, factors)?;
                         out.iter_mut().zip(factors.iter()).for_each(|(x, factor)| *x *= *factor);
                         Ok(())
                     })
@@ -216,10 +203,10 @@ impl Computed {
             }
             ComputedKind::Whole(op) => op,
             ComputedKind::Sum => {
-                main.read(source, level, first, out)?;
+                main.read(reader, first, out)?;
                 return others.iter().try_for_each(|part| {
                     with_floats(out.len(), |summands| {
-                        part.read(source, level, first, summands)?;
+                        part.read(reader, first, summands)?;
                         out.iter_mut()
                             .zip(summands.iter())
                             .for_each(|(x, other)| *x = self.round(*x + *other));
@@ -227,13 +214,13 @@ impl Computed {
                     })
                 });
             }
-            ComputedKind::Grid(resize) => return self.read_grid(resize, source, level, first, out),
+            ComputedKind::Grid(resize) => return self.read_grid(resize, reader, first, out),
             ComputedKind::NormFactor(eps) | ComputedKind::NormShift(eps) => {
-                return self.read_norm(eps, source, level, first, out);
+                return self.read_norm(eps, reader, first, out);
             }
         };
-        let found = self.found(op, main, source, level)?;
-        main.read(source, level, first, out)?;
+        let found = self.found(op, main, reader)?;
+        main.read(reader, first, out)?;
         match op {
             WholeOp::Ternary => {
                 let inverse = 1.0 / found.first().copied().unwrap_or(1.0);
@@ -263,25 +250,18 @@ impl Computed {
     }
 
     /// Reads a stretch of a batch norm's factors, or of its shifts.
-    fn read_norm(
-        &self,
-        eps: f32,
-        source: &dyn WeightSource,
-        level: SimdLevel,
-        first: u64,
-        out: &mut [f32],
-    ) -> Result<(), ViewError> {
+    fn read_norm(&self, eps: f32, reader: Reader<'_>, first: u64, out: &mut [f32]) -> Result<(), ViewError> {
         let [weight, variance, shift @ ..] = self.parts.as_slice() else { return Ok(()) };
         let mut other = vec![0.0; out.len()];
-        weight.read(source, level, first, out)?;
-        variance.read(source, level, first, &mut other)?;
+        weight.read(reader, first, out)?;
+        variance.read(reader, first, &mut other)?;
         for (x, variance) in out.iter_mut().zip(&other) {
             *x = self.round(*x / self.round(self.round(variance + eps).sqrt()));
         }
         if let [bias, mean] = shift {
-            mean.read(source, level, first, &mut other)?;
+            mean.read(reader, first, &mut other)?;
             out.iter_mut().zip(&other).for_each(|(x, mean)| *x = self.round(mean * *x));
-            bias.read(source, level, first, &mut other)?;
+            bias.read(reader, first, &mut other)?;
             out.iter_mut().zip(&other).for_each(|(x, bias)| *x = self.round(bias - *x));
         }
         Ok(())
@@ -291,15 +271,14 @@ impl Computed {
     fn read_grid(
         &self,
         resize: Resize,
-        source: &dyn WeightSource,
-        level: SimdLevel,
+        reader: Reader<'_>,
         first: u64,
         out: &mut [f32],
     ) -> Result<(), ViewError> {
         let mut corners = [const { Vec::new() }; 4];
         for (corner, part) in corners.iter_mut().zip(&self.parts) {
             corner.resize(out.len(), 0.0);
-            part.read(source, level, first, corner)?;
+            part.read(reader, first, corner)?;
         }
         let n_cols = self.n_cols.max(1);
         let (mut row, mut weights) = (u64::MAX, [0.0; 4]);
@@ -322,13 +301,7 @@ impl Computed {
     }
 
     /// Returns the numbers that depend on all elements; the first caller computes them.
-    fn found(
-        &self,
-        op: WholeOp,
-        main: &ViewNode,
-        source: &dyn WeightSource,
-        level: SimdLevel,
-    ) -> Result<Arc<[f32]>, ViewError> {
+    fn found(&self, op: WholeOp, main: &ViewNode, reader: Reader<'_>) -> Result<Arc<[f32]>, ViewError> {
         let mut found = self.found.lock().unpoisoned();
         if let Some(found) = &*found {
             return Ok(found.clone());
@@ -336,10 +309,10 @@ impl Computed {
         let numbers: Arc<[f32]> = match op {
             WholeOp::Ternary => {
                 let magnitudes = |values: &mut [f32]| values.iter_mut().for_each(|x| *x = x.abs());
-                [self.mean(main, source, level, magnitudes)?.max(1e-5)].into()
+                [self.mean(main, reader, magnitudes)?.max(1e-5)].into()
             }
-            WholeOp::SubMean => [self.mean(main, source, level, |_| {})?].into(),
-            WholeOp::L2Normalize { eps } => self.lengths(main, eps, source, level)?.into(),
+            WholeOp::SubMean => [self.mean(main, reader, |_| {})?].into(),
+            WholeOp::L2Normalize { eps } => self.lengths(main, eps, reader)?.into(),
         };
         *found = Some(numbers.clone());
         Ok(numbers)
@@ -348,12 +321,11 @@ impl Computed {
     fn mean(
         &self,
         main: &ViewNode,
-        source: &dyn WeightSource,
-        level: SimdLevel,
+        reader: Reader<'_>,
         change: impl Fn(&mut [f32]),
     ) -> Result<f32, ViewError> {
         let mut sum = TorchSum::new(self.n_elems);
-        self.pass(main, source, level, |_, values| {
+        self.pass(main, reader, |_, values| {
             change(values);
             sum.add(values);
         })?;
@@ -364,15 +336,9 @@ impl Computed {
     ///
     /// # Exactness
     /// Squares are added row by row in F32, as torch does along an axis that is not the last.
-    fn lengths(
-        &self,
-        main: &ViewNode,
-        eps: f64,
-        source: &dyn WeightSource,
-        level: SimdLevel,
-    ) -> Result<Vec<f32>, ViewError> {
+    fn lengths(&self, main: &ViewNode, eps: f64, reader: Reader<'_>) -> Result<Vec<f32>, ViewError> {
         let mut lengths = vec![0f32; self.n_cols as usize];
-        self.pass(main, source, level, |first, values| {
+        self.pass(main, reader, |first, values| {
             let mut column = (first % self.n_cols.max(1)) as usize;
             for value in values {
                 lengths[column] += *value * *value;
@@ -389,19 +355,18 @@ impl Computed {
     fn pass(
         &self,
         main: &ViewNode,
-        source: &dyn WeightSource,
-        level: SimdLevel,
+        reader: Reader<'_>,
         mut visit: impl FnMut(u64, &mut [f32]),
     ) -> Result<(), ViewError> {
         let mut first = 0;
         while first < self.n_elems {
             let n = STEP_ELEMS.min(self.n_elems - first);
             with_floats(n as usize, |values| {
-                main.read(source, level, first, values)?;
+                main.read(reader, first, values)?;
                 visit(first, values);
                 Ok::<_, ViewError>(())
             })?;
-            main.release(source, first, n);
+            main.release(reader.source, first, n);
             first += n;
         }
         Ok(())

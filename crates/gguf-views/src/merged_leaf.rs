@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::axis::{Dim, merge_dims};
 use crate::elems::{Elems, StridedRange};
-use crate::origin::LeafOrigin;
+use crate::origin::{LeafOrigin, Reader};
 use crate::view::Leaf;
 use crate::{ViewError, math};
 use gguf_arch::MathOp;
@@ -124,23 +124,19 @@ impl MergedLeaf {
     }
 
     /// Reads elements `first ..` as floats.
-    pub(super) fn read(
-        &self,
-        source: &dyn WeightSource,
-        level: SimdLevel,
-        first: u64,
-        out: &mut [f32],
-    ) -> Result<(), ViewError> {
+    pub(super) fn read(&self, reader: Reader<'_>, first: u64, out: &mut [f32]) -> Result<(), ViewError> {
         match &self.origin {
             LeafOrigin::Fill(value) => out.fill(*value),
             LeafOrigin::Values(values) => self.stretches(first, out.len() as u64, &mut |stretch, at| {
                 take_values(values, &stretch, &mut out[at..at + stretch.len]);
                 Ok(())
             })?,
-            LeafOrigin::Weight { index, ty } => self.read_weight(source, *index, *ty, level, first, out)?,
+            LeafOrigin::Weight { index, ty } => {
+                self.read_weight(reader.source, *index, *ty, reader.level, first, out)?
+            }
             LeafOrigin::Computed(computed) => {
                 self.stretches(first, out.len() as u64, &mut |stretch, at| {
-                    computed.read(source, level, &stretch, &mut out[at..at + stretch.len])
+                    computed.read(reader, &stretch, &mut out[at..at + stretch.len])
                 })?;
             }
         }

@@ -4,10 +4,9 @@ use std::ops::Range;
 
 use crate::ViewError;
 use crate::merged_leaf::MergedLeaf;
-use crate::origin::LeafOrigin;
+use crate::origin::{LeafOrigin, Reader};
 use crate::view::{Body, Joint, View};
 use gguf_core::scratch::with_floats;
-use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, GgmlType, WeightSource};
 
 /// Callback for a leaf, a position inside it, and the part of the range that it covers from there.
@@ -102,13 +101,7 @@ impl ViewNode {
         Ok(())
     }
 
-    pub(super) fn read(
-        &self,
-        source: &dyn WeightSource,
-        level: SimdLevel,
-        first: u64,
-        out: &mut [f32],
-    ) -> Result<(), ViewError> {
+    pub(super) fn read(&self, reader: Reader<'_>, first: u64, out: &mut [f32]) -> Result<(), ViewError> {
         if let Self::Concat { ends, parts } = self
             && let Some(&period) = ends.last()
             && (1..=SHORT_PERIOD.min(out.len() as u64)).contains(&period)
@@ -116,13 +109,13 @@ impl ViewNode {
             let mut begin = 0;
             for (part, &end) in parts.iter().zip(ends) {
                 let turn = Turn { begin, end, period };
-                turn.read(part, source, level, first, out)?;
+                turn.read(part, reader, first, out)?;
                 begin = end;
             }
             return Ok(());
         }
         self.walk(first, out.len() as u64, &mut |leaf, first, range| {
-            leaf.read(source, level, first, &mut out[range.start as usize..range.end as usize])
+            leaf.read(reader, first, &mut out[range.start as usize..range.end as usize])
         })
     }
 
@@ -254,14 +247,7 @@ struct Turn {
 
 impl Turn {
     /// Reads the elements of the part in the range from `first`.
-    fn read(
-        self,
-        part: &ViewNode,
-        source: &dyn WeightSource,
-        level: SimdLevel,
-        first: u64,
-        out: &mut [f32],
-    ) -> Result<(), ViewError> {
+    fn read(self, part: &ViewNode, reader: Reader<'_>, first: u64, out: &mut [f32]) -> Result<(), ViewError> {
         let Self { begin, end, period } = self;
         let size = end - begin;
         // Number of elements of the part before a position.
@@ -271,7 +257,7 @@ impl Turn {
             return Ok(());
         }
         with_floats((to - from) as usize, |values| {
-            part.read(source, level, from, values)?;
+            part.read(reader, from, values)?;
             let mut within = from % size;
             let mut at = from / size * period + begin + within - first;
             for &mut value in values {

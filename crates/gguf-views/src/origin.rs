@@ -8,6 +8,13 @@ use crate::elems::StridedRange;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{ElementType, WeightSource};
 
+/// Weights that elements are read from, and the vector instructions of the arithmetic on them.
+#[derive(Clone, Copy)]
+pub(super) struct Reader<'a> {
+    pub(super) source: &'a dyn WeightSource,
+    pub(super) level: SimdLevel,
+}
+
 /// Source of the elements of a leaf.
 #[derive(Clone, Debug)]
 pub(super) enum LeafOrigin {
@@ -28,13 +35,7 @@ pub(super) trait Computation: fmt::Debug + Send + Sync {
     /// Returns the type that further arithmetic computes in, if that is not F32.
     fn element_type(&self) -> Option<ElementType>;
 
-    fn read(
-        &self,
-        source: &dyn WeightSource,
-        level: SimdLevel,
-        stretch: &StridedRange,
-        out: &mut [f32],
-    ) -> Result<(), ViewError>;
+    fn read(&self, reader: Reader<'_>, stretch: &StridedRange, out: &mut [f32]) -> Result<(), ViewError>;
 
     /// Calls `visit` for all weights that the elements depend on.
     fn each_weight(&self, visit: &mut dyn FnMut(usize));

@@ -2,7 +2,7 @@
 
 use crate::ViewError;
 use crate::node::{ViewNode, compile};
-use crate::origin::LeafOrigin;
+use crate::origin::{LeafOrigin, Reader};
 use crate::view::View;
 use gguf_blocks::{self, Extent, SmallRows, first_non_finite_bits, first_unfit};
 use gguf_core::scratch::with_floats;
@@ -157,7 +157,7 @@ impl Recipe {
         first: u64,
         out: &mut [f32],
     ) -> Result<(), ViewError> {
-        self.root.read(source, level, first, out)
+        self.root.read(Reader { source, level }, first, out)
     }
 
     /// Returns true if the result moves whole blocks of `ty` and changes no value: rows are selected, reordered,
@@ -194,7 +194,7 @@ impl Recipe {
     /// Converts the position of a bad element to an error that names its source.
     fn blame(&self, source: &dyn WeightSource, ty: GgmlType, index: u64) -> Result<ViewError, ViewError> {
         let mut value = [0.0];
-        self.root.read(source, SimdLevel::Scalar, index, &mut value)?;
+        self.root.read(Reader { source, level: SimdLevel::Scalar }, index, &mut value)?;
         let value = value[0];
         let Some((weight, at)) = self.root.locate(index) else {
             return Ok(ViewError::Computed { index, value });

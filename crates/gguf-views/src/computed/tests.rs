@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::Recipe;
+use gguf_core::simd::SimdLevel;
 use gguf_testkit::memory::MemoryWeights;
 
 /// Returns numbers between -1 and 1 that F32 holds exactly.
