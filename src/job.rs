@@ -18,6 +18,7 @@
 //! | `calibration` | rounding based on the model's own activations, as a step of the quantization |
 //! | `plan` `report` `remark` `events` | data for the caller |
 
+mod beside_text;
 pub(crate) mod calibration;
 mod convert;
 mod default_name;
@@ -49,6 +50,7 @@ use std::path::PathBuf;
 use crate::convert::ConvertOptions;
 use crate::quantize::{FileType, QuantizeOptions};
 
+pub use beside_text::{beside_text, in_parts};
 pub use calibration::{
     Calibration, CalibrationPlan, CalibrationReport, HeldOutFacts, KindFacts, OwnText, TextFacts,
 };

@@ -11,7 +11,7 @@ use crate::gguf::FileType;
 
 /// Form of a command line, as an expression in which TYPE is any file type; and the line that is meant, or advice that
 /// begins with `:`. The first form that fits is used.
-const FORMS: [(&str, &str); 8] = [
+const FORMS: [(&str, &str); 15] = [
     (r"^gguf-quantize (TYPE) (\S+)( \S+)?$", "gguf-quantize $2$3 $1"),
     (
         r"^gguf-convert (?:gguf2hf )?(\S+\.gguf)(?: .*)? --(?:type|outtype)[ =](TYPE)( .*)?$",
@@ -26,7 +26,29 @@ const FORMS: [(&str, &str); 8] = [
     (r"^(.* --tensor-type)[ =]([^ ,]+=[^ ,=]+),(.*)$", "$1 $2 --tensor-type $3"),
     (r"(?i)[ =](Q[2-6]_K_X?L)\b", ":`gguf-quantize ladder IN -o DIR --types $1` writes it"),
     (
-        r"(?i)[ =](UD-\S+)",
+        r"(?i)[ =,](Q4_0_[48]_[48]|IQ4_NL_[48]_[48])\b",
+        ":llama.cpp makes $1 by itself when it loads Q4_0 or IQ4_NL: write `q4_0` or `iq4_nl`",
+    ),
+    (
+        r"(?i)[ =,](IQ[1-6]_(?:KL|KS|KSS|KT|K|BN|TN)(?:_R[48])?|Q6_0|Q8_KV|Q\w+_R[48])(?:[ ,]|$)",
+        ":$1 is a type of ik_llama.cpp, and only that program runs it",
+    ),
+    (
+        r"(?i)[ =,](I2_S|I8_S|TL[12])\b",
+        ":$1 is a type of BitNet's program; llama.cpp's ternary types are `tq2_0` and `tq1_0`",
+    ),
+    (r"(?i)[ =,](MXFP4)(?:[ ,]|$)", ":the file type with experts in $1 is `mxfp4_moe`"),
+    (
+        r"(?i)[ =,](?:(?:FP|FLOAT|BFLOAT)-?(?:16|32)|HALF)(?:[ ,]|$)",
+        ":the floats are `f16`, `bf16` and `f32`",
+    ),
+    (r"(?i)[ =,](FP8|F8_E\w+|INT8|8-?BITS?|W8A8)(?:[ ,]|$)", ":llama.cpp has no $1: of 8 bits it has `q8_0`"),
+    (
+        r"(?i)[ =,](NF4|FP4|INT4|4-?BITS?|AWQ|GPTQ|EXL[23])(?:[ ,]|$)",
+        ":llama.cpp has no $1: of 4 bits it has `q4_k_m` and `iq4_xs`",
+    ),
+    (
+        r"(?i)[ =,](UD-\S+|Q8_K_XL|IQ\d_\w+_XL)",
         ":$1 is a choice of types that Unsloth makes for each model: `--like FILE` takes it from a file of theirs",
     ),
 ];
@@ -148,6 +170,15 @@ mod tests {
         for (line, advice) in [
             ("gguf-quantize a b UD-Q4_K_XL", "`--like FILE`"),
             ("gguf-quantize a b Q4_K_L", "--types Q4_K_L`"),
+            ("gguf-quantize a b --type Q4_0_4_8", "write `q4_0`"),
+            ("gguf-quantize a b IQ4_KSS 4", "ik_llama.cpp"),
+            ("gguf-quantize a b i2_s", "`tq2_0`"),
+            ("gguf-quantize a b mxfp4", "`mxfp4_moe`"),
+            ("gguf-quantize a b fp16", "`f16`"),
+            ("gguf-convert hf2gguf d --outtype=float16", "`f16`"),
+            ("gguf-quantize a b FP8", "`q8_0`"),
+            ("gguf-quantize a b nf4", "`q4_k_m`"),
+            ("gguf-quantize a b awq", "`q4_k_m`"),
             ("gguf-inspect org/name:Q4_K_M", "ORG/NAME/FILE.gguf"),
         ] {
             assert!(offered(line).is_some_and(|text| text.contains(advice)), "{line}");

@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::arch::diffusion::DiffusionRules;
 use crate::arch::graph::GraphFeatures;
 use crate::core::text::{bytes, escape};
 use crate::core::written::as_text;
 use crate::core::{GgmlType, Hint, TensorMeta, TensorSource};
 use crate::engine::{GraphPlan, KeptBySequence, KeptRows, Reach, STEP_TOKENS};
 use crate::gguf::{GgufFile, Metadata, Value};
+use crate::job::beside_text;
 use crate::verify::has_only_draft_heads;
 
 /// Lengths of context that are shown if none is asked for.
@@ -115,16 +115,7 @@ impl ModelMemory {
     /// If the architecture has no graph, or keys and tensors do not fit it.
     pub(crate) fn of(metadata: &Metadata, tensors: &[TensorMeta]) -> Result<Self, MemoryError> {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
-        let beside = match metadata.get("general.type").and_then(Value::as_str) {
-            Some("adapter") => Some("an adapter"),
-            _ if arch == "clip" => Some("a vision or audio tower"),
-            _ if arch == "controlvector" => Some("a control vector"),
-            _ if DiffusionRules::of_file(metadata, tensors).is_ok_and(|rules| rules.is_some()) => {
-                Some("an image or video model")
-            }
-            _ => None,
-        };
-        if let Some(what) = beside {
+        if let Some(what) = beside_text(metadata, tensors) {
             let own_bytes = tensors.iter().filter_map(TensorMeta::n_bytes).sum();
             return Err(MemoryError::Beside { what, own_bytes });
         }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::core::text::{escape, plural};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::{Metadata, Value};
+use crate::job::beside_text::in_parts;
 use crate::quant::SmallRows;
 use crate::quantize::{CoveragePolicy, FileType, QuantizePlan, Reason, StandIn};
 use crate::verify::Finding;
@@ -126,13 +127,7 @@ pub(super) fn of_files(
             escape(&name)
         ));
     }
-    if is_image && paths.len() > 1 {
-        found.push(format!(
-            "{} and {}: the runtimes of image and video models read one file: `gguf-inspect merge` joins them",
-            escape(&name),
-            plural(paths.len() as u64 - 1, "other part"),
-        ));
-    }
+    found.extend(in_parts(paths, metadata, tensors));
     found
 }
 

@@ -10,7 +10,8 @@ use crate::core::text::escape;
 use crate::gguf::Metadata;
 use crate::job::input::OpenedInput;
 use crate::job::templates::TemplateFindings;
-use crate::job::{Contradiction, Events, Guard, Job, JobInput, JobTypes, Result, overrides, remark};
+use crate::job::{Contradiction, Events, Guard, Job, JobInput, JobTypes, Result};
+use crate::job::{beside_text, overrides, remark};
 use crate::verify::{header_errors, label_findings};
 
 /// Job that is planned or run.
@@ -120,8 +121,10 @@ impl<'a> JobRun<'a> {
 
     /// Warns of a source that its runtime does not load: what is made of it would not be loaded, either.
     pub(super) fn remark_source(&self, opened: &OpenedInput, metadata: &Metadata, tensors: &[TensorMeta]) {
-        if let Some(file) = opened.file()
-            && let Some(text) = remark::of_source(file.path(), &header_errors(metadata, tensors))
+        let Some(file) = opened.file() else { return };
+        let nothing = beside_text::without_weights(file.path(), metadata, tensors);
+        for text in
+            remark::of_source(file.path(), &header_errors(metadata, tensors)).into_iter().chain(nothing)
         {
             self.progress().warn(&text);
         }

@@ -41,7 +41,10 @@ impl KeysError {
         let experts = metadata.get(&format!("{}.expert_count", mapping.card.gguf)).and_then(Value::as_u64);
         let is_count = [".expert_used_count", ".expert_count"].iter().any(|end| key.ends_with(end));
         let is_dense = is_count && experts.unwrap_or(0) == 0;
+        // Such a file runs if a context size is given.
+        let has_no_context = key.ends_with(".context_length");
         let is_absent = is_dense
+            || has_no_context
             || !origins.is_empty()
                 && origins.iter().all(|origin| origin.stated.as_ref().is_none_or(serde_json::Value::is_null));
         let origins = origins.iter().map(|origin| (origin.key.clone(), origin.to_string())).collect();

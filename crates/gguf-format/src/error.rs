@@ -183,7 +183,7 @@ pub enum GgufError {
     #[error("{}: key `{key}`: {expected} expected, found {found}", path.display())]
     SplitKey { path: PathBuf, key: &'static str, expected: &'static str, found: String },
     #[error("{}: part {part} of {n_parts} by its keys, so its name must end in `{expected}`", path.display())]
-    PartName { path: PathBuf, part: u64, n_parts: u64, expected: String },
+    PartName { path: PathBuf, part: u64, n_parts: u64, expected: String, is_joined: bool },
     #[error("{}: part {part} of {n_parts} is missing", path.display())]
     PartMissing { path: PathBuf, part: usize, n_parts: usize },
     #[error("{}: part {expected} expected, key `split.no` declares part {found}", path.display())]
@@ -280,6 +280,9 @@ impl Hint for GgufError {
             Self::Lock(error) => return error.hints(),
             Self::LockUnmapped { .. } => {
                 "raise the limit with `ulimit -v unlimited`, or do not lock the file"
+            }
+            Self::PartName { is_joined: true, .. } => {
+                "the file has more than this part: parts are joined by `gguf-inspect merge`, not by `cat`; fetch them again"
             }
             Self::PartName { .. } => "give the part its original name back",
             Self::PartMissing { .. } => "all parts must be in one directory",

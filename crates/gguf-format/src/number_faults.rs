@@ -15,8 +15,12 @@ pub struct NumberFault {
     pub outcome: &'static str,
 }
 
+mod towers;
+
 const NOT_LOADED: &str = "llama.cpp does not load the file";
 const NOT_COMPUTED: &str = "llama.cpp computes no usable numbers with it";
+const NOT_STARTED: &str = "llama.cpp stops before the first token";
+const NO_CONTEXT: &str = "llama.cpp runs the file only if a context size is given with each run";
 
 /// Largest numbers of blocks and experts that llama.cpp supports.
 const MOST_BLOCKS: u64 = 512;
@@ -44,6 +48,19 @@ const WITH_EXPERTS: [&str; 18] = [
     "rnd1",
     "smallthinker",
 ];
+/// Architectures whose loader replaces a gating function of 0.
+const WITH_DEFAULT_GATING: [&str; 10] = [
+    "afmoe",
+    "cohere2moe",
+    "deepseek2",
+    "deepseek2-ocr",
+    "glm-dsa",
+    "glm4moe",
+    "glm5-next",
+    "hy_v3",
+    "laguna",
+    "step35",
+];
 /// Architectures whose dense models may declare experts.
 const ONE_EXPERT: [&str; 2] = ["hunyuan_vl", "hunyuan-dense"];
 /// Keys whose number has a limit that llama.cpp itself does not check, and whether the limit is allowed, too.
@@ -58,6 +75,8 @@ const ABOVE_ZERO: [(&str, bool); 9] = [
     ("attention.layer_norm_rms_epsilon", true),
     ("attention.group_norm_epsilon", true),
 ];
+/// Parts of the names of keys that infinity switches off.
+const BOUNDS: [&str; 2] = ["clamp", "limit"];
 const SCALINGS: [&str; 4] = ["none", "linear", "yarn", "longrope"];
 
 /// Numeric keys of an architecture.
@@ -106,18 +125,26 @@ impl NumericKeys<'_> {
 pub fn number_faults(metadata: &Metadata) -> Vec<NumberFault> {
     let Some(arch) = metadata.get("general.architecture").and_then(Value::as_str) else { return Vec::new() };
     let numbers = NumericKeys { metadata, arch };
+    if arch == towers::ARCH {
+        return towers::faults(&numbers);
+    }
     let mut findings = blocks(&numbers);
+    findings.extend(context(&numbers));
     findings.extend(heads(&numbers));
+    findings.extend(latent(&numbers));
     findings.extend(experts(&numbers));
     findings.extend(groups(&numbers));
     findings.extend(rotation(&numbers));
-    findings.extend(above_zero(&numbers));
-    findings.extend(not_numbers(&numbers));
+    findings.extend(above_zero(&numbers, &ABOVE_ZERO));
+    findings.extend(not_numbers(&numbers, &ABOVE_ZERO));
     findings
 }
 
-fn above_zero<'a>(numbers: &'a NumericKeys<'_>) -> impl Iterator<Item = NumberFault> + 'a {
-    ABOVE_ZERO.iter().filter_map(|(name, takes_zero)| {
+fn above_zero<'a>(
+    numbers: &'a NumericKeys<'_>,
+    names: &'a [(&str, bool)],
+) -> impl Iterator<Item = NumberFault> + 'a {
+    names.iter().filter_map(|(name, takes_zero)| {
         let found = numbers.value(name)?.as_f64().filter(|found| !found.is_nan())?;
         let is_right = found.is_finite() && (found > 0.0 || *takes_zero && found == 0.0);
         let expected = if *takes_zero { "0 or more" } else { "more than 0" };
@@ -128,16 +155,70 @@ fn above_zero<'a>(numbers: &'a NumericKeys<'_>) -> impl Iterator<Item = NumberFa
     })
 }
 
-fn not_numbers(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
-    let is_own = |key: &str| key.strip_prefix(numbers.arch).is_some_and(|rest| rest.starts_with('.'));
-    let wrong =
-        numbers.metadata.iter().filter(|(key, value)| is_own(key) && value.as_f64().is_some_and(f64::is_nan));
-    let fault = |(key, _): (&str, &Value)| NumberFault {
-        key: key.to_owned(),
-        problem: "is not a number (NaN)".to_owned(),
-        outcome: NOT_COMPUTED,
+/// Numbers, also in lists, that are none or infinite; `told` are keys whose infinity is found elsewhere.
+fn not_numbers(numbers: &NumericKeys<'_>, told: &[(&str, bool)]) -> Vec<NumberFault> {
+    let mut faults = Vec::new();
+    for (key, value) in numbers.metadata.iter() {
+        let Some(name) = key.strip_prefix(numbers.arch).and_then(|rest| rest.strip_prefix('.')) else {
+            continue;
+        };
+        let floats: Vec<f64> = match value.as_array() {
+            Some(list) => (0..list.len()).filter_map(|at| list.get(at)?.as_f64()).collect(),
+            None => value.as_f64().into_iter().collect(),
+        };
+        let has_limit = told.iter().any(|(own, _)| *own == name);
+        let may_be_infinite = has_limit || BOUNDS.iter().any(|bound| name.contains(bound));
+        let problem = match () {
+            () if floats.iter().any(|float| float.is_nan()) => "is not a number (NaN)",
+            () if !may_be_infinite && floats.iter().any(|float| float.is_infinite()) => "is infinite",
+            () => continue,
+        };
+        faults.push(NumberFault { outcome: NOT_COMPUTED, ..numbers.error(name, problem) });
+    }
+    faults
+}
+
+/// The size of the context that runtimes take if a user gives none.
+fn context(numbers: &NumericKeys<'_>) -> Option<NumberFault> {
+    const KEY: &str = "context_length";
+    (numbers.number(KEY) == Some(0))
+        .then(|| NumberFault { outcome: NO_CONTEXT, ..numbers.error(KEY, "is 0") })
+}
+
+/// Architectures of latent attention whose loader expands the keys: each head has its own.
+const EXPANDED: [&str; 2] = ["minicpm3", "plm"];
+
+/// Latent attention: one head of keys, as wide as what is stored for a token, or as many as heads.
+fn latent(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
+    let mut findings = Vec::new();
+    let is_latent = numbers.number("attention.key_length_mla").unwrap_or(0) > 0;
+    let heads = match numbers.arch {
+        arch if EXPANDED.contains(&arch) => numbers.heads(),
+        arch => (is_latent || arch == "deepseek4").then_some(1),
     };
-    wrong.map(fault).collect()
+    if let Some(found) = numbers.largest("attention.head_count_kv")
+        && let Some(heads) = heads.filter(|&heads| heads != found)
+    {
+        let end = if heads == 1 { "" } else { "s" };
+        let problem = format!("is {found}, and this attention has {heads} head{end} of keys");
+        findings.push(numbers.error("attention.head_count_kv", &problem));
+    }
+    let (rank, rotated) = ("attention.kv_lora_rank", "rope.dimension_count");
+    if is_latent
+        && let Some(found) = numbers.number("attention.key_length")
+        && let Some(parts) = numbers.number(rank).zip(numbers.number(rotated))
+        && let expected = parts.0.saturating_add(parts.1)
+        && found != expected
+    {
+        let (rank, rotated) = (numbers.key(rank), numbers.key(rotated));
+        let problem =
+            format!("is {found}, and `{}` and `{}` are {expected}", escape(&rank), escape(&rotated));
+        findings.push(numbers.error("attention.key_length", &problem));
+    }
+    if numbers.number(rotated) == Some(0) && numbers.arch != "glm5-next" {
+        findings.push(numbers.error(rotated, "is 0"));
+    }
+    findings.into_iter().map(|fault| NumberFault { outcome: NOT_STARTED, ..fault }).collect()
 }
 
 fn blocks(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
@@ -177,6 +258,9 @@ fn experts(numbers: &NumericKeys<'_>) -> Option<NumberFault> {
         let problem = format!("is {found}, and a `{}` has experts", numbers.arch);
         return Some(numbers.error("expert_count", &problem));
     }
+    if let Some(found) = gating(numbers).filter(|_| n > 0) {
+        return Some(found);
+    }
     if n > MOST_EXPERTS {
         return Some(numbers.error("expert_count", &format!("is {n}, not at most {MOST_EXPERTS}")));
     }
@@ -186,6 +270,21 @@ fn experts(numbers: &NumericKeys<'_>) -> Option<NumberFault> {
     }
     (n > 0 && used == 0)
         .then(|| numbers.error("expert_used_count", &format!("is missing or 0, of {n} experts")))
+}
+
+/// How experts are chosen, by number: 1 to 4; 0 where the loader has a default of its own.
+fn gating(numbers: &NumericKeys<'_>) -> Option<NumberFault> {
+    const KEY: &str = "expert_gating_func";
+    let found = numbers.number(KEY)?;
+    let (least, most) = match numbers.arch {
+        "deepseek4" => (4, 4),
+        arch if WITH_DEFAULT_GATING.contains(&arch) => (0, 4),
+        _ => (1, 4),
+    };
+    (!(least..=most).contains(&found)).then(|| NumberFault {
+        outcome: NOT_STARTED,
+        ..numbers.error(KEY, &format!("is {found}, not {least} to {most}"))
+    })
 }
 
 fn groups(numbers: &NumericKeys<'_>) -> Option<NumberFault> {
@@ -274,11 +373,44 @@ mod tests {
             assert!(float(name, f32::NAN).contains("(NaN)") && float(name, 0.5).is_empty(), "{name}");
         }
         assert!(
+            float("logit_scale", f32::INFINITY).contains("is infinite")
+                && float("swiglu_clamp", f32::INFINITY).is_empty()
+        );
+        let list = found("qwen3", |m| m.set("qwen3.xielu.alpha", vec![1.0, f32::NAN]));
+        assert_eq!(list.len(), 1, "{list:?}");
+        assert!(
+            message("context_length", 0).contains("is 0: llama.cpp runs the file only if a context size")
+        );
+        assert_eq!(message("context_length", 1), "");
+        assert!(
             float("logit_scale", f32::NAN).contains("is not a number")
                 && float("logit_scale", 0.0).is_empty()
         );
         let scaling = found("llama", |m| m.set("llama.rope.scaling.type", "llama3"));
         assert!(scaling[0].contains("is `llama3`, not one of none, linear, yarn, longrope"), "{scaling:?}");
+    }
+
+    #[test]
+    fn latent_attention_has_one_head_of_the_stored_width() {
+        let latent = |heads: u32, width: u32| {
+            found("deepseek2", |m| {
+                let numbers = [("kv_lora_rank", 64), ("key_length_mla", 48), ("head_count_kv", heads)];
+                for (name, value) in numbers.into_iter().chain([("key_length", width)]) {
+                    m.set(format!("deepseek2.attention.{name}"), value);
+                }
+                m.set("deepseek2.rope.dimension_count", 16u32);
+            })
+        };
+        assert!(latent(1, 80).is_empty());
+        assert!(latent(4, 80)[0].contains("is 4, and this attention has 1 head of keys: llama.cpp stops"));
+        assert!(latent(1, 81)[0].contains("is 81, and `deepseek2.attention.kv_lora_rank` and"));
+        let first = |heads: u32| found("deepseek4", |m| m.set("deepseek4.attention.head_count_kv", heads));
+        assert!(first(1).is_empty() && first(0)[0].contains("is 0, and this"));
+        assert!(found("llama", |m| m.set("llama.attention.head_count_kv", 2u32)).is_empty());
+        let expanded = |heads: u32| found("plm", |m| m.set("plm.attention.head_count_kv", heads));
+        assert!(expanded(4).is_empty() && expanded(1)[0].contains("is 1, and this attention has 4 heads"));
+        let rotated = |arch: &str| found(arch, |m| m.set(format!("{arch}.rope.dimension_count"), 0u32));
+        assert!(rotated("qwen2")[0].contains("is 0: llama.cpp stops") && rotated("glm5-next").is_empty());
     }
 
     #[test]
@@ -297,6 +429,16 @@ mod tests {
         assert!(experts(8, vec![0u32, 2, 2, 9].into(), [0, 0])[0].contains("is 9, of 8 experts"));
         assert!(experts(8, 2u32.into(), [3, 2])[0].contains("is 3, which does not divide 8 experts"));
         assert!(experts(8, 2u32.into(), [4, 4])[0].contains("is 4, of 4 groups"));
+        let gating = |arch: &str, number: u32| {
+            found(arch, |m| {
+                for (name, value) in [("count", 8), ("used_count", 2), ("gating_func", number)] {
+                    m.set(format!("{arch}.expert_{name}"), value);
+                }
+            })
+        };
+        assert!(gating("lfm2moe", 2).is_empty() && gating("glm4moe", 0).is_empty());
+        assert!(gating("lfm2moe", 0)[0].contains("is 0, not 1 to 4") && !gating("dots1", 5).is_empty());
+        assert!(gating("deepseek4", 4).is_empty() && gating("deepseek4", 2)[0].contains("is 2, not 4 to 4"));
         assert!(found("hunyuan-dense", |m| m.set("hunyuan-dense.expert_used_count", 1u32)).is_empty());
     }
 }

@@ -318,6 +318,7 @@ fn open_siblings(opened: Part, n_parts: u64, options: &OpenOptions) -> Result<Ve
         part: no + 1,
         n_parts,
         expected: split::part_suffix(no + 1, n_parts),
+        is_joined: opened.trailing_bytes() > 0,
     })?;
     let mut opened = Some(opened);
     let mut parts: Vec<Part> = Vec::new();

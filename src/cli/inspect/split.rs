@@ -10,11 +10,12 @@ use crate::cli::inspect::written;
 use crate::cli::render::{Align, Table, count, plural};
 use crate::core::TensorSource;
 use crate::core::output::OutputKind;
+use crate::core::progress::Progress;
 use crate::core::text::{bytes, escape};
 use crate::core::written::as_path;
 use crate::gguf::{GgufFile, PlannedFile, SplitSpec, SplitStyle};
 use crate::inspect;
-use crate::job::Guard;
+use crate::job::{Guard, in_parts};
 
 /// Maximum number of tensors in a part if no limit is given, as in llama.cpp.
 const DEFAULT_MAX_TENSORS: u64 = 128;
@@ -82,6 +83,7 @@ impl SplitArgs {
         }
         let options = written::write_options(session);
         let report = inspect::split_file(&file, &self.output, spec, &options, &session.progress)?;
+        warn_of_parts(&file, &report.paths, session);
         written::print(&report, session)
     }
 
@@ -92,6 +94,8 @@ impl SplitArgs {
         guard.read_all("the model", file.paths())?;
         parts.iter().try_for_each(|part| guard.write("a part", &part.path, OutputKind::Model))?;
         let _ = parts.first().and_then(|part| session.destination(&part.path));
+        let paths: Vec<PathBuf> = parts.iter().map(|part| part.path.clone()).collect();
+        warn_of_parts(file, &paths, session);
         let part = |part| PlannedPart::of(file, part);
         let plan = SplitPlan { dry_run: true, parts: parts.iter().map(part).collect() };
         if session.common.json {
@@ -105,6 +109,12 @@ impl SplitArgs {
             let n_tensors = plural(file.tensors().len() as u64, "tensor");
             writeln!(out, "\n{}, {n_tensors}\nnothing was written", plural(parts.len() as u64, "part"))
         })
+    }
+}
+
+fn warn_of_parts(file: &GgufFile, paths: &[PathBuf], session: &Session) {
+    if let Some(text) = in_parts(paths, file.metadata(), file.tensors()) {
+        session.progress.warn(&text);
     }
 }
 

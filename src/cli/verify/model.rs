@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 use regex::Regex;
 
 use crate::arch::{ArchError, OutType};
-use crate::cli::{Common, Session};
+use crate::cli::{Common, Session, UsageError};
 use crate::convert::{
     Conversion, ConvertError, ConvertOptions, DiffusionConversion, ModelSource, ShownOptions,
 };
 use crate::core::TensorSource;
 use crate::core::text::{escape, plural};
 use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions};
+use crate::job::beside_text;
 use crate::job::input::must_be_model;
 use crate::tokenizer::{Encoder, TokenizerError};
 use crate::verify::{Model, ModelParts, OriginTokenizer, Recall};
@@ -104,6 +105,20 @@ pub(crate) struct OpenedModel {
     recall: Option<Recall>,
 }
 
+/// Refuses a baseline of another kind than the first model, as an adapter beside a model.
+fn must_be_of_one_kind(models: &[PathBuf], path: &Path, baseline: &OpenedModel) -> anyhow::Result<()> {
+    let kind = |metadata, tensors| beside_text(metadata, tensors).unwrap_or("a language model");
+    let ModelOrigin::Gguf(reference) = &baseline.origin else { return Ok(()) };
+    let Some(Ok(model)) = models.first().map(|model| GgufFile::open(model)) else { return Ok(()) };
+    let found = kind(reference.metadata(), reference.tensors());
+    let expected = kind(model.metadata(), model.tensors());
+    if found == expected {
+        return Ok(());
+    }
+    let text = format!("--baseline {} is {found}, {} is {expected}", path.display(), model.path().display());
+    Err(UsageError(text).into())
+}
+
 impl OpenedModel {
     pub(crate) fn open(path: &Path, common: &Common) -> anyhow::Result<Self> {
         Self::open_with(path, common, false)
@@ -134,7 +149,9 @@ impl OpenedModel {
         let is_wide = [FileType::F32, FileType::F16, FileType::Bf16]
             .iter()
             .any(|ty| file_type == Some(u64::from(ty.id())));
-        Self::open_as(shown, is_wide.then_some(OutType::F32), (path, adapter), common, lock)
+        let baseline = Self::open_as(shown, is_wide.then_some(OutType::F32), (path, adapter), common, lock)?;
+        must_be_of_one_kind(models, path, &baseline)?;
+        Ok(baseline)
     }
 
     fn open_as(

@@ -30,8 +30,10 @@ const LIKE_ITS_WEIGHT: &str = "*";
 
 /// Architectures in which every block has experts but those that two keys name: the first `leading_dense_block_count`, and,
 /// where the second member is true, those that `interleave_moe_layer_step` does not divide.
-const EXPERT_BLOCKS: [(&str, bool); 14] = [
+const EXPERT_BLOCKS: [(&str, bool); 22] = [
+    ("afmoe", false),
     ("bailingmoe2", false),
+    ("bailingmoe3", false),
     ("cohere2moe", false),
     ("deepseek", false),
     ("deepseek2", false),
@@ -43,8 +45,14 @@ const EXPERT_BLOCKS: [(&str, bool); 14] = [
     ("exaone-moe", false),
     ("glm-dsa", false),
     ("glm4moe", false),
+    ("glm5-next", false),
     ("hy_v4", false),
+    ("kimi-k3", false),
+    ("kimi-linear", false),
+    ("laguna", false),
+    ("lfm2moe", false),
     ("llama4", true),
+    ("minimax-m3", false),
 ];
 const ROUTER: &str = "ffn_gate_inp.weight";
 
@@ -233,6 +241,7 @@ pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Mi
             None => ask(None),
         }
     }
+    missing.extend(draft_heads(arch, metadata, &names));
     for (block, has_experts) in expert_blocks(arch, metadata) {
         let name = |part: &str| format!("{BLOCK}{block}.{part}");
         let needed = name(if has_experts { ROUTER } else { "ffn_down.weight" });
@@ -244,6 +253,16 @@ pub fn missing_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Mi
     }
     let names: Vec<String> = missing.into_iter().map(|(_, name)| name).collect();
     (!names.is_empty()).then(|| MissingTensors { arch: arch.to_owned(), names })
+}
+
+/// Returns the draft heads that the keys count and the file lacks, if it has any.
+fn draft_heads(arch: &str, metadata: &Metadata, names: &BTreeSet<&str>) -> Vec<(Option<u64>, String)> {
+    let number = |key: &str| metadata.get(&format!("{arch}.{key}")).and_then(Value::as_u64).unwrap_or(0);
+    let name = |block: u64| format!("{BLOCK}{block}.nextn.eh_proj.weight");
+    let (drafts, n) = (number("nextn_predict_layers"), number("block_count").min(MAX_BLOCKS as u64));
+    let heads = (n.saturating_sub(drafts)..n).map(|block| (Some(block), name(block)));
+    let (there, missing): (Vec<_>, Vec<_>) = heads.partition(|(_, head)| names.contains(head.as_str()));
+    if there.is_empty() { Vec::new() } else { missing }
 }
 
 /// Returns for each block of the model whether the runtime expects experts in it, by the keys of the file.
@@ -452,5 +471,12 @@ mod tests {
         assert_eq!(missing("of somebody's own", &["blk.0.x.weight"]), [""; 0]);
         assert_eq!(missing("qwen3", &[]), [""; 0]);
         assert_eq!(missing("qwen3", &["blk.7.nextn.eh_proj.weight"]), [""; 0]);
+        let mut metadata = Metadata::new();
+        metadata.set("qwen3next.block_count", 4u32);
+        metadata.set("qwen3next.nextn_predict_layers", 2u32);
+        let heads =
+            |names: &[&str]| draft_heads("qwen3next", &metadata, &names.iter().copied().collect()).len();
+        let [first, second] = ["blk.2.nextn.eh_proj.weight", "blk.3.nextn.eh_proj.weight"];
+        assert_eq!((heads(&[]), heads(&[second]), heads(&[first, second])), (0, 1, 0));
     }
 }

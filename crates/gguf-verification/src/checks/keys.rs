@@ -10,7 +10,7 @@ use gguf_format::{KeyFault, Metadata};
 /// expect.
 pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
     let mut findings = match file.content {
-        FileContent::Model => {
+        FileContent::Model | FileContent::Towers => {
             let wrong = number_faults(file.metadata);
             wrong.iter().map(|fault| Finding::error(Check::Keys, fault.to_string())).collect()
         }

@@ -1,5 +1,7 @@
 //! Checks of vision and audio tower files (`--mmproj`) that need no run.
 
+mod sizes;
+
 use crate::checks::input::{CheckedFile, FileContent};
 use crate::{Aspect, Check, Finding, Report};
 use gguf_arch::{TowerFile, block_count, block_number, tower_gaps};
@@ -43,6 +45,7 @@ pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
     }
     if findings.is_empty() {
         findings.extend(check_tensors(metadata, tensors));
+        findings.extend(sizes::check(metadata, tensors));
     }
     findings
 }
