@@ -126,6 +126,11 @@ impl<'a> CheckedQuantization<'a> {
             self.run.remark_files(&paths, self.opened, plan.tensors());
             self.run.remark_label(&paths, plan.metadata(), plan.tensors());
         }
+        let parts = self.opened.file().filter(|_| self.run.job.output.files == OutputFiles::AsInput);
+        let parts = parts.map(GgufFile::paths).unwrap_or_default();
+        if let Some(text) = in_parts(&parts.iter().map(|path| path.to_path_buf()).collect::<Vec<_>>(), plan.metadata(), plan.tensors()) {
+            self.run.progress().warn(&text);
+        }
         self.run.remark_source(self.opened, plan.metadata(), plan.tensors());
     }
 

@@ -115,7 +115,7 @@ fn must_be_of_one_kind(models: &[PathBuf], path: &Path, baseline: &OpenedModel) 
     if found == expected {
         return Ok(());
     }
-    let text = format!("--baseline {} is {found}, {} is {expected}", path.display(), model.path().display());
+    let text = format!("{} is {found}, {} is {expected}", path.display(), model.path().display());
     Err(UsageError(text).into())
 }
 
