@@ -11,7 +11,7 @@ use crate::job::report::{QuantizationReport, SmallTensorRows};
 use crate::job::run::JobRun;
 use crate::job::size::{self, SizeChoice, TargetReport, write_types};
 use crate::job::stored::StoredWeights;
-use crate::job::{Contradiction, LikeReport, OutputFiles, Result, like, overrides, remark};
+use crate::job::{Contradiction, LikeReport, OutputFiles, Result, in_parts, like, overrides, remark};
 use crate::quantize::{Allocation, FileType, Input, QuantizeOptions, QuantizePlan};
 
 /// Quantization whose output has been checked.
@@ -126,9 +126,10 @@ impl<'a> CheckedQuantization<'a> {
             self.run.remark_files(&paths, self.opened, plan.tensors());
             self.run.remark_label(&paths, plan.metadata(), plan.tensors());
         }
-        let parts = self.opened.file().filter(|_| self.run.job.output.files == OutputFiles::AsInput);
-        let parts = parts.map(GgufFile::paths).unwrap_or_default();
-        if let Some(text) = in_parts(&parts.iter().map(|path| path.to_path_buf()).collect::<Vec<_>>(), plan.metadata(), plan.tensors()) {
+        if self.options.keep_split
+            && let Some(text) =
+                self.opened.file().and_then(|file| in_parts(&file.paths(), plan.metadata(), plan.tensors()))
+        {
             self.run.progress().warn(&text);
         }
         self.run.remark_source(self.opened, plan.metadata(), plan.tensors());
