@@ -18,6 +18,7 @@ mod alike;
 mod card;
 mod common;
 mod layout;
+mod modules;
 mod registry;
 mod rules;
 

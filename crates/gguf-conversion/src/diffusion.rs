@@ -134,9 +134,13 @@ impl DiffusionConversion {
         let own_names: Vec<&str> = own.iter().map(|tensor| tensor.name.as_str()).collect();
         let unlike = rules.unlike(&own_names);
         if let Some(names) = first_names(unlike.missing.iter().map(String::as_str)) {
-            return Err(DiffusionError::Missing { path, arch: card.gguf.clone(), names }.into());
+            let others = first_names(unlike.unknown.iter().map(String::as_str));
+            return Err(DiffusionError::Missing { path, arch: card.gguf.clone(), names, others }.into());
         }
         warnings.extend(warnings::of_odd(&unlike.odd));
+        let is_beside = |name: &&str| weights.beside().any(|beside| beside == *name);
+        let unknown = unlike.unknown.iter().map(String::as_str).filter(|name| !is_beside(name));
+        warnings.extend(warnings::of_unknown(&card.gguf, unknown));
         let has = |name: &str| own_names.contains(&name);
         warnings.extend(warnings::lost_entries(card, has, &entries));
 

@@ -30,6 +30,8 @@ pub struct Unlike {
     pub missing: Vec<String>,
     /// Tensors that only a few of the modules have.
     pub odd: Vec<String>,
+    /// Tensors of modules that no known model of the architecture has.
+    pub unknown: Vec<String>,
 }
 
 /// Names inside of each module, by the module's name.
@@ -67,7 +69,7 @@ impl Alike {
 }
 
 /// Returns the module's name and the rest of the name, if its first words are those of the pattern.
-fn split<'n>(pattern: &str, name: &'n str) -> Option<(&'n str, &'n str)> {
+pub(super) fn split<'n>(pattern: &str, name: &'n str) -> Option<(&'n str, &'n str)> {
     let n_words = pattern.split('.').count();
     let (end, _) = name.match_indices('.').nth(n_words - 1)?;
     words(pattern, &name[..end])?;

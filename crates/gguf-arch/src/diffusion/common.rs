@@ -105,6 +105,9 @@ pub(super) struct RefusedFile {
     parts: Vec<String>,
     #[serde(default)]
     names: Vec<String>,
+    /// Starts of names, with one of which every name begins.
+    #[serde(default)]
+    starts: Vec<String>,
 }
 
 impl RefusedFile {
@@ -112,7 +115,11 @@ impl RefusedFile {
     pub(super) fn matches(&self, names: &[&str]) -> bool {
         let has_part = |part: &String| names.iter().any(|name| name.contains(part.as_str()));
         let has = |name: &String| names.contains(&name.as_str());
-        self.parts.iter().any(has_part) || (!self.names.is_empty() && self.names.iter().all(has))
+        let begins = |name: &&str| self.starts.iter().any(|start| name.starts_with(start.as_str()));
+        let is_of_starts = !self.starts.is_empty() && names.iter().all(begins);
+        is_of_starts
+            || self.parts.iter().any(has_part)
+            || (!self.names.is_empty() && self.names.iter().all(has))
     }
 }
 

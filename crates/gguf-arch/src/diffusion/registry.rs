@@ -239,6 +239,17 @@ mod tests {
         );
         assert_eq!(what(&["encoder.block.0.layer.0.SelfAttention.q.weight"]), "a text encoder (T5)");
         assert_eq!(what(&["x.weight"]), "unknown");
+        let vae = ["latents_mean", "encoder.conv_in.conv.weight", "decoder.conv_out.conv.bias"];
+        assert_eq!(what(&vae), "a VAE, or a pair of encoder and decoder");
+        assert_eq!(what(&[vae[1], "time_in.weight"]), "unknown");
+        assert!(
+            what(&["down_blocks.0.temp_convs.0.conv1.0.weight", "conv_in.weight"])
+                .starts_with("a video model")
+        );
+        assert_eq!(
+            what(&["down_blocks.0.resnets.0.spatial_res_block.conv1.weight"]),
+            "`sdxl` in the layout of diffusers"
+        );
         assert_eq!(what(&["single_transformer_blocks.0.proj_mlp.weight"]), "flux of diffusers");
     }
 

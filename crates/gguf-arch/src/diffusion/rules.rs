@@ -8,6 +8,7 @@ use super::alike::Unlike;
 use super::card::DiffusionCard;
 use super::common::{ClassTypes, CommonRules};
 use super::layout::fewest;
+use super::modules;
 use super::registry::{DiffusionCards, Recognition};
 use gguf_core::text::escape;
 use gguf_core::{ElementType, GgmlType, Shape, TensorMeta};
@@ -163,6 +164,8 @@ impl DiffusionRules {
         let mut found = card.unlike(names);
         let ends = fewest(&card.needs, |name| known.contains(name)).into_iter().map(ToOwned::to_owned);
         found.missing.splice(0..0, ends);
+        let unknown = modules::unknown(&card.gguf, names).into_iter().filter(|name| !card.leaves_out(name));
+        found.unknown.extend(unknown.map(str::to_owned));
         found
     }
 
@@ -171,8 +174,8 @@ impl DiffusionRules {
         let prefix = self.prefix.as_deref().unwrap_or_default();
         let names: Vec<&str> = tensors.iter().filter_map(|tensor| tensor.name.strip_prefix(prefix)).collect();
         let whole = |names: Vec<String>| names.into_iter().map(|name| format!("{prefix}{name}")).collect();
-        let Unlike { missing, odd } = self.unlike(&names);
-        Unlike { missing: whole(missing), odd: whole(odd) }
+        let Unlike { missing, odd, unknown } = self.unlike(&names);
+        Unlike { missing: whole(missing), odd: whole(odd), unknown: whole(unknown) }
     }
 
     /// Returns the shape that a tensor is written in, if it differs.

@@ -25,7 +25,7 @@ pub enum DiffusionError {
         "{}: the model of `{arch}` lacks {names}, which every such model or every other block has",
         shown(path)
     )]
-    Missing { path: PathBuf, arch: String, names: String },
+    Missing { path: PathBuf, arch: String, names: String, others: Option<String> },
     #[error(
         "{}: `{arch}` in the layout of {program}: tensor `{}`: its name in the original is not known",
         shown(path),
@@ -88,15 +88,22 @@ impl Hint for DiffusionError {
         match self {
             Self::Refused { way_out, .. } => vec![way_out.clone()],
             Self::Unknown { .. } => vec![
-                "a language model is converted from its folder, with config.json and tokenizer".to_owned(),
-                "`gguf-convert archs` lists the architectures; `--card FILE` adds one".to_owned(),
+                "if it is a language model, give its folder, with config.json and tokenizer".to_owned(),
+                "image models are known by the names of their original release: `gguf-convert archs` lists them; `--card FILE` adds \
+                 one"
+                .to_owned(),
             ],
             Self::NotInLayout { .. } => vec![
-                "convert the single file of the original release; `--drop REGEX` leaves the tensor out".to_owned(),
+                "it may be another model with names of this one, which is not converted; else convert the single file of the \
+                 original release"
+                    .to_owned(),
             ],
             Self::Part { .. } | Self::PartShape { .. } => vec![
                 "the folder is incomplete or damaged: fetch it again, or convert the single file of the original release".to_owned(),
             ],
+            Self::Missing { arch, others: Some(others), .. } => vec![format!(
+                "no known model of `{arch}` has {others}: it is another model, which is not converted, or a part of one"
+            )],
             Self::Missing { .. } => vec![
                 "convert the whole model: this file is a part of one, or a merge or a download has left layers out".to_owned(),
             ],

@@ -74,6 +74,7 @@ impl Recognized<'_> {
             path: self.path.to_owned(),
             arch: self.card.gguf.clone(),
             names,
+            others: None,
         };
         first_names(names.iter().copied()).map_or(Ok(()), |names| Err(lacking(names)))
     }

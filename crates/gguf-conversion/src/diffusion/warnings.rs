@@ -29,6 +29,16 @@ pub(super) fn of_odd(names: &[String]) -> Option<String> {
     })
 }
 
+/// Returns the warning about tensors that no known model of the architecture has.
+pub(super) fn of_unknown<'n>(arch: &str, names: impl Iterator<Item = &'n str>) -> Option<String> {
+    first_names(names).map(|names| {
+        format!(
+            "{names}: no known model of `{arch}` has such tensors: this may be another model or a newer version; check that your \
+             runtime reads it before you publish the file"
+        )
+    })
+}
+
 /// Returns the warning about further denoising models of a pipeline, each of which is a file of its own.
 pub(super) fn further_models(bare: &BareWeights) -> Option<String> {
     let names = bare.further_models();
