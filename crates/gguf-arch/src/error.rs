@@ -67,15 +67,19 @@ pub enum ArchError {
     #[error("{} of the checkpoint's tensors belong to an adapter that is not merged: {}", names.len(), first_few_names(names))]
     Unmerged { names: Vec<String> },
     #[error("the checkpoint lacks {}{}", first_few_names(names), if *more { " and more" } else { "" })]
-    Missing { names: Vec<String>, more: bool },
+    Missing { names: Vec<String>, more: bool, cut: Option<CutBlocks> },
     #[error("the checkpoint has `{}` without {}", escape(has), first_few_names(lacks))]
     Alone { has: String, lacks: Vec<String> },
     #[error("tensor `{}`: matches `{first}` and `{second}` of card `{card}`", escape(tensor))]
     TwoEntries { card: String, tensor: String, first: String, second: String },
     #[error("tensors `{}` and `{}` both become `{target}`", escape(first), escape(second))]
     TwoSources { first: String, second: String, target: String },
-    #[error("tensor `{}`: block {block} of a model with {n_blocks}", escape(tensor))]
-    Block { tensor: String, block: u64, n_blocks: u64 },
+    #[error(
+        "tensor `{}`: block {block} of a model with {n_blocks}{}",
+        escape(tensor),
+        gap.map_or_else(String::new, |gap| format!(", and no tensor of block {gap}"))
+    )]
+    Block { tensor: String, block: u64, n_blocks: u64, gap: Option<u64> },
     #[error("`{target}`: {}", if found > expected {
         format!("{found} parts where the configuration declares {expected}, `{}` is too many", escape(missing))
     } else {
@@ -109,6 +113,15 @@ pub enum ArchError {
     NoInverse { tensor: String, op: &'static str },
     #[error("`{target}`: shape {shape} cannot be stored")]
     Shape { target: String, shape: String },
+}
+
+/// Blocks at the end of a model that the configuration counts and no tensor is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CutBlocks {
+    /// Number of blocks with tensors.
+    pub stored: u64,
+    /// Number in the configuration.
+    pub counted: u64,
 }
 
 /// Violation of a rule of the card schema.

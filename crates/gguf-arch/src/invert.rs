@@ -248,7 +248,7 @@ impl Inverter<'_> {
         for (target, &part) in entry.targets.iter().zip(parts) {
             let Some(tensor) = part else {
                 let name = target.name.render(key.captures).unwrap_or_default() + key.suffix;
-                return Err(ArchError::Missing { names: vec![name], more: false });
+                return Err(ArchError::Missing { names: vec![name], more: false, cut: None });
             };
             let mut dims = self.tensors[tensor].shape.dims().to_vec();
             let ops = self.undo(&target.ops, key.captures, &mut dims, tensor, &mut is_exact)?;

@@ -7,4 +7,5 @@ pub(crate) mod kinds;
 pub(crate) mod layer_lists;
 pub(crate) mod long_rope;
 pub(crate) mod needs;
+pub(crate) mod rope_members;
 pub(crate) mod similar;

@@ -61,7 +61,7 @@ pub use error::missing_input::MissingInput;
 pub use error::similarity::Similarity;
 pub use error::tie::Tie;
 pub use error::warning::ArchWarning;
-pub use error::{ArchError, CardProblem, ParentProblem};
+pub use error::{ArchError, CardProblem, CutBlocks, ParentProblem};
 
 pub use read::fusion::{Fuse, Fusion};
 pub use read::metadata_rows::derived_keys;

@@ -66,6 +66,12 @@ pub enum CheckpointError {
     Label { path: PathBuf, key: String },
     #[error("{}: several {what}: {}", shown(dir), listed(names))]
     Several { dir: PathBuf, what: &'static str, names: Vec<String> },
+    #[error(
+        "{} of {n} matrices are flattened to one dimension ({}): a training with FSDP saved its own share of them",
+        names.len(),
+        listed(&names[..names.len().min(3)])
+    )]
+    Flattened { names: Vec<String>, n: usize },
     #[error("{}: the weights are in parts per device (`rank_0`)", shown(dir))]
     Unmerged { dir: PathBuf },
     #[error("{}: {source}", shown(path))]
@@ -120,8 +126,20 @@ impl Hint for CheckpointError {
                 "an adapter of PEFT is a directory with `adapter_config.json` and `adapter_model.safetensors` (of MLX: \
                  `adapters.safetensors`)"
             }
+            Self::FileMissing { dir, name } if last_inner_with(dir, name).is_some() => {
+                let inner = last_inner_with(dir, name).unwrap_or_default();
+                return vec![format!("`{}` has one: give that directory", shown(&inner))];
+            }
             Self::FileMissing { .. } | Self::NotADirectory { .. } => {
                 "give the directory that holds `config.json` and the weights"
+            }
+            Self::NoWeights { others, .. } if others.len() > 1 => {
+                return vec![format!(
+                    "{} are not read under these names: if they are the parts of one model, rename them to \
+                     `model-00001-of-{:05}.safetensors` and so on, as transformers expects them",
+                    listed(others),
+                    others.len().max(2)
+                )];
             }
             Self::NoWeights { others, .. } if !others.is_empty() => {
                 return vec![format!(
@@ -138,8 +156,15 @@ impl Hint for CheckpointError {
                 "put the parts together with the `zero_to_fp32.py` that DeepSpeed saves next to its checkpoint, or train with \
                  `stage3_gather_16bit_weights_on_model_save`"
             }
+            Self::Flattened { .. } => {
+                "save the model with the state dict type FULL_STATE_DICT, or join the parts with `accelerate merge-weights`"
+            }
             Self::SavedByMlx { .. } => "convert the model that MLX was given, as transformers saves it",
             Self::Torch { source, .. } => return source.hints(),
+            Self::Ambiguous { first, second, .. } if is_a_series(first, second) => {
+                "if they are the parts of one model, rename them to `pytorch_model-00001-of-00002.bin` and so on, as transformers \
+                 expects them"
+            }
             Self::Ambiguous { .. } => "give the file itself; `config.json` must be next to it",
             Self::FastLlm { source, .. } => return source.hints(),
             Self::ShardMissing { .. } | Self::NotInShards { .. } => {
@@ -170,6 +195,26 @@ impl Hint for CheckpointError {
         };
         vec![hint.to_owned()]
     }
+}
+
+/// Maximum number of entries of a folder that are looked at for a hint.
+const MAX_ENTRIES: usize = 1024;
+
+/// Returns true for names that differ in digits alone.
+fn is_a_series(first: &str, second: &str) -> bool {
+    let [first, second] = [first, second].map(|name| name.replace(|c: char| c.is_ascii_digit(), ""));
+    first == second
+}
+
+/// Returns the folder inside that has the file; of several, the one with the highest number.
+fn last_inner_with(dir: &Path, name: &str) -> Option<PathBuf> {
+    let inner = fs_err::read_dir(dir).ok()?.flatten().take(MAX_ENTRIES).map(|entry| entry.path());
+    let number = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let digits: String = name.chars().filter(char::is_ascii_digit).collect();
+        (digits.parse::<u64>().unwrap_or(0), path.clone())
+    };
+    inner.filter(|path| path.join(name).is_file()).max_by_key(number)
 }
 
 /// Returns the hub id (`owner/model`) that a nonexistent path looks like, and the model part of it.

@@ -36,7 +36,7 @@ impl Planned<'_> {
             }
         }
         if !sources.is_empty() {
-            return Err(ArchError::Missing { names: sources, more: names.len() > MAX_MISSING });
+            return Err(ArchError::Missing { names: sources, more: names.len() > MAX_MISSING, cut: None });
         }
         self.graph()
     }
@@ -57,7 +57,7 @@ impl Planned<'_> {
                 format!("nothing computes the file: {error}, and by config.json the embedding is the head"),
             )),
             EngineError::MissingTensor { tensor } => {
-                Err(ArchError::Missing { names: vec![self.card.source_of(tensor)], more: false })
+                Err(ArchError::Missing { names: vec![self.card.source_of(tensor)], more: false, cut: None })
             }
             EngineError::MissingKey { key } => Ok(Some(match self.card.name_in_row(key) {
                 Some(name) => {

@@ -93,8 +93,19 @@ impl WeightSource for NoWeights {
 /// Maximum number of empty tensors that an error names.
 const MAX_NAMED: usize = 3;
 
+/// Ends of names of weights that are matrices in every model.
+const MATRICES: [&str; 5] =
+    ["_proj.weight", "embed_tokens.weight", "lm_head.weight", "wte.weight", "word_embeddings.weight"];
+
 /// Refuses weights of which another process of a training has the elements.
 fn refuse_partitioned(weights: &[WeightMeta]) -> Result<(), CheckpointError> {
+    let is_matrix = |meta: &&WeightMeta| MATRICES.iter().any(|end| meta.name.ends_with(end));
+    let flat =
+        weights.iter().filter(is_matrix).filter(|meta| meta.shape.rank() == 1 && meta.shape.dims() != [0]);
+    let flat: Vec<String> = flat.map(|meta| meta.name.clone()).collect();
+    if !flat.is_empty() {
+        return Err(CheckpointError::Flattened { names: flat, n: weights.iter().filter(is_matrix).count() });
+    }
     let is_empty = |meta: &&WeightMeta| *meta.shape.dims() == [0] && meta.name.ends_with(".weight");
     let empty: Vec<&WeightMeta> = weights.iter().filter(is_empty).collect();
     if empty.is_empty() {

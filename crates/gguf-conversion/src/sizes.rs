@@ -26,6 +26,8 @@ pub struct SizesError {
     by_hand: Vec<String>,
     /// True if all shapes are right with their last two dimensions exchanged.
     is_turned: bool,
+    /// True if the same tensor of other layers has the declared size.
+    is_uneven: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -78,6 +80,13 @@ impl SizesError {
             }
             (true, true) => return Ok(()),
         };
+        let is_wrong = |at: usize| check.wrong.iter().any(|wrong| wrong.tensor == at);
+        let is_uneven = !check.wrong.is_empty()
+            && check.wrong.iter().all(|wrong| {
+                let own = tensors.get(wrong.tensor).and_then(|tensor| in_block(&tensor.name));
+                let same = |(at, other): (usize, &TensorMeta)| in_block(&other.name) == own && !is_wrong(at);
+                own.is_some() && tensors.iter().enumerate().any(same)
+            });
         let is_set = |key: &str| set.iter().any(|(set, _)| set == key);
         let explained = |found: &ReportedTensor| -> Vec<(String, String)> {
             let of_key = |(key, value): &(String, String)| match mapping.origins.get(key) {
@@ -114,8 +123,14 @@ impl SizesError {
             })
         };
         let examples = found.iter().take(MAX_EXAMPLES).filter_map(example).collect();
-        Err(Box::new(Self { problem, examples, n: found.len(), keys, by_hand, is_turned }))
+        Err(Box::new(Self { problem, examples, n: found.len(), keys, by_hand, is_turned, is_uneven }))
     }
+}
+
+/// Returns the name of a block's tensor without the block.
+fn in_block(name: &str) -> Option<&str> {
+    let (number, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+    number.parse::<u64>().is_ok().then_some(rest)
 }
 
 /// Returns true for a matrix that is right with rows and columns exchanged.
@@ -196,6 +211,13 @@ impl Hint for SizesError {
             return vec![
                 "the matrices are stored as [inputs, outputs], as PaddlePaddle, TensorFlow and Flax do: convert what transformers \
                  saves for PyTorch"
+                    .to_owned(),
+            ];
+        }
+        if self.is_uneven {
+            return vec![
+                "the other layers have the declared size, and the runtime has one for all: fill up the smaller matrices with zeros \
+                 (rows of what goes in, columns of what comes out change nothing), or take the model before it was pruned"
                     .to_owned(),
             ];
         }

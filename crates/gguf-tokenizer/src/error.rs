@@ -1,5 +1,6 @@
 //! Errors and warnings about tokenizer files.
 
+use std::fmt;
 use std::path::PathBuf;
 
 use gguf_checkpoint::json::JsonError;
@@ -42,6 +43,16 @@ pub enum TokenizerError {
     DuplicateToken { path: PathBuf, token: String },
     #[error("{}: `{key}`: id {id} of token `{}` is beyond the vocabulary of {size} tokens", path.display(), escape(token))]
     IdBeyondVocabulary { path: PathBuf, key: &'static str, token: String, id: u64, size: u64 },
+    #[error("{}: {moved}: that is beyond the vocabulary of {size} tokens", path.display())]
+    MovedBeyondVocabulary { path: PathBuf, moved: Moved, size: u64 },
+    #[error("{}: `model.merges` is empty, and {n} tokens such as `{}` need merges: llama.cpp loads no such vocabulary", path.display(), escape(token))]
+    MergesMissing { path: PathBuf, n: usize, token: String },
+    #[error(
+        "{}: the tokens are those of byte-level BPE (`Ġ` is a blank), but the steps are SentencePiece's, `{}`: no blank of a text is kept",
+        path.display(),
+        escape(found)
+    )]
+    StepsOfPieces { path: PathBuf, found: String },
     #[error("{}: id {id} has no token, the vocabulary has {size}", path.display())]
     MissingId { path: PathBuf, id: u64, size: u64 },
     #[error("{}: `{key}`: `{}` is no token id", path.display(), escape(found))]
@@ -158,6 +169,23 @@ impl Hint for TokenizerError {
                 "compare `vocab_size` in config.json with the rows of the embedding".to_owned(),
                 no_tokenizer,
             ],
+            Self::MovedBeyondVocabulary { moved: Moved { token, holder, .. }, .. } => vec![
+                match holder {
+                    Some(holder) => format!(
+                        "if `{0}` takes the place of `{1}`, rename `{1}` to `{0}` in `model.vocab` of the file, too",
+                        escape(token),
+                        escape(holder)
+                    ),
+                    None => "compare `vocab_size` in config.json with the rows of the embedding".to_owned(),
+                },
+                no_tokenizer,
+            ],
+            Self::MergesMissing { .. } | Self::StepsOfPieces { .. } => vec![
+                "take tokenizer.json of the model that this one was made of; transformers 5 writes such a file for a \
+                 `tokenizer_class` that is not the vocabulary's"
+                    .to_owned(),
+                no_tokenizer,
+            ],
             Self::TextTwice { .. } => vec![
                 "leave one of them out of added_tokens in tokenizer.json, added_tokens.json and added_tokens_decoder in \
                  tokenizer_config.json"
@@ -197,6 +225,34 @@ impl Hint for TokenizerError {
                 vec!["the file is damaged or incomplete: fetch it again".to_owned(), no_tokenizer]
             }
             _ => Vec::new(),
+        }
+    }
+}
+
+/// An added token whose declared id transformers does not give it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Moved {
+    /// Text of the token.
+    pub token: String,
+    /// Id in the file.
+    pub stated: u64,
+    /// Id that the token has.
+    pub used: u64,
+    /// Token of the model that has the declared id.
+    pub holder: Option<String>,
+}
+
+impl fmt::Display for Moved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { token, stated, used, holder } = self;
+        write!(
+            f,
+            "added token `{}` has the id {used}, not {stated}, which the file declares",
+            escape(token)
+        )?;
+        match holder {
+            Some(holder) => write!(f, " and which is `{}` in `model.vocab`", escape(holder)),
+            None => Ok(()),
         }
     }
 }
@@ -274,13 +330,20 @@ pub enum TokenizerWarning {
         escape(token)
     )]
     TokenOutOfRange { file: &'static str, token: String, id: u64, size: u64 },
-    #[error("added token `{}`: the file declares id {stated}, the tokenizer gives it {used}", escape(token))]
-    AddedTokenMoved { token: String, stated: u64, used: u64 },
+    #[error(
+        "{file}: {}, as transformers reads {}{}",
+        moved.first().map(ToString::to_string).unwrap_or_default(),
+        if moved.len() == 1 { "it" } else { "them" },
+        if moved.len() == 1 { String::new() } else { format!(", and {} more added tokens move likewise", moved.len() - 1) }
+    )]
+    AddedTokensMoved { file: &'static str, moved: Vec<Moved> },
     #[error(
         "tokenizer.json: `added_tokens` has `{}` with ids {used} and {stated}: only {used} is written; remove the other",
         escape(token)
     )]
     AddedTokenTwice { token: String, stated: u64, used: u64 },
+    #[error("{file}: `decoder`: {effect}; transformers may show other text for the same ids")]
+    Decoded { file: &'static str, effect: String },
     #[error(
         "{file}: `{member}`: {effect}; some texts get other tokens than in transformers, `gguf-verify --source DIR` compares them"
     )]
@@ -341,8 +404,6 @@ pub enum TokenizerWarning {
         "the vocabulary lacks {n} of the 256 byte tokens, the first `{first}`: llama.cpp fails at texts with such a byte"
     )]
     BytesMissing { first: String, n: usize },
-    #[error("{file}: no merges, text will fall apart into single bytes")]
-    NoMerges { file: &'static str },
     #[error("tokenizer mode `{mode}` passed over: {}", escape(reason))]
     ModePassedOver { mode: Mode, reason: String },
     #[error("token id {id} is `{}` and `{}`, the later counts", escape(first), escape(second))]

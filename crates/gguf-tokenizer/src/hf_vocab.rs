@@ -16,7 +16,7 @@ use serde_json::Value as Json;
 use super::files::{CONFIG, Directory};
 use super::hf_json::{AddedToken, FILE, HfJson};
 use super::special::token_text;
-use super::{TokenizerError, TokenizerWarning};
+use super::{Moved, TokenizerError, TokenizerWarning};
 
 /// Roles of single special tokens, in transformers' order.
 const ROLES: [&str; 7] =
@@ -131,12 +131,12 @@ impl<'a> HfVocabulary<'a> {
             token.special |= vocabulary.special.contains(&token.content);
         }
         decoder.sort_by_key(|entry| entry.0);
-        let mut without_row = Vec::new();
+        let (mut without_row, mut moved) = (Vec::new(), Vec::new());
         for (stated, token) in decoder {
             let content = token.content.clone();
             match vocabulary.add_within(token, size) {
                 TokenPlacement::At(used) if used != stated => {
-                    warnings.push(TokenizerWarning::AddedTokenMoved { token: content, stated, used });
+                    moved.push(vocabulary.moved(content, stated, used));
                 }
                 // A missing token with a role is reported by its role.
                 TokenPlacement::Nowhere if !vocabulary.is_special(&content) => without_row.push(content),
@@ -148,6 +148,7 @@ impl<'a> HfVocabulary<'a> {
                 AddedToken { content, special: true, normalized: Some(false), ..AddedToken::default() };
             vocabulary.add_within(token, size);
         }
+        say_moved(CONFIG, moved, warnings);
         if let Some(size) = size.filter(|_| !without_row.is_empty()) {
             warnings.push(TokenizerWarning::AddedTokensWithoutRow { tokens: without_row, size });
         }
@@ -171,11 +172,12 @@ impl<'a> HfVocabulary<'a> {
             added_ids: HashMap::new(),
             last_added: None,
         };
+        let mut moved = Vec::new();
         for token in &hf.added_tokens {
             let (text, stated) = (token.content.clone(), token.id);
             match (vocabulary.add(token.clone()), vocabulary.added_ids.get(&text)) {
                 (Some(used), _) if used != stated => {
-                    warnings.push(TokenizerWarning::AddedTokenMoved { token: text, stated, used });
+                    moved.push(vocabulary.moved(text, stated, used));
                 }
                 (None, Some(&used)) if used != stated => {
                     warnings.push(TokenizerWarning::AddedTokenTwice { token: text, stated, used });
@@ -183,7 +185,14 @@ impl<'a> HfVocabulary<'a> {
                 _ => {}
             }
         }
+        say_moved(FILE, moved, warnings);
         Ok(vocabulary)
+    }
+
+    /// Describes a token whose id is another one than the file declares.
+    pub(crate) fn moved(&self, token: String, stated: u64, used: u64) -> Moved {
+        let holder = self.base.iter().find(|(_, id)| *id == stated).map(|(text, _)| text.clone());
+        Moved { token, stated, used, holder }
     }
 
     /// Adds a token unless its text was added before; returns its new id.
@@ -264,6 +273,12 @@ impl<'a> HfVocabulary<'a> {
     pub(crate) fn n_tokens(&self) -> u64 {
         let new = self.added.iter().filter(|added| !self.by_text.contains_key(added.token.content.as_str()));
         self.base.len() as u64 + new.count() as u64
+    }
+}
+
+fn say_moved(file: &'static str, moved: Vec<Moved>, warnings: &mut Vec<TokenizerWarning>) {
+    if !moved.is_empty() {
+        warnings.push(TokenizerWarning::AddedTokensMoved { file, moved });
     }
 }
 

@@ -50,7 +50,7 @@ pub use byte_alphabet::{byte_of, char_of};
 pub use encode::{EncodeError, Encoder, read_alike};
 pub use ends::EndTokens;
 pub(crate) use error::Result;
-pub use error::{TokenizerError, TokenizerWarning};
+pub use error::{Moved, TokenizerError, TokenizerWarning};
 pub use given::{GivenKind, GivenToken, GivenVocabulary};
 pub use hf_json::{HfJson, HfKind};
 pub use pretokenizer::is_pre_tokenizer;

@@ -189,6 +189,14 @@ pub(crate) fn identify(path: &Path, hf: &HfJson, text: &[u8], setting: &HashSett
         }
         (None, None) => {
             let mut found = steps.join(" + ");
+            if found.contains('\u{2581}') || normalizer.contains('\u{2581}') {
+                let vocab = hf.bpe_vocab(path.into())?;
+                let starts = |c: char| vocab.iter().filter(|(text, _)| text.starts_with(c)).count();
+                if starts('\u{120}') > starts('\u{2581}') {
+                    let found = if plain { found } else { normalizer };
+                    return Err(TokenizerError::StepsOfPieces { path: path.into(), found });
+                }
+            }
             if !plain {
                 found = format!("normalizer {normalizer}: {found}");
             }

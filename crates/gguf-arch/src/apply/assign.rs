@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use indexmap::IndexMap;
 
-use crate::error::ArchError;
+use crate::error::{ArchError, CutBlocks};
 use crate::language::eval::{Root, Scope};
 use crate::language::expr::Expr;
 use crate::language::names::{self, Captures, Placeholder, SUFFIXES};
@@ -199,6 +199,21 @@ impl Assigner<'_> {
             .unwrap_or("")
     }
 
+    /// Returns the first block without a tensor if there are as many blocks as the configuration counts.
+    fn gap(&self, domain: Domain, limit: u64) -> Result<Option<u64>> {
+        let mut blocks = HashSet::new();
+        for weight in self.weights {
+            let name = self.matcher.rewritten(names::shared_rewrite(&weight.name))?;
+            if let Some((entry, found)) = self.matcher.entry_of(&weight.name, &name)?
+                && self.card.entries[entry].domain == domain
+            {
+                blocks.extend(found.captures.bid);
+            }
+        }
+        let first = (0..limit).find(|block| !blocks.contains(block));
+        Ok(first.filter(|_| blocks.len() as u64 == limit))
+    }
+
     fn match_all(&mut self) -> Result<()> {
         let mut leftovers = Vec::new();
         let limits = self.block_limits()?;
@@ -221,7 +236,8 @@ impl Assigner<'_> {
                 let limit = limits.get(&self.card.entries[entry].domain).copied().unwrap_or(u64::MAX);
                 if let Some(block) = found.captures.bid.filter(|&block| block >= limit) {
                     let tensor = self.weights[weight].name.clone();
-                    return Err(ArchError::Block { tensor, block, n_blocks: limit });
+                    let gap = self.gap(self.card.entries[entry].domain, limit)?;
+                    return Err(ArchError::Block { tensor, block, n_blocks: limit, gap });
                 }
                 self.add(weight, entry, &found)?;
             } else if let Some(why) = self.unknown(tensor, &name)? {
@@ -428,7 +444,14 @@ impl Assigner<'_> {
             return self.check_together(&present);
         }
         missing.truncate(MAX_MISSING);
-        let names = missing.into_iter().map(|name| self.as_stored(name)).collect();
-        Err(ArchError::Missing { names, more: full })
+        let names: Vec<String> = missing.into_iter().map(|name| self.as_stored(name)).collect();
+        let stored = seen.values().flatten().max().map_or(0, |last| last + 1);
+        let counted = self.block_limit(Domain::Blocks)?;
+        let is_cut = |name: &String| {
+            let block = name.split('.').find_map(|part| part.parse::<u64>().ok());
+            block.is_some_and(|block| block >= stored)
+        };
+        let cut = (stored > 0 && names.iter().all(is_cut)).then_some(CutBlocks { stored, counted });
+        Err(ArchError::Missing { names, more: full, cut })
     }
 }

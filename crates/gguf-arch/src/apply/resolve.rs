@@ -14,7 +14,7 @@ use crate::error::missing_input::MissingInput;
 use crate::error::similarity::Similarity;
 use crate::error::warning::ArchWarning;
 use crate::judge::similar::similar;
-use crate::judge::{carried, config_numbers, layer_lists, long_rope};
+use crate::judge::{carried, config_numbers, layer_lists, long_rope, rope_members};
 use crate::keys::origins::{self, Origins};
 use crate::keys::{hparams, runtime_keys, shapes, target};
 use crate::language::datum::Datum;
@@ -53,8 +53,10 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
     let mut cut = Vec::new();
     if registry.kind() == CardKind::Text {
         config_numbers::check(&config)?;
+        rope_members::check(&config)?;
         cut = layer_lists::settle(&mut config)?;
         cut.extend(hparams::two_ropes(&config));
+        cut.extend(rope_members::warnings(&config));
         cut.extend(Attributes::settle(&mut config));
     }
     let named = match (registry.kind(), options.mistral_format) {

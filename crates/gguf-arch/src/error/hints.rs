@@ -70,6 +70,11 @@ impl Hint for ArchError {
                  `AutoModelForCausalLM`; else check that all shards of the checkpoint are there"
                     .to_owned(),
             ],
+            Self::Missing { cut: Some(cut), .. } => vec![format!(
+                "config.json counts {} layers, and tensors of {} are there: if the others were cut off, set the number in config.json \
+                 right; else check that all shards of the checkpoint are there",
+                cut.counted, cut.stored
+            )],
             Self::Missing { .. } | Self::Alone { .. } | Self::Stack { .. } => {
                 vec!["check that all shards of the checkpoint are there".to_owned()]
             }
@@ -80,6 +85,10 @@ impl Hint for ArchError {
             Self::TwoSources { .. } => {
                 vec!["leave one of them out by a rule of [ignore] in a card of your own, with `--card FILE`".to_owned()]
             }
+            Self::Block { gap: Some(_), n_blocks, .. } => vec![format!(
+                "layers were cut out without numbering the others anew: rename them to 0 to {}, as transformers saves them",
+                n_blocks.saturating_sub(1)
+            )],
             Self::Block { tensor, block, .. } => {
                 let start = tensor.split_inclusive('.').take_while(|part| part.parse::<u64>().is_err()).collect::<String>();
                 let part = format!("{block}.");

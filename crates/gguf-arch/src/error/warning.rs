@@ -36,6 +36,17 @@ pub enum ArchWarning {
     )]
     TwoNames { names: [String; 2], values: [String; 2] },
     #[error(
+        "config.json: `{name}` of type `{kind}` lacks {}, without which transformers does not load it: the values of llama.cpp's \
+         converter are taken; add what the model was trained with",
+        listed(lacks)
+    )]
+    RopeLacks { name: String, kind: String, lacks: Vec<&'static str> },
+    #[error(
+        "config.json: `{name}` has `factor` = {factor} and no `rope_type`: it has no effect, as in transformers; add the type if \
+         the model was trained with one"
+    )]
+    RopeWithoutType { name: String, factor: String },
+    #[error(
         "config.json: rope type `{}`: llama.cpp reads no rope factors for `{arch}`, none are written; the model rotates \
          as if there were no scaling",
         escape(found)
@@ -49,4 +60,8 @@ fn head_names(first_block: Option<u64>) -> String {
         Some(block) => format!("`mtp.*`, or a layer from {block} on"),
         None => "`mtp.*`".to_owned(),
     }
+}
+
+fn listed(keys: &[&str]) -> String {
+    keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ")
 }

@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 use super::{Account, Algorithm};
 use crate::TokenizerWarning;
 use crate::encode::reads_as_blank;
+use crate::hf_json::FILE;
 use crate::pretokenizer::flatten;
 
 const PREFIX_KEY: &str = "tokenizer.ggml.add_space_prefix";
@@ -325,12 +326,13 @@ impl Account<'_> {
                 others.push(shown(step));
             }
         });
-        for step in others {
-            let step = escape(&step);
-            self.say(
-                "decoder",
-                format!("llama.cpp does not apply the step `{step}` when it writes tokens as text"),
+        if !others.is_empty() {
+            let steps: Vec<String> = others.iter().map(|step| format!("`{}`", escape(step))).collect();
+            let effect = format!(
+                "llama.cpp writes the bytes of tokens as text without the steps {}",
+                steps.join(", ")
             );
+            self.found.push(TokenizerWarning::Decoded { file: FILE, effect });
         }
     }
 }

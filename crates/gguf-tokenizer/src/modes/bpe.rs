@@ -56,13 +56,21 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     let merges = merges(context, hf)?;
     let special = context.special(&tokens)?;
     tokens.write(if whitespace { "whitespace" } else { "gpt2" }, &pre, context.out);
-    if merges.is_empty() {
-        context.warnings.push(TokenizerWarning::NoMerges { file: FILE });
-    } else {
-        context.out.set("tokenizer.ggml.merges", merges);
+    let unmade =
+        || vocabulary.base.iter().map(|(text, _)| text).filter(|text| needs_merges(text, &vocabulary));
+    if let (true, Some(token)) = (merges.is_empty() && !hf.ignores_merges(), unmade().next()) {
+        let (n, token) = (unmade().count(), token.clone());
+        return Err(TokenizerError::MergesMissing { path, n, token });
     }
+    // An empty list, too: llama.cpp requires the key.
+    context.out.set("tokenizer.ggml.merges", merges);
     special.write(context.out);
     Ok(Attempt::Done)
+}
+
+/// Returns true for a token of several letters that is found in texts only if merges make it.
+fn needs_merges(text: &str, vocabulary: &HfVocabulary<'_>) -> bool {
+    text.chars().nth(1).is_some() && !vocabulary.is_added(text) && !vocabulary.is_special(text)
 }
 
 /// Returns the tokens by id. Added ones are decoded as the runtime expects, and the remaining rows are padded.
@@ -76,6 +84,10 @@ pub(super) fn list(context: &Context<'_>, hf: &HfJson, vocabulary: &HfVocabulary
         vocabulary.added.iter().map(|added| (added.token.content.as_str(), added.id, Some(&added.token)));
     for (text, id, token) in base.chain(added) {
         let Some(slot) = usize::try_from(id).ok().and_then(|at| by_id.get_mut(at)) else {
+            if let Some(moved) = token.filter(|token| token.id != id) {
+                let moved = vocabulary.moved(text.to_owned(), moved.id, id);
+                return Err(TokenizerError::MovedBeyondVocabulary { path, moved, size });
+            }
             let key = if token.is_some() { "added_tokens" } else { "model.vocab" };
             return Err(TokenizerError::IdBeyondVocabulary { path, key, token: text.to_owned(), id, size });
         };

@@ -63,7 +63,7 @@ fn a_fine_tune_with_more_tokens_is_recognized(corpus: &Goldens) {
             continue;
         };
         assert_eq!(pre(&built), expected, "{name}");
-        let moved = |warning: &TokenizerWarning| matches!(warning, TokenizerWarning::AddedTokenMoved { .. });
+        let moved = |warning: &TokenizerWarning| matches!(warning, TokenizerWarning::AddedTokensMoved { .. });
         assert!(but_for_ends(&built).into_iter().all(moved), "{name}: {:?}", built.warnings);
         n_cases += 1;
     }
