@@ -39,6 +39,8 @@ pub enum ArchError {
         lacks: Option<&'static str>,
         nearest: Vec<String>,
         resembles: Option<Box<Similarity>>,
+        /// Known class of the checkpoint's `model_type`.
+        by_type: Option<String>,
     },
     #[error("class `{}` is claimed by the cards {}, and {} of their conditions hold", escape(class), cards.join(", "), if *n_true == 0 { "none" } else { "several" })]
     AmbiguousClass { class: String, cards: Vec<String>, n_true: usize },
@@ -87,7 +89,7 @@ pub enum ArchError {
     })]
     Stack { target: String, found: u64, expected: u64, missing: String },
     #[error("tensor `{}` {shape}: {source}", escape(tensor))]
-    Op { tensor: String, shape: String, source: Box<OpError> },
+    Op { tensor: String, shape: String, source: Box<OpError>, keys: Vec<String> },
     #[error("`{target}`: shape {found} of `{}` does not join with {expected}", escape(tensor))]
     Join { target: String, tensor: String, found: String, expected: String },
     #[error("tensor `{}`: element type {found} cannot be converted here", escape(tensor))]

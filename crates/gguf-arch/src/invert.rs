@@ -369,6 +369,11 @@ impl Inverter<'_> {
 
     fn op_error(&self, tensor: usize, source: OpError) -> ArchError {
         let meta = &self.tensors[tensor];
-        ArchError::Op { tensor: meta.name.clone(), shape: meta.shape.to_string(), source: Box::new(source) }
+        ArchError::Op {
+            tensor: meta.name.clone(),
+            shape: meta.shape.to_string(),
+            source: Box::new(source),
+            keys: Vec::new(),
+        }
     }
 }

@@ -60,7 +60,7 @@ pub fn own_content(path: &Path, mut bytes: Vec<u8>) -> io::Result<Vec<u8>> {
         "a pointer of git LFS, not the file itself: run `git lfs pull`"
     } else if ends(&["json", "model"]) && start.is_empty() {
         "the file is empty: fetch it again"
-    } else if ends(&["json", "model"]) && (begins(b"<!doctype html") || begins(b"<html")) {
+    } else if ends(&["json", "model", "jinja", "txt"]) && (begins(b"<!doctype html") || begins(b"<html")) {
         "a web page (HTML), not the file itself: fetch it again"
     } else if bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff") {
         "text in UTF-16, by its byte order mark: save it as UTF-8"
@@ -184,6 +184,11 @@ mod tests {
             (
                 "config.json",
                 b"\n<!DOCTYPE HTML><p>",
+                "a web page (HTML), not the file itself: fetch it again",
+            ),
+            (
+                "chat_template.jinja",
+                b"<!DOCTYPE html>",
                 "a web page (HTML), not the file itself: fetch it again",
             ),
             ("config.json", b"", "the file is empty: fetch it again"),

@@ -45,6 +45,10 @@ pub enum TokenizerError {
     IdBeyondVocabulary { path: PathBuf, key: &'static str, token: String, id: u64, size: u64 },
     #[error("{}: {moved}: that is beyond the vocabulary of {size} tokens", path.display())]
     MovedBeyondVocabulary { path: PathBuf, moved: Moved, size: u64 },
+    #[error("{}: another model's than {taken} beside it: the tokens of {n} ids differ", path.display())]
+    FilesOfTwoModels { path: PathBuf, taken: &'static str, n: usize },
+    #[error("{}: ranks of tokens (tiktoken), not a SentencePiece model", path.display())]
+    RanksAsPieces { path: PathBuf },
     #[error("{}: `model.merges` is empty, and {n} tokens such as `{}` need merges: llama.cpp loads no such vocabulary", path.display(), escape(token))]
     MergesMissing { path: PathBuf, n: usize, token: String },
     #[error(
@@ -178,6 +182,10 @@ impl Hint for TokenizerError {
                     ),
                     None => "compare `vocab_size` in config.json with the rows of the embedding".to_owned(),
                 },
+                no_tokenizer,
+            ],
+            Self::FilesOfTwoModels { taken, .. } => vec![
+                format!("remove tokenizer.json or {taken}, whichever does not belong to these weights"),
                 no_tokenizer,
             ],
             Self::MergesMissing { .. } | Self::StepsOfPieces { .. } => vec![
@@ -398,6 +406,15 @@ pub enum TokenizerWarning {
         escape(other)
     )]
     FilesDiffer { taken: &'static str, n: usize, id: u64, own: String, other: String },
+    #[error(
+        "tokenizer_config.json: {n} token{} of `added_tokens_decoder` {} written in place of a piece of the SentencePiece model, first \
+         {id}: `{}` in place of `{}`",
+        if *n == 1 { "" } else { "s" },
+        if *n == 1 { "is" } else { "are" },
+        escape(token),
+        escape(piece)
+    )]
+    PiecesReplaced { n: usize, id: u64, piece: String, token: String },
     #[error("{file}: `chat_template` is neither text nor a list of templates, left out")]
     BadChatTemplate { file: &'static str },
     #[error(

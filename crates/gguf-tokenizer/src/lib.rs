@@ -135,6 +135,7 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built> {
             // A file of another format under the name that this mode reads (Llama 3's tokenizer.model).
             Err(
                 error @ (TokenizerError::SentencePiece { .. }
+                | TokenizerError::RanksAsPieces { .. }
                 | TokenizerError::NoPieces { .. }
                 | TokenizerError::JsonModel { .. }),
             ) if at + 1 < modes.len() => {

@@ -91,6 +91,17 @@ impl Piece {
     }
 }
 
+/// Returns true for the text of a vocabulary of tiktoken: a token in base 64 and its rank in each line.
+fn are_ranks(bytes: &[u8]) -> bool {
+    let line = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    let mut words = line.trim_ascii().split(|byte| *byte == b' ');
+    let is_base64 =
+        |word: &[u8]| word.iter().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(byte));
+    words.next().is_some_and(|word| !word.is_empty() && is_base64(word))
+        && words.next().is_some_and(|rank| !rank.is_empty() && rank.iter().all(u8::is_ascii_digit))
+        && words.next().is_none()
+}
+
 impl ModelProto {
     /// Reads a model file; `None` if it does not exist.
     ///
@@ -99,6 +110,9 @@ impl ModelProto {
     pub fn read(directory: &Directory<'_>, name: &str) -> Result<Option<Self>> {
         let Some(bytes) = directory.bytes(name)? else { return Ok(None) };
         let path = || directory.join(name);
+        if are_ranks(&bytes) {
+            return Err(TokenizerError::RanksAsPieces { path: path() });
+        }
         let model: Self = prost::Message::decode(bytes.as_slice())
             .map_err(|source| TokenizerError::SentencePiece { path: path(), source })?;
         if model.pieces.is_empty() {

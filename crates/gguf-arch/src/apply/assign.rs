@@ -287,7 +287,10 @@ impl Assigner<'_> {
             return Err(ArchError::TwoSources {
                 first: self.weights[first].name.clone(),
                 second: self.weights[weight].name.clone(),
-                target: spec.targets.first().map_or("", |target| target.name.text()).to_owned(),
+                target: spec.targets.first().map_or_else(String::new, |target| {
+                    target.name.render(captures).unwrap_or_else(|| target.name.text().to_owned())
+                        + found.suffix
+                }),
             });
         }
         emission.parts.insert(part, weight);

@@ -32,7 +32,7 @@ use crate::read::schema::{Card, CardKind, MetadataRow};
 use crate::read::{is_multimodal, metadata_rows};
 use crate::registry::{Registry, detect, model_types};
 use gguf_core::WeightMeta;
-use gguf_format::{Metadata, ModeRequest, TokenizerRequest};
+use gguf_format::{Metadata, ModeRequest, TokenizerRequest, ValueType};
 
 /// GGUF key of the token list.
 const TOKENS: &str = "tokenizer.ggml.tokens";
@@ -137,8 +137,12 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
 
     // Metadata sees changes of the configuration that tensors must not see, so metadata is computed after the tensors.
     hparams::set_for_metadata(card, &mut scope)?;
-    metadata_rows::apply_rows(card, "early", &card.early, &scope, &mut mapping.early)?;
-    metadata_rows::apply_rows(card, "metadata", &card.metadata, &scope, &mut mapping.metadata)?;
+    for (at, rows, keys) in
+        [("early", &card.early, &mut mapping.early), ("metadata", &card.metadata, &mut mapping.metadata)]
+    {
+        let done = metadata_rows::apply_rows(card, at, rows, &scope, keys);
+        done.map_err(|error| by_config(error, card, &scope, &config))?;
+    }
     runtime_keys::add(card, &scope, &mapping.early, &mut mapping.metadata)?;
     long_rope::complete(card, &scope, options.metadata_only, &mut mapping)?;
     if options.annotate {
@@ -204,6 +208,23 @@ fn asks_for_rerank(when: &Expr) -> bool {
     asks
 }
 
+/// Names the key of config.json in an error about a value of the file's key that has one source.
+fn by_config(error: ArchError, card: &Card, scope: &Scope<'_>, config: &Map<String, Json>) -> ArchError {
+    let ArchError::KeyValue { key, expected, .. } = &error else { return error };
+    let expected = match expected {
+        ValueType::String => "a text",
+        ValueType::Bool => "true or false",
+        ValueType::F32 | ValueType::F64 => "a number",
+        _ => "a whole number",
+    };
+    match origins::of_rows(card, scope, config).get(key).map(Vec::as_slice) {
+        Some([origin]) if origin.stated.is_some() => {
+            ArchError::ConfigValue { key: origin.key.clone(), value: origin.taken.to_string(), expected }
+        }
+        _ => error,
+    }
+}
+
 /// Adds the most similar known card to the error for an unknown class.
 fn resembling(
     error: ArchError,
@@ -213,9 +234,10 @@ fn resembling(
 ) -> ArchError {
     match error {
         ArchError::UnknownClass { class, lacks, nearest, .. } => {
+            let by_type = model_types::class_of_type(registry, config).map(|row| row.1);
             let best = similar(registry, &class, config, inputs).into_iter().next();
             let resembles = best.filter(Similarity::is_any).map(Box::new);
-            ArchError::UnknownClass { class, lacks, nearest, resembles }
+            ArchError::UnknownClass { class, lacks, nearest, resembles, by_type }
         }
         error => error,
     }

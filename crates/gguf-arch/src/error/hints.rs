@@ -23,13 +23,22 @@ impl Hint for ArchError {
                 let way = "a card with `kind = \"mmproj\"` describes what becomes of the towers' tensors: `--card FILE`";
                 similar.filter(|_| !nearest.is_empty()).into_iter().chain([way.to_owned()]).collect()
             }
-            Self::UnknownClass { lacks, nearest, resembles, .. } => {
-                let lacks = lacks.map(|lacks| format!("llama.cpp has no graph of it: it lacks {lacks}"));
+            Self::UnknownClass { by_type: Some(class), lacks: None, resembles: Some(card), .. } if card.is_all() => {
+                vec![format!(
+                    "all its tensors have the names of `{0}`: if the model computes as that class does, `architectures` in \
+                     config.json should be [\"{0}\"]; else write a first card with `gguf-convert draft DIR > my.toml`",
+                    escape(class)
+                )]
+            }
+            Self::UnknownClass { lacks: Some(lacks), .. } => {
+                vec![format!("llama.cpp has no graph of it: it lacks {lacks}")]
+            }
+            Self::UnknownClass { nearest, resembles, .. } => {
                 let resembles = resembles.as_ref().map(|card| format!("the checkpoint is most like {card}"));
                 let similar = Some(format!("similar classes: {}", nearest.join(", ")));
                 let draft = "write a first card with `gguf-convert draft DIR > my.toml`, convert with `--card my.toml`";
                 let list = "list all classes with `gguf-convert archs`".to_owned();
-                let hints = [lacks, resembles, similar.filter(|_| !nearest.is_empty())];
+                let hints = [resembles, similar.filter(|_| !nearest.is_empty())];
                 hints.into_iter().flatten().chain([list, draft.to_owned()]).collect()
             }
             Self::Unmerged { .. } => vec![
@@ -82,8 +91,16 @@ impl Hint for ArchError {
             Self::TwoEntries { .. } => {
                 vec!["take one of them out in a card of your own: `\"NAME\" = false`, with `--card FILE`".to_owned()]
             }
-            Self::TwoSources { .. } => {
-                vec!["leave one of them out by a rule of [ignore] in a card of your own, with `--card FILE`".to_owned()]
+            Self::TwoSources { first, second, .. } => {
+                let (short, long) = if first.len() < second.len() { (first, second) } else { (second, first) };
+                let pattern = match long.strip_suffix(short.as_str()) {
+                    Some(prefix) if !prefix.is_empty() => regex::escape(prefix),
+                    _ => regex::escape(long) + "$",
+                };
+                vec![format!(
+                    "only one of them is the model's: `--drop '^{}'` of gguf-convert leaves out the other",
+                    escape(&pattern)
+                )]
             }
             Self::Block { gap: Some(_), n_blocks, .. } => vec![format!(
                 "layers were cut out without numbering the others anew: rename them to 0 to {}, as transformers saves them",
@@ -115,6 +132,10 @@ impl Hint for ArchError {
             Self::RopeType { known, .. } => vec![format!("known rope types: {}", known.join(", "))],
             Self::Eval { source, .. } if source.is_absent() => vec![add_to(CONFIG)],
             Self::Op { source, .. } if source.is_absent() => vec![add_to(CONFIG)],
+            Self::Op { keys, .. } if !keys.is_empty() => vec![format!(
+                "config.json has {}: set what is not that of these weights, or take the file that was saved with them",
+                keys.join(", ")
+            )],
             Self::Source(_)
             | Self::AmbiguousClass { .. }
             | Self::NotZero { .. }

@@ -29,6 +29,11 @@ pub struct Similarity {
 }
 
 impl Similarity {
+    /// Returns true if the card knows all tensors of the checkpoint.
+    pub(crate) fn is_all(&self) -> bool {
+        self.of_kinds > 0 && self.n_kinds == self.of_kinds
+    }
+
     /// Returns true if the card knows any part of the checkpoint.
     pub fn is_any(&self) -> bool {
         self.n_kinds > 0 || (self.of_kinds == 0 && self.n_config_keys > 0)

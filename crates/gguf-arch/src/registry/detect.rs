@@ -12,6 +12,17 @@ use crate::read::base;
 use crate::read::schema::{Card, CardKind};
 use crate::registry::Registry;
 
+/// Endings of classes whose head is for another task than the next token, and what the runtime lacks for those that no
+/// card has.
+const TASKS: [&str; 5] = [
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForQuestionAnswering",
+    "ForMultipleChoice",
+    "RewardModel",
+];
+const NO_HEAD: &str = "the head for this task (it has those of classifiers like BERT and ModernBERT, and of rerankers of Qwen 3)";
+
 /// Members in which models keep the configuration of their text part. Each is copied to `text_config`, in this order.
 const TEXT_PARTS: [&str; 4] = ["llm_config", "lm_config", "language_config", "lfm"];
 
@@ -162,8 +173,10 @@ pub(crate) fn choose<'r>(
         if registry.kind() == CardKind::Mmproj {
             return Err(ArchError::NoTower { class: class.to_owned(), nearest });
         }
-        let lacks = base().no_graph.get(class).map(String::as_str);
-        return Err(ArchError::UnknownClass { class: class.to_owned(), lacks, nearest, resembles: None });
+        let has_task = TASKS.iter().any(|task| class.ends_with(task));
+        let lacks = base().no_graph.get(class).map(String::as_str).or(has_task.then_some(NO_HEAD));
+        let (class, resembles, by_type) = (class.to_owned(), None, None);
+        return Err(ArchError::UnknownClass { class, lacks, nearest, resembles, by_type });
     }
     let mut chosen = Vec::new();
     for card in candidates.iter().filter(|card| card.when.is_some()) {

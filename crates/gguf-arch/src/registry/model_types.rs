@@ -38,14 +38,7 @@ pub(crate) fn recognized(
 ) -> Result<(String, Option<ArchWarning>)> {
     let classes = registry.classes();
     let is_known = |class: &str| classes.iter().any(|row| row.class == class);
-    let of_type = || {
-        let text = config.get("text_config").and_then(Json::as_object);
-        let types = [Some(config), text].into_iter().flatten();
-        types.filter_map(|part| part.get("model_type")?.as_str()).find_map(|model_type| {
-            let class = CLASSES.get(model_type).filter(|class| is_known(class))?;
-            Some((model_type.to_owned(), class.clone()))
-        })
-    };
+    let of_type = || class_of_type(registry, config);
     match named {
         Ok(found) if is_known(&found) => Ok((found, None)),
         Ok(found) if let Some(class) = of_text_part(&found, config).filter(|class| is_known(class)) => {
@@ -71,6 +64,17 @@ pub(crate) fn recognized(
         }
         Err(error) => Err(error),
     }
+}
+
+/// Returns the `model_type` of a configuration, or of its text part, that has a known class, and that class.
+pub(crate) fn class_of_type(registry: &Registry, config: &Map<String, Json>) -> Option<(String, String)> {
+    let classes = registry.classes();
+    let text = config.get("text_config").and_then(Json::as_object);
+    let types = [Some(config), text].into_iter().flatten();
+    types.filter_map(|part| part.get("model_type")?.as_str()).find_map(|model_type| {
+        let class = CLASSES.get(model_type).filter(|class| classes.iter().any(|row| row.class == **class))?;
+        Some((model_type.to_owned(), class.clone()))
+    })
 }
 
 /// Returns the classes of models of several parts whose text part is a model of its own type, unchanged; with the

@@ -287,6 +287,22 @@ fn parts_in_folders_are_named_with_the_way_to_put_them_together() {
     }
 }
 
+/// A training's folder with the model in a folder inside, and parts under other names.
+#[test]
+fn what_is_there_under_another_name_is_offered() {
+    let outer = dir(&[]);
+    fs_err::remove_file(outer.path().join("config.json")).unwrap();
+    for folder in ["checkpoint-90", "checkpoint-500"] {
+        fs_err::create_dir(outer.path().join(folder)).unwrap();
+        fs_err::write(outer.path().join(folder).join("config.json"), b"{}").unwrap();
+    }
+    assert!(open(&outer).unwrap_err().hints()[0].contains("checkpoint-500` has one"));
+    let [a, b] = ["a", "b"].map(|name| bytes_file(&[name]));
+    let parts =
+        dir(&[("ft-model-00001-of-00002.safetensors", &a), ("ft-model-00002-of-00002.safetensors", &b)]);
+    assert!(open(&parts).unwrap_err().hints()[0].contains("`model-00001-of-00002.safetensors`"));
+}
+
 #[test]
 fn configuration_files() {
     let dir = dir(&[

@@ -276,6 +276,23 @@ fn add(content: &mut Json, name: &str, dims: &[u64]) {
     content["tensors"].as_array_mut().unwrap().push(json!([name, "BF16", dims]));
 }
 
+fn renumber(content: &mut Json, from: &str, to: &str) {
+    for row in content["tensors"].as_array_mut().unwrap() {
+        row[0] = row[0].as_str().unwrap().replace(from, to).into();
+    }
+}
+
+/// Models that were cut, and heads for other tasks (ggml-org/llama.cpp#9483).
+#[test]
+fn what_was_cut_says_so() {
+    let more = refusal(|c| c["config"]["num_hidden_layers"] = json!(4));
+    assert!(more.contains("hint: config.json counts 4 layers, and tensors of 2 are there"), "{more}");
+    for class in ["LlamaForSequenceClassification", "LlamaForTokenClassification", "LlamaForRewardModel"] {
+        let head = refusal(|c| c["config"]["architectures"] = json!([class]));
+        assert!(head.contains("it lacks the head for this task") && !head.contains("should be"), "{head}");
+    }
+}
+
 #[test]
 fn what_does_not_fit_is_refused_by_name() {
     let q = "model.layers.1.self_attn.q_proj.weight";
@@ -283,10 +300,7 @@ fn what_does_not_fit_is_refused_by_name() {
         (
             refusal(|c| c["config"]["architectures"] = json!(["LlamaForCausalLMs"])),
             "no architecture card for class `LlamaForCausalLMs`\n\
-             hint: the checkpoint is most like card `llama`, which knows 12 of its 12 kinds of tensors and 8 of 8 keys of config.json\n\
-             hint: similar classes: LlamaForCausalLM, Llama4ForCausalLM\n\
-             hint: list all classes with `gguf-convert archs`\n\
-             hint: write a first card with `gguf-convert draft DIR > my.toml`, convert with `--card my.toml`",
+             hint: all its tensors have the names of `LlamaForCausalLM`: if the model computes as that class does, `architectures` in config.json should be [\"LlamaForCausalLM\"]; else write a first card with `gguf-convert draft DIR > my.toml`",
         ),
         (
             refusal(|c| {
@@ -319,6 +333,11 @@ fn what_does_not_fit_is_refused_by_name() {
              hint: set the number of layers in config.json right; or, if the block is no part of the model, `--drop '^model\\.layers\\.2\\.'` of gguf-convert leaves it out",
         ),
         (
+            refusal(|c| renumber(c, ".layers.1.", ".layers.3.")),
+            "tensor `model.layers.3.input_layernorm.weight`: block 3 of a model with 2, and no tensor of block 1\n\
+             hint: layers were cut out without numbering the others anew: rename them to 0 to 1, as transformers saves them",
+        ),
+        (
             refusal(|c| add(c, "model.layers.0.block_sparse_moe.experts.1.w1.weight", &[96, 64])),
             "config.json: `num_local_experts` is missing\n\
              hint: add it to config.json, or take the file from the model that this one was made of (for a FastLLM file: `--config FILE`)",
@@ -341,12 +360,18 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (
             refusal(|c| add(c, "text_model.lm_head.weight", &[96, 64])),
-            "tensors `lm_head.weight` and `text_model.lm_head.weight` both become `output`\n\
-             hint: leave one of them out by a rule of [ignore] in a card of your own, with `--card FILE`",
+            "tensors `lm_head.weight` and `text_model.lm_head.weight` both become `output.weight`\n\
+             hint: only one of them is the model's: `--drop '^text_model\\.'` of gguf-convert leaves out the other",
         ),
         (
             refusal(|c| c["config"]["num_attention_heads"] = json!(5)),
-            "tensor `model.layers.0.self_attn.q_proj.weight` [64, 64]: `permute_rope`: 5 heads of pairs do not make 64 rows",
+            "tensor `model.layers.0.self_attn.q_proj.weight` [64, 64]: `permute_rope`: 5 heads of pairs do not make 64 rows\n\
+             hint: config.json has `num_attention_heads` = 5: set what is not that of these weights, or take the file that was saved with them",
+        ),
+        (
+            refusal(|c| c["config"]["head_dim"] = json!("16")),
+            "config.json: `head_dim` is \"16\", expected a whole number\n\
+             hint: set `head_dim` in config.json right, or take the file that was saved with these weights",
         ),
         (
             refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "spiral", "factor": 2})),
@@ -359,7 +384,8 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (
             refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "yarn", "factor": "two"})),
-            "`llama.rope.scaling.factor`: 'two' is not a f32",
+            "config.json: `rope_scaling.factor` is \"two\", expected a number above 0\n\
+             hint: set `rope_scaling.factor` in config.json right, or take the file that was saved with these weights",
         ),
         (
             refusal(|c| c["config"]["vocab_size"] = json!(-1)),

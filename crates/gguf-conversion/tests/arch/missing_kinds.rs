@@ -297,3 +297,25 @@ fn weights_that_other_ranks_have_are_named() {
     assert!(text.contains("ZeRO stage 3") && text.contains("`model.layers.0.mlp.up_proj.weight`"), "{text}");
     assert!(gguf_core::Hint::hints(&error)[0].contains("zero_to_fp32.py"), "{error:?}");
 }
+
+/// axolotl-ai-cloud/axolotl#1947.
+#[test]
+fn flattened_weights_are_named() {
+    let case = fixture::case("llama/plain.json").edited(|content| {
+        for row in content["tensors"].as_array_mut().unwrap() {
+            if row[0] == "model.embed_tokens.weight" {
+                let n: u64 =
+                    row[2].as_array().unwrap().iter().filter_map(serde_json::Value::as_u64).product();
+                row[2] = serde_json::json!([n]);
+            }
+        }
+    });
+    let dir = tempfile::tempdir().unwrap();
+    case.write(dir.path());
+    let error = case.plan(dir.path(), OutType::F32).unwrap_err();
+    assert!(
+        error.to_string().contains("flattened to one dimension (`model.embed_tokens.weight`)"),
+        "{error}"
+    );
+    assert!(gguf_core::Hint::hints(&error)[0].contains("FULL_STATE_DICT"), "{error:?}");
+}

@@ -55,6 +55,24 @@ fn a_contradiction_names_tensors_shapes_and_keys() {
     );
 }
 
+/// One layer pruned by itself: the file has one size for all (NVIDIA/TensorRT-LLM#1600).
+#[test]
+fn a_layer_of_another_size_than_the_others_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    files::copy(fixture("tiny-llama"), dir.path());
+    let path = dir.path().join("model.safetensors");
+    let mut bytes = fs_err::read(&path).unwrap();
+    // The header names shapes; the same elements make a matrix of another form.
+    let (from, to) = (b"layers.2.mlp.up_proj.weight\":", b"[768,256]");
+    let at = bytes.windows(from.len()).position(|part| part == from).unwrap();
+    let shape = at + bytes[at..].windows(to.len()).position(|part| part == to).unwrap();
+    bytes[shape..shape + to.len()].copy_from_slice(b"[512,384]");
+    fs_err::write(&path, bytes).unwrap();
+    let error = Conversion::plan(dir.path(), &ConvertOptions::default()).unwrap_err();
+    assert!(error.to_string().contains("`blk.2.ffn_up.weight`"), "{error}");
+    assert!(error.hints()[0].starts_with("the other layers have the declared size"), "{:?}", error.hints());
+}
+
 #[test]
 fn a_null_or_absent_size_is_the_default_of_the_class() {
     let conversion =

@@ -139,6 +139,10 @@ fn what_no_key_and_no_tensor_says_is_named() {
             vec![("rotary_emb_base", json!(20000))],
         ),
         ("gptneox/gpt_neox.json", json!({ "rope_theta": 10000, "rotary_emb_base": 10000.0 }), vec![]),
+        // The class of T5 takes the activation by itself, if it is given.
+        ("t5/t5.json", json!({ "dense_act_fn": "gelu" }), vec![("dense_act_fn", json!("gelu"))]),
+        ("t5/mt5.json", json!({ "dense_act_fn": "relu" }), vec![("dense_act_fn", json!("relu"))]),
+        ("t5/mt5.json", json!({ "dense_act_fn": null }), vec![]),
         // Settings of training, settings that tensors show, and unknown settings.
         (
             "llama/plain.json",

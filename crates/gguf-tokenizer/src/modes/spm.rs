@@ -45,7 +45,7 @@ pub(super) fn write(context: &mut Context<'_>, path: &Path, model: &ModelProto) 
         _ => {
             set_added_tokens(context, &mut tokens)?;
             added_tokens_decoder(context, &mut tokens)?;
-            tokens_of_json(context, path, &mut tokens);
+            tokens_of_json(context, path, &mut tokens)?;
         }
     }
     tokens.retype(context.request);
@@ -158,16 +158,21 @@ fn append_added_tokens(context: &Context<'_>, tokens: &mut TokenList) -> Result<
 
 /// Replaces tokens of the model by those of `added_tokens_decoder`.
 fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Result<()> {
-    let size = tokens.len();
+    let (size, mut replaced) = (tokens.len(), Vec::new());
     for TokenOverride { id, text, special } in decoder_entries(context, u64::MAX)? {
-        let written = if special || looks_special(&text) {
-            tokens.set(id, text.as_str(), ADDED_SCORE, TokenType::Control)
+        let (written, other) = if special || looks_special(&text) {
+            replace(tokens, (id, text.clone()), ADDED_SCORE, TokenType::Control)
         } else {
-            tokens.set(id, text.replace('\u{2581}', " "), ADDED_SCORE, TokenType::UserDefined)
-        };
+            replace(tokens, (id, text.replace('\u{2581}', " ")), ADDED_SCORE, TokenType::UserDefined)
+        }
+        .unwrap_or_default();
+        replaced.extend(other.map(|piece| (id, piece, text.clone())));
         if !written {
             context.warnings.push(TokenizerWarning::TokenOutOfRange { file: CONFIG, token: text, id, size });
         }
+    }
+    if let Some((id, piece, token)) = replaced.first().cloned() {
+        context.warnings.push(TokenizerWarning::PiecesReplaced { n: replaced.len(), id, piece, token });
     }
     Ok(())
 }
@@ -177,8 +182,8 @@ fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Re
 ///
 /// # Exactness
 /// llama.cpp 0.5.0's converter leaves such rows without a token.
-pub(super) fn tokens_of_json(context: &mut Context<'_>, path: &Path, tokens: &mut TokenList) {
-    let Some(hf) = context.hf.filter(|hf| hf.kind().is_some()) else { return };
+pub(super) fn tokens_of_json(context: &mut Context<'_>, path: &Path, tokens: &mut TokenList) -> Result<()> {
+    let Some(hf) = context.hf.filter(|hf| hf.kind().is_some()) else { return Ok(()) };
     let taken =
         MODEL_FILES.into_iter().find(|name| path.ends_with(name)).unwrap_or("the SentencePiece model");
     let mut new = Vec::new();
@@ -199,7 +204,31 @@ pub(super) fn tokens_of_json(context: &mut Context<'_>, path: &Path, tokens: &mu
     if !new.is_empty() {
         context.warnings.push(TokenizerWarning::TokensOfJson { lacks: taken, tokens: new });
     }
-    context.warnings.extend(files_differ(taken, hf, tokens));
+    match files_differ(taken, hf, tokens) {
+        // Files of two models: nothing says which is this one's.
+        Some(TokenizerWarning::FilesDiffer { taken, n, .. }) if n > tokens.tokens.len() / 2 => {
+            Err(TokenizerError::FilesOfTwoModels { path: context.directory.join(hf_json::FILE), taken, n })
+        }
+        differ => {
+            context.warnings.extend(differ);
+            Ok(())
+        }
+    }
+}
+
+/// Sets a token; returns the piece that had its id, if that was in use under another text.
+fn replace(
+    tokens: &mut TokenList,
+    token: (u64, String),
+    score: f32,
+    kind: TokenType,
+) -> Option<(bool, Option<String>)> {
+    let at = usize::try_from(token.0).ok()?;
+    let plain = |text: &[u8]| String::from_utf8_lossy(text).replace('\u{2581}', " ");
+    let own = tokens.tokens.get(at).map(|own| plain(own));
+    let in_use = tokens.types.get(at).is_some_and(|own| *own != TokenType::Unused);
+    let other = own.filter(|own| in_use && *own != plain(token.1.as_bytes()));
+    Some((tokens.set(token.0, token.1, score, kind), other))
 }
 
 /// Returns a warning about ids under which the written tokens are others than those of `tokenizer.json`.

@@ -32,7 +32,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     }
     let mut tokens = spm::pieces(context, &path, &model)?;
     spm::set_added_tokens(context, &mut tokens)?;
-    spm::tokens_of_json(context, &path, &mut tokens);
+    spm::tokens_of_json(context, &path, &mut tokens)?;
     tokens.retype(context.request);
     let special = context.special(&tokens)?;
     write(context, tokens, &model, &special);

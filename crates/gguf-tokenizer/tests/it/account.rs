@@ -403,6 +403,10 @@ fn a_token_under_two_ids_is_reported_or_refused() {
 
 /// A model of pieces next to a `tokenizer.json` of the same pieces.
 fn with_model(edit: impl FnOnce(&mut Json)) -> Built {
+    try_with_model(edit).unwrap()
+}
+
+fn try_with_model(edit: impl FnOnce(&mut Json)) -> Result<Built, gguf_tokenizer::TokenizerError> {
     let dir = tempfile::tempdir().unwrap();
     let model = fs_err::read(fixture("vocab/baichuan").join("tokenizer.model")).unwrap();
     fs_err::write(dir.path().join("tokenizer.model"), &model).unwrap();
@@ -422,7 +426,7 @@ fn with_model(edit: impl FnOnce(&mut Json)) -> Built {
     edit(&mut file);
     fs_err::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
     let size = Some(tokens.len() as u64 + 4);
-    build(dir.path(), &TokenizerRequest { size, ..TokenizerRequest::of(&[Mode::Spm]) }).unwrap()
+    build(dir.path(), &TokenizerRequest { size, ..TokenizerRequest::of(&[Mode::Spm]) })
 }
 
 fn tokens_of(built: &Built) -> Vec<String> {
@@ -496,6 +500,22 @@ fn tokens_that_only_the_json_file_has_are_written() {
         "{:?}",
         built.warnings
     );
+}
+
+/// Files of two models side by side: nothing says which is this one's.
+#[test]
+fn a_vocabulary_of_another_model_beside_the_model_file_is_refused() {
+    let error = try_with_model(|file| {
+        let vocab = file["model"]["vocab"].as_object_mut().unwrap();
+        let shifted: serde_json::Map<String, Json> =
+            vocab.iter().map(|(text, id)| (format!("{text}x"), id.clone())).collect();
+        *vocab = shifted;
+        file["model"]["merges"] = json!([]);
+        file["added_tokens"] = json!([]);
+    })
+    .unwrap_err();
+    assert!(error.to_string().contains("another model's than tokenizer.model beside it"), "{error}");
+    assert!(gguf_core::Hint::hints(&error)[0].starts_with("remove tokenizer.json or tokenizer.model"));
 }
 
 #[test]

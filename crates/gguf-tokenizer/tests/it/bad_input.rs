@@ -129,6 +129,46 @@ fn merges_must_be_made_of_tokens() {
     );
 }
 
+/// huggingface/transformers#45488 and #48206, ollama/ollama#10930, axolotl-ai-cloud/axolotl#2488.
+#[test]
+fn what_other_programs_leave_of_a_vocabulary_is_refused() {
+    let no_merges = |file: &mut Json| file["model"]["merges"] = json!([]);
+    assert_eq!(
+        json_error(None, no_merges),
+        "DIR/tokenizer.json: `model.merges` is empty, and 2 tokens such as `ab` need merges: llama.cpp loads no such vocabulary"
+    );
+    let prepend = json!({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "\u{2581}"},
+        {"type": "Replace", "pattern": {"String": " "}, "content": "\u{2581}"}]});
+    let metaspace =
+        json!({"type": "Metaspace", "replacement": "\u{2581}", "prepend_scheme": "first", "split": false});
+    for (normalizer, pre_tokenizer) in
+        [(Json::Null, metaspace.clone()), (prepend.clone(), Json::Null), (prepend, metaspace)]
+    {
+        let found = json_error(None, |file| {
+            file["model"]["vocab"]["\u{120}"] = 5.into();
+            file["added_tokens"] = json!([]);
+            (file["normalizer"], file["pre_tokenizer"]) = (normalizer.clone(), pre_tokenizer.clone());
+        });
+        assert!(found.contains("byte-level BPE") && found.contains("SentencePiece's"), "{found}");
+    }
+    let taken = json_error(Some(5), |file| file["added_tokens"][0]["id"] = 2.into());
+    assert_eq!(
+        taken,
+        "DIR/tokenizer.json: added token `<|end|>` has the id 5, not 2, which the file declares and which is `c` in \
+         `model.vocab`: that is beyond the vocabulary of 5 tokens"
+    );
+    // Letters alone need no merge, and the key is there for llama.cpp.
+    let mut file = byte_level();
+    file["model"] = json!({"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []});
+    file["added_tokens"] = json!([]);
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "tokenizer.json", &file);
+    let built = build(dir.path(), &TokenizerRequest::of(&[Mode::Bpe])).unwrap();
+    assert_eq!(built.rows.get("tokenizer.ggml.merges"), Some(&Value::Array(Array::String(Vec::new()))));
+    let ranks = error_of(&[Mode::Spm], None, &[("tokenizer.model", b"IQ== 0\nIg== 1\n")]).0;
+    assert_eq!(ranks, "DIR/tokenizer.model: ranks of tokens (tiktoken), not a SentencePiece model");
+}
+
 #[test]
 fn an_unknown_pre_tokenizer_shows_pattern_nearest_and_way_out() {
     let mut file = byte_level();

@@ -3,9 +3,10 @@
 use super::{Assigner, Emission, EmissionKey, MAX_RANK, experts};
 use crate::Result;
 use crate::error::ArchError;
+use crate::keys::origins;
 use crate::language::eval::error::EvalError;
 use crate::language::names::{self, Captures, Pattern, Placeholder};
-use crate::language::ops::{Op, OpError, OpSpec};
+use crate::language::ops::{Op, OpError, OpSpec, Param};
 use crate::mapping::types::TypeRule;
 use crate::mapping::{Assembly, JoinKind, OpStep, OutputSpec, SourceWeight, TensorContent};
 use crate::read::schema::{EntryType, Fill, GenerateKind, Join, TensorEntry};
@@ -242,6 +243,7 @@ impl Assigner<'_> {
             tensor: meta.name.clone(),
             shape: show(dims),
             source: Box::new(source),
+            keys: self.keys_of(spec),
         };
         let op = spec.resolve(self.scope, captures, dims).map_err(|source| failed(source, dims))?;
         let mut shapes = op.shapes(dims).map_err(|source| failed(source, dims))?;
@@ -251,6 +253,22 @@ impl Assigner<'_> {
         }
         *dims = shapes.swap_remove(result);
         Ok(OpStep { op, result })
+    }
+}
+
+impl Assigner<'_> {
+    /// Returns the keys of config.json that an operation's parameters come from, with their values.
+    fn keys_of(&self, spec: &OpSpec) -> Vec<String> {
+        let exprs = spec.params.iter().flat_map(|(_, param)| match param {
+            Param::One(expr) => std::slice::from_ref(expr),
+            Param::Many(exprs) => exprs.as_slice(),
+        });
+        let origins =
+            exprs.flat_map(|expr| origins::of_expr(self.card, expr, self.scope, &self.scope.config));
+        let mut keys: Vec<String> = origins.map(|origin| origin.to_string()).collect();
+        keys.sort();
+        keys.dedup();
+        keys
     }
 }
 

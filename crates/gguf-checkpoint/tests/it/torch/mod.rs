@@ -221,6 +221,8 @@ fn files_are_found_by_name_and_safetensors_come_first() {
     let two = dir(&[("a.pth", &file(&["a"])), ("b.pth", &file(&["b"]))]);
     assert!(error(&two).ends_with("`a.pth` and `b.pth` could both be the weights"));
     assert_eq!(open(two.path()).unwrap_err().hints().len(), 1);
+    let parts = dir(&[("hf_model_0001_0.pt", &file(&["a"])), ("hf_model_0002_0.pt", &file(&["b"]))]);
+    assert!(open(parts.path()).unwrap_err().hints()[0].contains("pytorch_model-00001-of-00002.bin"));
     assert_eq!(names(&open(&two.path().join("b.pth")).unwrap()), ["b"]);
 
     let mut safetensors = Safetensors::default();
