@@ -9,3 +9,4 @@ pub(crate) mod long_rope;
 pub(crate) mod needs;
 pub(crate) mod rope_members;
 pub(crate) mod similar;
+pub(crate) mod tower_activations;

@@ -14,8 +14,8 @@ use crate::error::missing_input::MissingInput;
 use crate::error::similarity::Similarity;
 use crate::error::warning::ArchWarning;
 use crate::judge::similar::similar;
-use crate::judge::{carried, config_numbers, layer_lists, long_rope, rope_members};
-use crate::keys::origins::{self, Origins};
+use crate::judge::{carried, config_numbers, layer_lists, long_rope, rope_members, tower_activations};
+use crate::keys::origins::{self, Origin, Origins};
 use crate::keys::{hparams, runtime_keys, shapes, target};
 use crate::language::datum::Datum;
 use crate::language::eval::Scope;
@@ -167,6 +167,7 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
         (mapping.lost, mapping.config_keys) =
             carried::lost(card, &rivals, &config, scope, outputs, &mapping.origins, options.annotate)?;
     } else {
+        mapping.warnings.extend(tower_activations::warnings(&mapping.class, &config));
         mapping.config_keys = carried::of_read(card, &config);
     }
     Ok(mapping)
@@ -217,11 +218,14 @@ fn by_config(error: ArchError, card: &Card, scope: &Scope<'_>, config: &Map<Stri
         ValueType::F32 | ValueType::F64 => "a number",
         _ => "a whole number",
     };
-    match origins::of_rows(card, scope, config).get(key).map(Vec::as_slice) {
-        Some([origin]) if origin.stated.is_some() => {
+    let origins = origins::of_rows(card, scope, config);
+    let mut stated = origins.get(key).into_iter().flatten().filter(|origin| origin.stated.is_some());
+    let is_text = |origin: &&Origin| origin.taken.is_string();
+    match stated.clone().find(is_text).or_else(|| stated.next()) {
+        Some(origin) => {
             ArchError::ConfigValue { key: origin.key.clone(), value: origin.taken.to_string(), expected }
         }
-        _ => error,
+        None => error,
     }
 }
 

@@ -47,6 +47,11 @@ pub enum ArchWarning {
     )]
     RopeWithoutType { name: String, factor: String },
     #[error(
+        "config.json: `{key}` = {} is lost: no key of a tower's file has it, and the runtime computes with \"{assumed}\"",
+        escape(value)
+    )]
+    TowerActivation { key: &'static str, value: String, assumed: &'static str },
+    #[error(
         "config.json: rope type `{}`: llama.cpp reads no rope factors for `{arch}`, none are written; the model rotates \
          as if there were no scaling",
         escape(found)

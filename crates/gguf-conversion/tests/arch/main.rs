@@ -398,7 +398,7 @@ fn what_does_not_fit_is_refused_by_name() {
              `model.layers.4.input_layernorm.weight`, `model.layers.5.input_layernorm.weight`, \
              `model.layers.6.input_layernorm.weight`, `model.layers.7.input_layernorm.weight`, \
              `model.layers.8.input_layernorm.weight`, `model.layers.9.input_layernorm.weight` and more\n\
-             hint: check that all shards of the checkpoint are there",
+             hint: config.json counts 1000000000 layers, and tensors of 2 are there: if the others were cut off, set the number in config.json right; else check that all shards of the checkpoint are there",
         ),
         (
             refusal(|c| c["tensors"][0][1] = json!("F8_E4M3")),
