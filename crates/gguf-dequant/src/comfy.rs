@@ -142,8 +142,12 @@ impl ImageWeights {
         let is_coded = |module: &str| {
             at.get(format!("{module}{WEIGHT}").as_str()).is_some_and(|at| coded.contains_key(at))
         };
+        let is_narrow = |module: &str| {
+            at.get(format!("{module}{WEIGHT}").as_str()).is_some_and(|at| is_fp8(metas[*at].ty))
+        };
         for (_, meta) in metas.iter().enumerate().filter(|(index, _)| !used.contains(index)) {
-            check_unknown(&meta.name, is_coded)?;
+            let is_factor = is_factor(&meta.name);
+            check_unknown(&meta.name, |module| is_coded(module) || (is_factor && is_narrow(module)))?;
         }
         let is_beside = |name: &str| {
             let (module, part) = name.rsplit_once('.').unwrap_or_default();
@@ -361,8 +365,13 @@ fn check_biases(weights: &[WeightMeta]) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a tensor that changes the values of a layer in an unknown way: one of a kind that does, or any beside a weight
-/// with a factor.
+/// Returns true for the name of a factor that is not of a layer's input, under a name that no format has.
+fn is_factor(name: &str) -> bool {
+    ["scale", "amax"].iter().any(|word| name.contains(word)) && !name.contains("input")
+}
+
+/// Refuses a tensor that changes the values of a layer in an unknown way: one of a kind that does, any beside a weight
+/// with a factor, or a factor beside 8-bit floats.
 fn check_unknown(name: &str, is_scaled: impl Fn(&str) -> bool) -> Result<()> {
     let change = CHANGES.iter().any(|suffix| name.ends_with(suffix));
     let of_scaled = || {

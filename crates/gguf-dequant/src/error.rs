@@ -110,6 +110,9 @@ impl Hint for DequantError {
                  `quantization_config`"
                     .to_owned(),
             ],
+            Self::BadConfig { key, problem, .. } if key == "quantization" && problem.starts_with("is missing") => {
+                vec!["take config.json of the quantized model: MLX writes `group_size` and `bits` into it".to_owned()]
+            }
             Self::MissingTensor { .. } | Self::OrphanTensor { .. } => vec![
                 "the download may be incomplete, or a program has dropped `quantization_config` of config.json: take all files \
                  of the quantized model from one place"

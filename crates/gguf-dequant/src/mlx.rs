@@ -145,9 +145,8 @@ pub(super) fn find(files: &Configurations, weights: &[WeightMeta]) -> Option<Set
 /// Returns a warning if MLX's settings remain in the configuration of a model whose weights are floats again.
 pub(super) fn passed_over(files: &Configurations, weights: &[WeightMeta]) -> Option<String> {
     let map = files.config.get("quantization_config")?.as_object()?;
-    let is_of_mlx = is_description(map) && files.config.get("quantization").is_some_and(Value::is_object);
     let is_plain = weights.iter().all(|meta| meta.ty.is_plain_float());
-    (is_of_mlx && is_plain).then(|| {
+    (is_description(map) && is_plain).then(|| {
         "config.json: `quantization_config` of MLX is passed over, the weights are plain floats".to_owned()
     })
 }
@@ -516,8 +515,13 @@ mod tests {
 
     #[test]
     fn a_description_that_stayed_behind_is_passed_over() {
-        let stale = json!({"quantization": {"bits": 4, "group_size": 64}, "quantization_config": {"bits": 4, "group_size": 64}});
-        let opened = opened(&stale, &[("m.q.weight", Bf16, &[2, 2])]).unwrap();
-        assert!(opened.quantization.is_none() && opened.warnings.len() == 1, "{:?}", opened.warnings);
+        let own = json!({"bits": 4, "group_size": 64});
+        // The second is what `mlx_lm.fuse --dequantize` left of gpt-oss (ml-explore/mlx-lm#659).
+        for stale in
+            [json!({"quantization": own, "quantization_config": own}), json!({"quantization_config": own})]
+        {
+            let opened = opened(&stale, &[("m.q.weight", Bf16, &[2, 2])]).unwrap();
+            assert!(opened.quantization.is_none() && opened.warnings.len() == 1, "{:?}", opened.warnings);
+        }
     }
 }

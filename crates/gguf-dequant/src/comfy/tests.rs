@@ -83,6 +83,25 @@ fn what_changes_a_layer_in_an_unknown_way_is_refused() {
     }
 }
 
+/// Codes whose factor has an unknown name are no weights.
+#[test]
+fn factors_of_codes_under_other_names_are_refused() {
+    for (name, is_refused) in [
+        ("a.scale", true),
+        ("a.weight.scale", true),
+        ("a.weight_quantizer._amax", true),
+        ("a.input_scale", false),
+        ("a.input_quantizer._amax", false),
+        ("b.scale", false),
+    ] {
+        let mut weights = MemoryWeights::default();
+        weights.add("a.weight", &[1, 2], ElementType::F8E4M3, vec![0x38; 2]);
+        weights.add("b.weight", &[1], ElementType::F16, vec![0, 0x3c]);
+        weights.add(name, &[1], ElementType::F32, f32_bytes(&[2.0]));
+        assert_eq!(opened(weights).is_err(), is_refused, "{name}");
+    }
+}
+
 #[test]
 fn what_stands_beside_a_plain_weight_is_named() {
     let mut weights = MemoryWeights::default();
