@@ -4,6 +4,7 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
+use crate::recipe::plain;
 use gguf_blocks::{self, QuantError};
 use gguf_core::little_endian::f32s;
 use gguf_core::simd::SimdLevel;
@@ -37,16 +38,7 @@ fn n_factors(shape: &Shape) -> u64 {
 
 /// Returns the element type that a tensor type reads as.
 pub(crate) fn decoded_type(ty: GgmlType) -> ElementType {
-    match ty {
-        GgmlType::F64 => ElementType::F64,
-        GgmlType::F16 => ElementType::F16,
-        GgmlType::Bf16 => ElementType::Bf16,
-        GgmlType::I64 => ElementType::I64,
-        GgmlType::I32 => ElementType::I32,
-        GgmlType::I16 => ElementType::I16,
-        GgmlType::I8 => ElementType::I8,
-        _ => ElementType::F32,
-    }
+    plain(ty).unwrap_or(ElementType::F32)
 }
 
 impl<'a> Decoded<'a> {

@@ -209,7 +209,7 @@ impl Recipe {
 }
 
 /// Returns the element type that a plain GGML type stores.
-fn plain(ty: GgmlType) -> Option<ElementType> {
+pub(super) fn plain(ty: GgmlType) -> Option<ElementType> {
     Some(match ty {
         GgmlType::F32 => ElementType::F32,
         GgmlType::F16 => ElementType::F16,
