@@ -25,6 +25,7 @@ mod trace;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Parser, Subcommand};
 
 use crate::cli::completions::Completions;
@@ -82,7 +83,7 @@ struct CutArgs {
     #[arg(short, long, alias = "ctx-size", value_name = "N")]
     ctx: Option<usize>,
     /// Maximum number of chunks
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     chunks: Option<usize>,
     /// Start chunks this many tokens apart and score the last that many of each
     #[arg(long, value_name = "N")]

@@ -31,7 +31,7 @@ use std::path::PathBuf;
 use crate::convert::ConvertOptions;
 use crate::core::GgmlType;
 use crate::core::output::sweep;
-use crate::gguf::{Imatrix, Share, WriteError, output_id};
+use crate::gguf::{Imatrix, Metadata, Share, WriteError, output_id};
 use crate::job::input::OpenedInput;
 use crate::job::run::JobRun;
 use crate::job::{
@@ -95,6 +95,12 @@ pub struct Ladder {
     pub memory_bytes: u64,
 }
 
+/// Returns the keys of the tokenizer as a text. The files that they come from may change while the weights stay.
+fn tokenizer(metadata: &Metadata) -> String {
+    let own = metadata.iter().filter(|(key, _)| key.starts_with("tokenizer."));
+    own.map(|(key, value)| format!("{key}={value:?}\n")).collect()
+}
+
 impl Ladder {
     /// Ladder with default options.
     pub fn new(input: JobInput, rungs: Vec<Rung>, directory: PathBuf) -> Self {
@@ -139,7 +145,8 @@ impl Ladder {
         let opened = run.open()?;
         let imatrix = job.importance.open(run.progress())?;
         let (own, companions) = self.own(&opened, imatrix.as_ref())?;
-        let source = output_id(&[], &opened.paths(), "").map_err(WriteError::Io)?;
+        let source =
+            output_id(&[], &opened.paths(), &tokenizer(opened.metadata())).map_err(WriteError::Io)?;
         let prepared = PreparedLadder::new(&own, &run, &opened, imatrix.as_ref(), &source)?;
         if self.share.is_some() {
             events.note(&own.described());

@@ -28,6 +28,10 @@ pub enum OtherFile {
     WebPage,
     /// JSON, such as an error response of a server.
     Json,
+    /// Ollama's note of the layers of a model.
+    Manifest,
+    /// Ollama's recipe of a model.
+    Modelfile,
     /// Other text, with its first line.
     Text(String),
     /// A Git LFS pointer.
@@ -75,8 +79,14 @@ impl OtherFile {
         {
             return None;
         }
+        if begins("{\"schemaVersion\"") {
+            return Some(Self::Manifest);
+        }
         if begins("{") || begins("[") {
             return Some(Self::Json);
+        }
+        if begins("FROM ") {
+            return Some(Self::Modelfile);
         }
         let line = start.split(|&byte| byte == b'\n').next().unwrap_or_default();
         // Short words such as the magic of older formats do not count as text.
@@ -91,6 +101,12 @@ impl OtherFile {
                 "a server answered this in place of the file: look at it, then fetch the file again"
                     .to_owned()
             }
+            Self::Manifest => {
+                "the digest of its layer `application/vnd.ollama.image.model` is the name of the model's file, in the \
+                 folder `blobs`"
+                    .to_owned()
+            }
+            Self::Modelfile => "the file behind `FROM` is the model".to_owned(),
             Self::LfsPointer => "fetch the file itself with `git lfs pull`".to_owned(),
             Self::Piece(join) => format!("join the pieces first: `{join}`"),
         }
@@ -105,6 +121,8 @@ impl fmt::Display for OtherFile {
             Self::Zeros { n_bytes, .. } => write!(f, "it begins with {n_bytes} zeros"),
             Self::WebPage => write!(f, "a web page (HTML)"),
             Self::Json => write!(f, "JSON"),
+            Self::Manifest => write!(f, "a manifest of Ollama"),
+            Self::Modelfile => write!(f, "a Modelfile of Ollama"),
             Self::Text(line) => write!(f, "a text that begins with `{}`", gguf_core::text::escape(line)),
             Self::LfsPointer => write!(f, "a Git LFS pointer"),
             Self::Piece(_) => write!(f, "a piece of a file that was cut bytewise"),
@@ -152,6 +170,8 @@ mod tests {
         assert_eq!(of(b"\n<!DOCTYPE html><html></html>"), Some(OtherFile::WebPage));
         assert_eq!(of(b"<HTML>"), Some(OtherFile::WebPage));
         assert_eq!(of(br#"{"error":"Repository not found"}"#), Some(OtherFile::Json));
+        assert_eq!(of(br#"{"schemaVersion":2,"mediaType":"x"}"#), Some(OtherFile::Manifest));
+        assert_eq!(of(b"FROM ./m.gguf\nTEMPLATE x\n"), Some(OtherFile::Modelfile));
         assert_eq!(of(b"Entry not found\n"), Some(OtherFile::Text("Entry not found".to_owned())));
         assert_eq!(of(b"version https://git-lfs.github.com/spec/v1\n"), Some(OtherFile::LfsPointer));
         assert_eq!(of(b""), Some(OtherFile::Empty));

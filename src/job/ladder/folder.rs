@@ -69,7 +69,7 @@ pub enum FolderError {
     Changed { path: PathBuf },
     #[error(transparent)]
     Taken(NameTaken),
-    #[error("{}: it was made of another source than this run reads, by {}", path.display(), command(made))]
+    #[error("{}: it was made of another source or tokenizer than this run reads, by {}", path.display(), command(made))]
     OtherSource { path: PathBuf, made: String },
 }
 
@@ -88,7 +88,9 @@ impl Hint for FolderError {
                 "`--replace` makes the types of this run again; a file of another type: remove it, or move it elsewhere"
             }
             Self::Taken(_) => "`-o DIR` or `--name NAME` names others; or remove that file",
-            Self::OtherSource { .. } => "`-o DIR` names another folder; or remove that file",
+            Self::OtherSource { .. } => {
+                "list its type in `--types`, too, and `--replace` makes it again; or `-o DIR` names another folder"
+            }
         };
         vec![text.to_owned()]
     }
@@ -193,7 +195,7 @@ impl<'a> FolderRecords<'a> {
         let how = if file.origin.id.is_empty() {
             "by an older version and perhaps otherwise"
         } else if file.origin.source != origin.source {
-            "of another source"
+            "of another source or tokenizer"
         } else {
             "with other options"
         };

@@ -140,8 +140,27 @@ fn a_folder_is_worked_on_again() {
     source[at] ^= 1;
     fs_err::write(dir.join("in.gguf"), &source).unwrap();
     make(dir, &["--types", "q4_0", "--pure"]).says(1, "made of another source");
-    make(dir, &["--types", "q6_k"]).says(1, "was made of another source than this run reads");
+    make(dir, &["--types", "q6_k"]).says(1, "was made of another source or tokenizer than this run reads");
     assert!(!files::names(dir.join("out")).iter().any(|name| name.contains("Q6_K")));
+}
+
+/// A template that was mended comes into all files of a folder, or into none.
+#[test]
+fn files_of_two_tokenizers_do_not_stand_beside_each_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    files::copy(fixture("tiny-llama"), &dir.join("model"));
+    let make = |args: &[&str]| {
+        let args = [&["ladder", "model", "-o", "out", "--types"], args, &["--no-sync"]].concat();
+        programs::run("gguf-quantize", dir, &args)
+    };
+    make(&["q8_0"]).ok();
+    files::edit_json(dir.join("model/tokenizer_config.json"), |config| {
+        config["chat_template"] = "{% for m in messages %}{{ m.content }}</s>{% endfor %}".into();
+    });
+    make(&["q8_0"]).says(1, "it is there, made of another source or tokenizer than this run's");
+    make(&["q4_0"]).says(1, "Q8_0.gguf: it was made of another source or tokenizer");
+    make(&["q8_0,q4_0", "--replace"]).ok();
 }
 
 #[test]

@@ -17,8 +17,8 @@ const SIZES: [(&str, usize, usize, &str); 5] = [
 /// Projectors of towers that read images of one size; others compute positions for the image that they read.
 const OF_ONE_SIZE: [&str; 7] = ["mlp", "gemma3", "idefics3", "internvl", "janus_pro", "llama4", "cogvlm"];
 
-/// Projector whose configuration may lack the width: converters write that of the released model.
-const WITHOUT_WIDTH: &str = "step3vl";
+/// Projectors whose configurations may lack the width: converters write that of the released models.
+const WITHOUT_WIDTH: [&str; 2] = ["step3vl", "nemotron_v2_vl"];
 
 fn projector(metadata: &Metadata) -> Option<&str> {
     let own = metadata.get("clip.vision.projector_type").or_else(|| metadata.get("clip.projector_type"));
@@ -31,8 +31,10 @@ pub(super) fn check(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<Finding>
     let dims =
         |name: &str| tensors.iter().find(|tensor| tensor.name == name).map(|tensor| tensor.shape.dims());
     let mut findings = Vec::new();
-    let is_judged =
-        |key: &str| !key.ends_with("embedding_length") || projector(metadata) != Some(WITHOUT_WIDTH);
+    let is_judged = |key: &str| {
+        !key.ends_with("embedding_length")
+            || !projector(metadata).is_some_and(|name| WITHOUT_WIDTH.contains(&name))
+    };
     for (name, rank, axis, key) in SIZES.into_iter().filter(|row| is_judged(row.3)) {
         if let Some(found) = dims(name).filter(|dims| dims.len() == rank)
             && let Some(expected) = number(key)
