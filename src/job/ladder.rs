@@ -98,7 +98,7 @@ pub struct Ladder {
 /// Returns the keys of the tokenizer as a text. The files that they come from may change while the weights stay.
 fn tokenizer(metadata: &Metadata) -> String {
     let own = metadata.iter().filter(|(key, _)| key.starts_with("tokenizer."));
-    own.map(|(key, value)| format!("{key}={value:?}\n")).collect()
+    own.map(|(key, value)| format!("{key}={value:?}\n")).collect::<Vec<_>>().concat()
 }
 
 impl Ladder {
