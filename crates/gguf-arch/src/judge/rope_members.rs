@@ -79,11 +79,10 @@ pub(crate) fn warnings(config: &Map<String, Json>) -> Vec<ArchWarning> {
     found
 }
 
+type Visit<'v> = dyn FnMut(&str, &Map<String, Json>) -> Result<()> + 'v;
+
 /// Calls `visit` for each description: each object, or its members by type of layer.
-fn each(
-    config: &Map<String, Json>,
-    visit: &mut dyn FnMut(&str, &Map<String, Json>) -> Result<()>,
-) -> Result<()> {
+fn each(config: &Map<String, Json>, visit: &mut Visit<'_>) -> Result<()> {
     for name in OBJECTS {
         let Some(rope) = config.get(name).and_then(Json::as_object) else { continue };
         visit(name, rope)?;
