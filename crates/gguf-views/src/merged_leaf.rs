@@ -132,7 +132,7 @@ impl MergedLeaf {
                 Ok(())
             })?,
             LeafOrigin::Weight { index, ty } => {
-                self.read_weight(reader.source, *index, *ty, reader.level, first, out)?
+                self.read_weight(reader.source, *index, *ty, reader.level, first, out)?;
             }
             LeafOrigin::Computed(computed) => {
                 self.stretches(first, out.len() as u64, &mut |stretch, at| {
