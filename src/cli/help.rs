@@ -45,6 +45,11 @@ fn shaped(command: Command, path: &mut Vec<String>, machines: &str, is_short: bo
         });
         path.pop();
     }
+    // A number below zero is for the option to judge: clap would take it for an option of its own.
+    let command = command.mut_args(|arg| {
+        let is_option = !arg.is_positional() && arg.get_action().takes_values();
+        arg.allow_negative_numbers(is_option)
+    });
     let Some(page) = PAGES.pages.iter().find(|page| page.path.iter().eq(path.iter())) else { return command };
     let short = short_page(&command, page);
     let command = command.mut_args(|arg| shaped_arg(arg, &page.shown));

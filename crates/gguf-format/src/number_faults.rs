@@ -76,7 +76,7 @@ const ABOVE_ZERO: [(&str, bool); 9] = [
     ("attention.group_norm_epsilon", true),
 ];
 /// Parts of the names of keys that infinity switches off.
-const BOUNDS: [&str; 2] = ["clamp", "limit"];
+const BOUNDS: [&str; 3] = ["clamp", "limit", "activation_sparsity_scale"];
 const SCALINGS: [&str; 4] = ["none", "linear", "yarn", "longrope"];
 
 /// Numeric keys of an architecture.
@@ -196,12 +196,16 @@ fn latent(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
         arch if EXPANDED.contains(&arch) => numbers.heads(),
         arch => (is_latent || arch == "deepseek4").then_some(1),
     };
-    if let Some(found) = numbers.largest("attention.head_count_kv")
-        && let Some(heads) = heads.filter(|&heads| heads != found)
+    const KV: &str = "attention.head_count_kv";
+    // In a list by block, 0 is a block of states.
+    let is_of_states =
+        |found| found == 0 && numbers.value(KV).is_some_and(|value| value.as_array().is_some());
+    if let Some(found) = numbers.largest(KV)
+        && let Some(heads) = heads.filter(|&heads| heads != found && !is_of_states(found))
     {
         let end = if heads == 1 { "" } else { "s" };
         let problem = format!("is {found}, and this attention has {heads} head{end} of keys");
-        findings.push(numbers.error("attention.head_count_kv", &problem));
+        findings.push(numbers.error(KV, &problem));
     }
     let (rank, rotated) = ("attention.kv_lora_rank", "rope.dimension_count");
     if is_latent
@@ -402,6 +406,12 @@ mod tests {
             })
         };
         assert!(latent(1, 80).is_empty());
+        assert!(latent(0, 80)[0].contains("is 0"));
+        let states = found("kimi-linear", |m| {
+            m.set("kimi-linear.attention.key_length_mla", 48u32);
+            m.set("kimi-linear.attention.head_count_kv", vec![0u32]);
+        });
+        assert_eq!(states, [""; 0]);
         assert!(latent(4, 80)[0].contains("is 4, and this attention has 1 head of keys: llama.cpp stops"));
         assert!(latent(1, 81)[0].contains("is 81, and `deepseek2.attention.kv_lora_rank` and"));
         let first = |heads: u32| found("deepseek4", |m| m.set("deepseek4.attention.head_count_kv", heads));

@@ -423,6 +423,7 @@ impl VerifyArgs {
             },
         };
         guard.read_all("a model", opened.inputs())?;
+        baseline.map_or(Ok(()), |baseline| opened.must_be_of_the_kind_of(baseline))?;
         let alike = alike.of(self.reference(), &opened, baseline, self.models.len(), session);
         let baseline = alike.or(baseline);
         let options = VerifyOptions { importance: imatrix, ..self.options(prompts, session) };

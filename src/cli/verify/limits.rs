@@ -53,7 +53,7 @@ fn option(figure: Figure) -> Arg {
     match row.range {
         LimitRange::Amount => arg.value_parser(crate::cli::amount),
         LimitRange::Share => arg.value_parser(crate::cli::share),
-        LimitRange::Finite => arg.value_parser(crate::cli::finite).allow_negative_numbers(true),
+        LimitRange::Finite => arg.value_parser(crate::cli::finite),
     }
 }
 

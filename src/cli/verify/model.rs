@@ -105,20 +105,6 @@ pub(crate) struct OpenedModel {
     recall: Option<Recall>,
 }
 
-/// Refuses a baseline of another kind than the first model, as an adapter beside a model.
-fn must_be_of_one_kind(models: &[PathBuf], path: &Path, baseline: &OpenedModel) -> anyhow::Result<()> {
-    let kind = |metadata, tensors| beside_text(metadata, tensors).unwrap_or("a language model");
-    let ModelOrigin::Gguf(reference) = &baseline.origin else { return Ok(()) };
-    let Some(Ok(model)) = models.first().map(|model| GgufFile::open(model)) else { return Ok(()) };
-    let found = kind(reference.metadata(), reference.tensors());
-    let expected = kind(model.metadata(), model.tensors());
-    if found == expected {
-        return Ok(());
-    }
-    let text = format!("{} is {found}, {} is {expected}", path.display(), model.path().display());
-    Err(UsageError(text).into())
-}
-
 impl OpenedModel {
     pub(crate) fn open(path: &Path, common: &Common) -> anyhow::Result<Self> {
         Self::open_with(path, common, false)
@@ -149,9 +135,7 @@ impl OpenedModel {
         let is_wide = [FileType::F32, FileType::F16, FileType::Bf16]
             .iter()
             .any(|ty| file_type == Some(u64::from(ty.id())));
-        let baseline = Self::open_as(shown, is_wide.then_some(OutType::F32), (path, adapter), common, lock)?;
-        must_be_of_one_kind(models, path, &baseline)?;
-        Ok(baseline)
+        Self::open_as(shown, is_wide.then_some(OutType::F32), (path, adapter), common, lock)
     }
 
     fn open_as(
@@ -208,6 +192,21 @@ impl OpenedModel {
     pub(super) fn with_recall(self, n_models: usize) -> Self {
         let recall = if n_models > 1 { Recall::of_many() } else { Recall::default() };
         Self { recall: Some(recall), ..self }
+    }
+
+    /// Refuses a baseline of another kind than this file, as an adapter beside a model.
+    pub(super) fn must_be_of_the_kind_of(&self, baseline: &Self) -> anyhow::Result<()> {
+        let (ModelOrigin::Gguf(own), ModelOrigin::Gguf(other)) = (&self.origin, &baseline.origin) else {
+            return Ok(());
+        };
+        let kind =
+            |file: &GgufFile| beside_text(file.metadata(), file.tensors()).unwrap_or("a language model");
+        let (found, expected) = (kind(other), kind(own));
+        if found == expected {
+            return Ok(());
+        }
+        let text = format!("{} is {found}, {} is {expected}", other.path().display(), own.path().display());
+        Err(UsageError(text).into())
     }
 
     pub(crate) fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {

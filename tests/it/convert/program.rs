@@ -21,7 +21,6 @@ fn a_type_that_is_nearly_one_is_offered() {
     let dir = tempfile::tempdir().unwrap();
     for (name, offer) in [
         ("q4_km", "did you mean `q4_k_m`?"),
-        ("fp16", "did you mean `f16`?"),
         ("natve", "did you mean `native`?"),
         ("Q4_K_L", "did you mean `q4_k_m`, `q4_k` or `q4_k_s`?"),
     ] {

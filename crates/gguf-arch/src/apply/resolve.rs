@@ -14,7 +14,7 @@ use crate::error::missing_input::MissingInput;
 use crate::error::similarity::Similarity;
 use crate::error::warning::ArchWarning;
 use crate::judge::similar::similar;
-use crate::judge::{carried, config_numbers, layer_lists, long_rope, rope_members, tower_activations};
+use crate::judge::{carried, config_values, layer_lists, long_rope, rope_members, tower_activations};
 use crate::keys::origins::{self, Origin, Origins};
 use crate::keys::{hparams, runtime_keys, shapes, target};
 use crate::language::datum::Datum;
@@ -52,7 +52,7 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
     let mut config = detect::with_text_config(inputs.config);
     let mut cut = Vec::new();
     if registry.kind() == CardKind::Text {
-        config_numbers::check(&config)?;
+        config_values::check(&config)?;
         rope_members::check(&config)?;
         cut = layer_lists::settle(&mut config)?;
         cut.extend(hparams::two_ropes(&config));
@@ -211,22 +211,22 @@ fn asks_for_rerank(when: &Expr) -> bool {
 
 /// Names the key of config.json in an error about a value of the file's key that has one source.
 fn by_config(error: ArchError, card: &Card, scope: &Scope<'_>, config: &Map<String, Json>) -> ArchError {
-    let ArchError::KeyValue { key, expected, .. } = &error else { return error };
-    let expected = match expected {
-        ValueType::String => "a text",
-        ValueType::Bool => "true or false",
-        ValueType::F32 | ValueType::F64 => "a number",
-        _ => "a whole number",
-    };
+    let ArchError::KeyValue { key, expected: ty, .. } = &error else { return error };
     let origins = origins::of_rows(card, scope, config);
     let mut stated = origins.get(key).into_iter().flatten().filter(|origin| origin.stated.is_some());
     let is_text = |origin: &&Origin| origin.taken.is_string();
-    match stated.clone().find(is_text).or_else(|| stated.next()) {
-        Some(origin) => {
-            ArchError::ConfigValue { key: origin.key.clone(), value: origin.taken.to_string(), expected }
-        }
-        None => error,
-    }
+    let Some(origin) = stated.clone().find(is_text).or_else(|| stated.next()) else { return error };
+    let expected = match (ty, origin.taken.is_number()) {
+        (ValueType::String, _) => "a text",
+        (ValueType::Bool, _) => "true or false",
+        (ValueType::F32, true) => "a number that a 32-bit float holds",
+        (ValueType::F32 | ValueType::F64, _) => "a number",
+        (ValueType::U32, true) => "0 to 4294967295",
+        _ => "a whole number",
+    };
+    let float = origin.taken.as_f64().filter(|_| origin.taken.is_f64());
+    let value = float.map_or_else(|| origin.taken.to_string(), |float| format!("{float:?}"));
+    ArchError::ConfigValue { key: origin.key.clone(), value, expected }
 }
 
 /// Adds the most similar known card to the error for an unknown class.

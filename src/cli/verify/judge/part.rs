@@ -90,6 +90,7 @@ impl VerifyArgs {
         let prompts = self.text(false, false)?;
         let opened = OpenedModel::open_with(path, common, self.mlock)?;
         guard.read_all("a model", opened.inputs())?;
+        baseline.as_ref().map_or(Ok(()), |baseline| opened.must_be_of_the_kind_of(baseline))?;
         let mut alike = ConvertedBaseline::default();
         let alike = alike.of(self.reference(), &opened, baseline.as_ref(), 1, session);
         let baseline = alike.or(baseline.as_ref());

@@ -13,6 +13,8 @@ use crate::support::checkpoints::write_zeros;
 use crate::support::programs::run;
 use crate::support::tiers::deep_test;
 use crate::support::{files, fixture};
+use gguf_foundry::core::TensorSource;
+use gguf_foundry::gguf::GgufFile;
 use gguf_testkit::slim::{Layout, write_tiny};
 use table::{Case, Effect};
 
@@ -78,6 +80,21 @@ fn description(bytes: &[u8]) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// Names of the tensors that are not in both files with one type and the same bytes.
+fn changed_tensors(one: &[u8], other: &[u8]) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let [one, other] = [("one.gguf", one), ("other.gguf", other)].map(|(name, bytes)| {
+        fs_err::write(dir.path().join(name), bytes).unwrap();
+        let file = GgufFile::open(&dir.path().join(name)).unwrap();
+        let tensors = file.tensors().iter().enumerate();
+        tensors
+            .map(|(at, tensor)| (tensor.name.clone(), (tensor.ty, file.raw_tensor(at).to_vec())))
+            .collect::<BTreeMap<_, _>>()
+    });
+    let names = one.keys().chain(other.keys().filter(|name| !one.contains_key(*name)));
+    names.filter(|name| one.get(*name) != other.get(*name)).cloned().collect()
+}
+
 /// Returns what is wrong, if the option does not have its effect.
 fn fault(case: &Case, without: &Done, with: &Done) -> Option<String> {
     let holds = |done: &Done, file: &str, words: &str| {
@@ -86,7 +103,9 @@ fn fault(case: &Case, without: &Done, with: &Done) -> Option<String> {
             .is_some_and(|bytes| bytes.windows(words.len()).any(|part| part == words.as_bytes()))
     };
     let [is_there, was_there] = [with, without].map(|done| match &case.effect {
-        Effect::Changes(file) | Effect::Makes(file) => done.files.contains_key(file),
+        Effect::Changes(file) | Effect::ChangesTensors { file, .. } | Effect::Makes(file) => {
+            done.files.contains_key(file)
+        }
         Effect::Holds(file, words) => holds(done, file, words),
         Effect::Describes(file, words) => {
             done.files.get(file).is_some_and(|bytes| description(bytes).contains(words))
@@ -96,6 +115,12 @@ fn fault(case: &Case, without: &Done, with: &Done) -> Option<String> {
     });
     let is_right = match &case.effect {
         Effect::Changes(file) => is_there && was_there && with.files[file] != without.files[file],
+        Effect::ChangesTensors { file, word, is_in_all } => {
+            is_there && was_there && {
+                let names = changed_tensors(&with.files[file], &without.files[file]);
+                !names.is_empty() && names.iter().all(|name| name.contains(word) == *is_in_all)
+            }
+        }
         _ => is_there != case.is_absent && was_there == case.is_absent,
     };
     let codes = (with.code, without.code);

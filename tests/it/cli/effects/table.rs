@@ -20,6 +20,8 @@ const COMMANDS: &[(&str, &str, &str)] = &[
 pub enum Effect {
     /// This file has other bytes.
     Changes(String),
+    /// Of the tensors of this file others change: only those with a word in their names, or none of those.
+    ChangesTensors { file: String, word: String, is_in_all: bool },
     /// This file is written.
     Makes(String),
     /// This file holds these words.
@@ -54,7 +56,14 @@ fn effect(text: &str) -> (Effect, bool) {
     let (verb, rest) = text.split_once(' ').unwrap_or_else(|| panic!("no effect: {text}"));
     let two = || rest.split_once(' ').unwrap_or((rest, ""));
     let effect = match verb {
-        "changes" => Effect::Changes(rest.to_owned()),
+        "changes" => match rest.split(' ').collect::<Vec<_>>()[..] {
+            [file, how @ ("only" | "but"), word] => Effect::ChangesTensors {
+                file: file.to_owned(),
+                word: word.to_owned(),
+                is_in_all: how == "only",
+            },
+            _ => Effect::Changes(rest.to_owned()),
+        },
         "makes" => Effect::Makes(rest.to_owned()),
         "holds" => Effect::Holds(two().0.to_owned(), two().1.to_owned()),
         "describes" => Effect::Describes(two().0.to_owned(), two().1.to_owned()),

@@ -1,5 +1,5 @@
-//! Numbers of a configuration: an attribute whose default is a number in transformers' class has one, and sizes are
-//! positive. A text, a list or a value with the wrong sign would give a key that means something else.
+//! Numbers and switches of a configuration: an attribute whose default is a number or a boolean in transformers' class has
+//! one, and sizes are positive. A text, a list or a value with the wrong sign would give a key that means something else.
 
 use crate::Result;
 use serde_json::{Map, Value as Json};
@@ -45,7 +45,7 @@ impl Expected {
     fn holds(self, number: f64) -> bool {
         match self {
             Self::Number => true,
-            Self::Whole => number.fract() == 0.0,
+            Self::Whole => number.fract() == 0.0 && number.abs() <= u64::MAX as f64,
             Self::Positive => number > 0.0,
             Self::NotNegative => number >= 0.0,
         }
@@ -69,6 +69,10 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
             let (key, value) = (key.clone(), value.to_string());
             return Err(ArchError::ConfigValue { key, value, expected: "an object" });
         }
+        if value.as_str().is_some_and(is_switch) && is_boolean(key, attributes) {
+            let (key, value) = (key.clone(), value.to_string());
+            return Err(ArchError::ConfigValue { key, value, expected: "true or false, without quotes" });
+        }
         let rules = expected(key, attributes);
         let is_one =
             |value: &Json| value.as_f64().is_some_and(|number| rules.iter().all(|rule| rule.holds(number)));
@@ -91,6 +95,17 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
         }
     }
     Ok(())
+}
+
+/// Returns true for a text that is meant as a boolean.
+fn is_switch(text: &str) -> bool {
+    ["true", "false", "yes", "no", "on", "off", "1", "0"].iter().any(|word| text.eq_ignore_ascii_case(word))
+}
+
+/// Returns true for an attribute that transformers refuses unless it is a boolean.
+fn is_boolean(key: &str, attributes: Option<&Attributes>) -> bool {
+    let default = attributes.and_then(|attributes| attributes.default_of(key));
+    key == "tie_word_embeddings" || matches!(default, Some(AttributeDefault::Value(Json::Bool(_))))
 }
 
 /// Returns true for a key whose sign is known for all models.
@@ -135,8 +150,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_numbers_of_their_sign() {
+    fn numbers_are_numbers_of_their_sign_and_switches_are_booleans() {
         for json in [
+            r#"{"model_type": "llama", "tie_word_embeddings": 1, "attention_bias": null, "mlp_bias": true, "tag": "true"}"#,
             r#"{"model_type": "llama", "vocab_size": 32, "rope_theta": 10000, "head_dim": null, "hidden_size": 8.0}"#,
             r#"{"model_type": "llama", "pad_token_id": -1, "eos_token_id": [1, 2], "rms_norm_eps": 0}"#,
             r#"{"model_type": "mine", "size": "big", "hidden_size": 4, "intermediate_size": [1, 2]}"#,
@@ -155,6 +171,14 @@ mod tests {
             (
                 r#"{"text_config": {"rope_parameters": [1e4]}}"#,
                 "`rope_parameters` is [10000.0], expected an object",
+            ),
+            (
+                r#"{"model_type": "llama", "attention_bias": "False"}"#,
+                "`attention_bias` is \"False\", expected true or false, without quotes",
+            ),
+            (
+                r#"{"text_config": {"tie_word_embeddings": "no"}}"#,
+                "`tie_word_embeddings` is \"no\", expected true or false, without quotes",
             ),
             (r#"{"hidden_size": 0}"#, "`hidden_size` is 0, expected a whole number above 0"),
             (r#"{"rope_theta": -1e4}"#, "`rope_theta` is -10000.0, expected a number above 0"),
