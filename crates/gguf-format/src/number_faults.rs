@@ -190,13 +190,13 @@ const EXPANDED: [&str; 2] = ["minicpm3", "plm"];
 
 /// Latent attention: one head of keys, as wide as what is stored for a token, or as many as heads.
 fn latent(numbers: &NumericKeys<'_>) -> Vec<NumberFault> {
+    const KV: &str = "attention.head_count_kv";
     let mut findings = Vec::new();
     let is_latent = numbers.number("attention.key_length_mla").unwrap_or(0) > 0;
     let heads = match numbers.arch {
         arch if EXPANDED.contains(&arch) => numbers.heads(),
         arch => (is_latent || arch == "deepseek4").then_some(1),
     };
-    const KV: &str = "attention.head_count_kv";
     // In a list by block, 0 is a block of states.
     let is_of_states =
         |found| found == 0 && numbers.value(KV).is_some_and(|value| value.as_array().is_some());
