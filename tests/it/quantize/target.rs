@@ -105,7 +105,7 @@ fn a_promise_is_kept_by_the_file_that_is_written() {
 }
 
 #[test]
-fn a_promise_is_planned_and_its_options_are_checked() {
+fn the_options_of_a_promise_are_checked() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     calibrate::prepare_two_layers(Tier::Everyday, dir);
@@ -118,6 +118,15 @@ fn a_promise_is_planned_and_its_options_are_checked() {
         run(dir, &[&base[..], args, &["in.gguf", "none.gguf"]].concat()).says(2, words);
     }
     run(dir, &["--target-kld", "0.1", "in.gguf", "none.gguf"]).says(2, "--calibrate");
+}
+
+deep_test!(a_promise_is_planned);
+/// The plan times the solver and the model on this machine.
+fn a_promise_is_planned() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    calibrate::prepare_two_layers(Tier::Everyday, dir);
+    let base = [&BY_TEXT[..], &["--calibrate-tokens", "1024", "--check-text", "rest.txt"]].concat();
     let planned = [&base[..], &["--target-kld", "0.01", "--dry-run", "in.gguf"]].concat();
     let planned = run(dir, &planned).ok().json();
     assert_eq!(
