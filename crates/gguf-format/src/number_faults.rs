@@ -285,9 +285,10 @@ fn gating(numbers: &NumericKeys<'_>) -> Option<NumberFault> {
         arch if WITH_DEFAULT_GATING.contains(&arch) => (0, 4),
         _ => (1, 4),
     };
+    let limits = if least == most { most.to_string() } else { format!("{least} to {most}") };
     (!(least..=most).contains(&found)).then(|| NumberFault {
         outcome: NOT_STARTED,
-        ..numbers.error(KEY, &format!("is {found}, not {least} to {most}"))
+        ..numbers.error(KEY, &format!("is {found}, not {limits}"))
     })
 }
 
@@ -448,7 +449,7 @@ mod tests {
         };
         assert!(gating("lfm2moe", 2).is_empty() && gating("glm4moe", 0).is_empty());
         assert!(gating("lfm2moe", 0)[0].contains("is 0, not 1 to 4") && !gating("dots1", 5).is_empty());
-        assert!(gating("deepseek4", 4).is_empty() && gating("deepseek4", 2)[0].contains("is 2, not 4 to 4"));
+        assert!(gating("deepseek4", 4).is_empty() && gating("deepseek4", 2)[0].contains("is 2, not 4:"));
         assert!(found("hunyuan-dense", |m| m.set("hunyuan-dense.expert_used_count", 1u32)).is_empty());
     }
 }

@@ -224,9 +224,7 @@ fn by_config(error: ArchError, card: &Card, scope: &Scope<'_>, config: &Map<Stri
         (ValueType::U32, true) => "0 to 4294967295",
         _ => "a whole number",
     };
-    let float = origin.taken.as_f64().filter(|_| origin.taken.is_f64());
-    let value = float.map_or_else(|| origin.taken.to_string(), |float| format!("{float:?}"));
-    ArchError::ConfigValue { key: origin.key.clone(), value, expected }
+    ArchError::ConfigValue { key: origin.key.clone(), value: config_values::shown(&origin.taken), expected }
 }
 
 /// Adds the most similar known card to the error for an unknown class.

@@ -87,14 +87,21 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
             value => is_one(value),
         };
         if !is_right && !rules.is_empty() {
-            // Infinity and NaN are objects in a configuration that is read.
-            let shown = number(value).filter(|number| !number.is_finite());
-            let value = shown.map_or_else(|| value.to_string(), |number| number.to_string());
-            let (key, expected) = (key.clone(), Expected::text(&rules));
+            let (key, value, expected) = (key.clone(), shown(value), Expected::text(&rules));
             return Err(ArchError::ConfigValue { key, value, expected });
         }
     }
     Ok(())
+}
+
+/// Returns a value as a message shows it.
+pub(crate) fn shown(value: &Json) -> String {
+    // Infinity and NaN are objects in a configuration that is read.
+    match number(value).filter(|number| value.is_f64() || !number.is_finite()) {
+        Some(number) if number.is_finite() => format!("{number:?}"),
+        Some(number) => number.to_string(),
+        None => value.to_string(),
+    }
 }
 
 /// Returns true for a text that is meant as a boolean.
