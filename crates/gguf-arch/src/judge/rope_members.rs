@@ -7,6 +7,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::ArchWarning;
 use crate::error::ArchError;
+use crate::judge::config_values::shown;
 use crate::keys::hparams::ROPE_BASES;
 
 const OBJECTS: [&str; 2] = ["rope_parameters", "rope_scaling"];
@@ -42,7 +43,7 @@ pub(crate) fn check(config: &Map<String, Json>) -> Result<()> {
             return Ok(());
         };
         let expected = if POSITIVE.contains(&key.as_str()) { "a number above 0" } else { "a number" };
-        Err(ArchError::ConfigValue { key: format!("{name}.{key}"), value: value.to_string(), expected })
+        Err(ArchError::ConfigValue { key: format!("{name}.{key}"), value: shown(value), expected })
     })
 }
 
@@ -127,6 +128,10 @@ mod tests {
             (
                 r#"{"rope_scaling": {"type": "linear", "factor": -2}}"#,
                 Some("`rope_scaling.factor` is -2, expected a number above 0"),
+            ),
+            (
+                r#"{"rope_scaling": {"type": "linear", "factor": -1e40}}"#,
+                Some("`rope_scaling.factor` is -1e40, expected a number above 0"),
             ),
             (
                 r#"{"rope_scaling": {"beta_fast": "32"}}"#,
