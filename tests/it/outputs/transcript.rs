@@ -16,6 +16,7 @@ static VOLATILE: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
     [
         (r"\d+\.\d+ s(, | \()[\d. ]+ [KMG]?B/s", "TIME${1}SPEED"),
         (r"(?m)^gguf-(\w+) \d+\.\d+\.\d+.*$", "gguf-${1} VERSION"),
+        ("(?m)^vector instructions: .*$", "vector instructions: LEVEL"),
         (r#""(seconds|mb_per_second|tokens_per_second)": [\d.e-]+"#, r#""${1}": FIGURE"#),
         // An escape of a terminal.
         ("\u{1b}", "␛"),
