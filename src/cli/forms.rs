@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use clap::Command;
-use regex::Regex;
+use regex::bytes::{Regex, RegexBuilder};
 
 use crate::core::similar::{did_you_mean, meant};
 use crate::gguf::FileType;
@@ -53,8 +53,8 @@ const FORMS: [(&str, &str); 15] = [
     ),
 ];
 
-/// Expression of a form for this command line: only the file types that occur in it are read as one, since an expression of
-/// all of them takes as long as all the rest of a refusal.
+/// Expression of a form for this command line: only the file types that occur in it are read as one, and letters are those
+/// of ASCII, since expressions of all types and of all of Unicode take longer than all the rest of a refusal.
 fn expression(form: &str, line: &str) -> Option<Regex> {
     let line = line.to_lowercase();
     let names = FileType::all().flat_map(|file_type| [Some(file_type.name()), file_type.alias()]).flatten();
@@ -63,7 +63,8 @@ fn expression(form: &str, line: &str) -> Option<Regex> {
     if names.is_empty() && form.contains("TYPE") {
         return None;
     }
-    Regex::new(&form.replace("TYPE", &format!("(?i:{})", names.join("|")))).ok()
+    let form = form.replace("TYPE", &format!("(?i:{})", names.join("|")));
+    RegexBuilder::new(&form).unicode(false).build().ok()
 }
 
 /// Returns what a refused command line probably means, as a hint. `arguments` begins with the name of the program.
@@ -84,19 +85,20 @@ pub(super) fn offer(program: &Command, arguments: &[OsString]) -> Option<String>
     let has_command = words.get(1).is_some_and(|word| *word != "hf2gguf" && is_command(program, word));
     let (form, offer) = FORMS.iter().find_map(|(form, offer)| {
         let form = expression(form, &line)?;
-        (form.is_match(&line) && !(has_command && is_list(offer))).then_some((form, *offer))
+        (form.is_match(line.as_bytes()) && !(has_command && is_list(offer))).then_some((form, *offer))
     })?;
     if let Some(advice) = offer.strip_prefix(':') {
-        let mut text = String::new();
-        form.captures(&line)?.expand(advice, &mut text);
-        return Some(text);
+        let mut text = Vec::new();
+        form.captures(line.as_bytes())?.expand(advice.as_bytes(), &mut text);
+        return String::from_utf8(text).ok();
     }
-    let mut meant = form.replace(&line, offer).into_owned();
+    let replaced = |line: &[u8]| form.replace(line, offer.as_bytes()).into_owned();
+    let mut meant = replaced(line.as_bytes());
     // A form that keeps the beginning of the line may occur again in its rest.
     while offer.starts_with('$') && form.is_match(&meant) {
-        meant = form.replace(&meant, offer).into_owned();
+        meant = replaced(&meant);
     }
-    quoted(&meant)
+    quoted(std::str::from_utf8(&meant).ok()?)
 }
 
 fn is_command(program: &Command, word: &str) -> bool {
