@@ -39,6 +39,7 @@
 //! The library does not use a terminal: it returns values and errors and reports progress through
 //! [`core::progress::Progress`]. The feature `cli` (default) adds the four programs, the feature `remote` (default)
 //! checkpoints on servers.
+#![doc = include_str!("modules.md")]
 
 #[cfg(feature = "cli")]
 pub mod cli;

@@ -4,15 +4,6 @@
 //! reordered, and which configuration keys become which metadata keys. This crate loads and checks cards, and applies
 //! a card to the headers of a checkpoint. The result is a [`Mapping`]: plain data that `gguf-views` and `gguf-conversion` execute.
 //!
-//! ```
-//! use gguf_arch::Registry;
-//!
-//! let registry = Registry::embedded()?;
-//! let card = registry.by_gguf("qwen3").expect("a card of this architecture");
-//! assert!(card.classes.iter().any(|class| class == "Qwen3ForCausalLM"));
-//! # Ok::<(), gguf_arch::ArchError>(())
-//! ```
-//!
 //! | module | subject |
 //! |---|---|
 //! | `attributes` | attributes of transformers' configuration classes, with their defaults |

@@ -4,20 +4,6 @@
 //! elements. The values of a vector of 4 or 8 elements are one point of the type's grid. Each value has its own sign,
 //! or all of them are shifted up or down by an eighth. Every bit of a block belongs to exactly one number, so unpacking
 //! and packing are inverses for all bytes.
-//!
-//! ```
-//! use gguf_core::GgmlType;
-//! use gguf_blocks::grid_states::{GridState, grid_form};
-//!
-//! let form = grid_form(GgmlType::Iq3S).expect("IQ3_S is on a grid");
-//! let block: [u8; 110] = std::array::from_fn(|i| (13 * i % 256) as u8);
-//! let mut state = GridState::ZERO;
-//! form.unpack(&block, &mut state)?;
-//! let mut back = [0; 110];
-//! form.pack(&state, &mut back)?;
-//! assert_eq!(back, block);
-//! # Ok::<(), gguf_blocks::grid_states::GridStateError>(())
-//! ```
 
 mod layouts;
 #[cfg(test)]

@@ -3,21 +3,6 @@
 //!
 //! The bytes are those of llama.cpp, at every level of vector instructions and on every machine:
 //!
-//! ```
-//! use gguf_core::{GgmlType, simd::SimdLevel};
-//! use gguf_blocks::{dequantize, quantize_rows};
-//!
-//! let level = SimdLevel::detect();
-//! let row: Vec<f32> = (0..64).map(|i| (i as f32 * 0.1).sin()).collect();
-//! let mut blocks = vec![0; 2 * GgmlType::Q8_0.block_bytes()];
-//! quantize_rows(GgmlType::Q8_0, level, 64, &row, None, &mut blocks)?;
-//!
-//! let mut back = vec![0.0; 64];
-//! dequantize(GgmlType::Q8_0, level, &blocks, &mut back)?;
-//! assert!(row.iter().zip(&back).all(|(a, b)| (a - b).abs() < 0.005));
-//! # Ok::<(), gguf_blocks::QuantError>(())
-//! ```
-//!
 //! Types whose columns differ in importance take an importance matrix ([`gguf_core::ImatrixNeed`]). [`pack`] stores
 //! already quantized integers in blocks unchanged. [`states`] splits blocks into scales, minima and codes, and joins
 //! them again; [`grid_states`] does the same for types on code books.

@@ -5,20 +5,6 @@
 //! per group of elements, and one `d` and `d_min` per block. A type is one row of the table: the allowed numbers, and
 //! the positions of their bits. Every bit of a block belongs to exactly one number, so unpacking and packing are
 //! inverses for all bytes.
-//!
-//! ```
-//! use gguf_core::GgmlType;
-//! use gguf_blocks::states::{BlockState, form};
-//!
-//! let form = form(GgmlType::Q4_0).expect("Q4_0 is a scalar type");
-//! let block: [u8; 18] = std::array::from_fn(|i| i as u8 * 13);
-//! let mut state = BlockState::ZERO;
-//! form.unpack(&block, &mut state)?;
-//! let mut back = [0; 18];
-//! form.pack(&state, &mut back)?;
-//! assert_eq!(back, block);
-//! # Ok::<(), gguf_blocks::states::StateError>(())
-//! ```
 
 use gguf_core::numeric::f16_to_f32;
 use gguf_core::{GgmlType, Hint};

@@ -4,23 +4,6 @@
 //! [`SelfText`] lets the model write its own text, and [`CalibrationText::with_self`] adds it. [`WorkFolder`] keeps the
 //! work of a run, so that it can resume after an interrupt. `solve` is all of `gguf-quantize --calibrate`: the run, the
 //! solver, and the check against the importance matrix.
-//!
-//! ```no_run
-//! use gguf_calibration::{CalibrationText, TextOptions, TextSource};
-//! use gguf_format::GgufFile;
-//! use gguf_verification::{ModelParts, PromptForm};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let file = GgufFile::open("model-BF16.gguf".as_ref())?;
-//! let source = TextSource::read("text.txt".as_ref(), PromptForm::Detected)?;
-//! let parts = ModelParts::of(file.metadata());
-//! let text = parts.with(&file, file.metadata(), Some(&file), |model| {
-//!     CalibrationText::new(model, &[source], &TextOptions::default())
-//! })?;
-//! println!("{} tokens, {} held out", text.n_tokens(), text.n_held_out_tokens());
-//! # Ok(())
-//! # }
-//! ```
 
 mod attempts;
 mod costs;

@@ -1,16 +1,6 @@
 //! Checkpoints as published: weight files and their configuration, read as named tensors and byte ranges.
 //!
 //! Nothing here depends on the model architecture.
-//!
-//! ```
-//! use gguf_checkpoint::Checkpoint;
-//! use gguf_core::{WeightSource, limits::Limits};
-//!
-//! let checkpoint = Checkpoint::open("../../fixtures/tiny-llama".as_ref(), &Limits::default())?;
-//! assert_eq!(checkpoint.dir().config()["model_type"], "llama");
-//! assert!(checkpoint.weights().iter().any(|weight| weight.name == "model.norm.weight"));
-//! # Ok::<(), gguf_checkpoint::CheckpointError>(())
-//! ```
 
 pub mod config;
 pub mod fastllm;

@@ -2,18 +2,6 @@
 //!
 //! [`Conversion::plan`] decides everything about the output. The conversion is then the source of its tensors, for
 //! [`gguf_format::write_gguf`] or any other reader of tensors (one-pass quantization, the engine).
-//!
-//! ```
-//! use gguf_conversion::{Conversion, ConvertOptions};
-//! use gguf_core::TensorSource;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let conversion = Conversion::plan("../../fixtures/tiny-llama".as_ref(), &ConvertOptions::default())?;
-//! assert_eq!(conversion.encoding(), "BF16");
-//! assert_eq!(conversion.tensors()[0].name, "token_embd.weight");
-//! # Ok(())
-//! # }
-//! ```
 
 pub mod metadata;
 pub mod model_card;

@@ -17,17 +17,6 @@
 //! | [`progress`] | progress and cancellation of a long run |
 //! | [`written`] | values of reports, as JSON has them |
 //! | [`isolated`] | untrusted programs (chat templates, tokenizer rules) in a process with resource limits |
-//!
-//! ```
-//! use gguf_core::{GgmlType, Shape};
-//!
-//! let ty = GgmlType::from_name("Q4_K").unwrap();
-//! let shape = Shape::new(vec![32, 4096]).unwrap();
-//! // 256 elements in 144 bytes: 4096 columns are 16 blocks.
-//! assert_eq!((ty.block_elems(), ty.block_bytes()), (256, 144));
-//! assert_eq!(ty.row_bytes(shape.n_cols()), Some(16 * 144));
-//! assert_eq!(shape.n_rows(), 32);
-//! ```
 
 mod content;
 mod dtype;

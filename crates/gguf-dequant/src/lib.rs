@@ -34,29 +34,6 @@
 //! | `adapter` `lora` `replaced_rows` `lengths` | adapters merged while weights are read: pairs of matrices, rows that replace others, lengths of rows |
 //! | `joined` | weights that are stored in two parts |
 //! | `adapted` `operand` | a weight that an adapter changes, and the matrices from which it is computed |
-//!
-//! ```no_run
-//! use gguf_core::WeightSource;
-//! use gguf_core::simd::SimdLevel;
-//! use gguf_dequant::msmodelslim::OffsetSign;
-//! use gguf_dequant::{Configurations, DequantOptions, open};
-//!
-//! /// Prints how the weights of a container are stored, and the weights as floats have them.
-//! fn describe(
-//!     files: &Configurations,
-//!     container: Box<dyn WeightSource + Send>,
-//! ) -> Result<(), Box<dyn std::error::Error>> {
-//!     let options = DequantOptions { offset_sign: OffsetSign::default(), level: SimdLevel::detect() };
-//!     let opened = open(files, container, options)?;
-//!     if let Some(quantization) = &opened.quantization {
-//!         println!("{}", quantization.method);
-//!     }
-//!     for meta in opened.source.weights() {
-//!         println!("{} {}", meta.name, meta.shape);
-//!     }
-//!     Ok(())
-//! }
-//! ```
 
 pub mod flm;
 pub mod msmodelslim;

@@ -5,28 +5,6 @@
 //! over [`TokenChunk`]s of tokens: [`Engine::forward`] yields hidden states, [`Engine::scores`] and
 //! [`Engine::divergences`] reduce the head's logits to scores and divergences per token. [`Engine::continuation`]
 //! generates token by token, and [`Engine::draw`] samples the next token.
-//!
-//! ```no_run
-//! use gguf_arch::graph::GraphFeatures;
-//! use gguf_core::TensorSource;
-//! use gguf_core::progress::Silent;
-//! use gguf_engine::{Engine, EngineOptions, GraphPlan, TokenChunk};
-//! use gguf_format::GgufFile;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let file = GgufFile::open("model.gguf".as_ref())?;
-//! let features = GraphFeatures::of("llama").unwrap();
-//! let plan = GraphPlan::new(&features, file.metadata(), TensorSource::tensors(&file))?;
-//! let engine = Engine::new(plan, &file, EngineOptions::default())?;
-//! let tokens = vec![1, 22172, 3186];
-//! let chunk = TokenChunk { rows: 0..tokens.len() - 1, tokens, ..TokenChunk::default() };
-//! let hidden = engine.hidden(std::slice::from_ref(&chunk))?;
-//! for score in engine.scores(&hidden, &chunk.tokens[1..], &Silent, None)? {
-//!     println!("{}", score.nll);
-//! }
-//! # Ok(())
-//! # }
-//! ```
 
 mod error;
 mod exec;

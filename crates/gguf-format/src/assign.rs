@@ -153,12 +153,6 @@ impl Assignment {
 /// llama.cpp does (bool, i32, f32, str).
 ///
 /// # Examples
-/// ```
-/// use gguf_format::{Value, parse_assignment};
-/// assert_eq!(parse_assignment("general.name=str:a:b"), Ok(("general.name".into(), Value::from("a:b"))));
-/// assert_eq!(parse_assignment("k=arr[u16]:[1, 2]"), Ok(("k".into(), Value::from(vec![1u16, 2]))));
-/// assert!(parse_assignment("k=u8:256").is_err());
-/// ```
 pub fn parse_assignment(text: &str) -> Result<(String, Value), AssignError> {
     let form = || AssignError::Form { text: text.to_owned() };
     let assignment = Assignment::parse(text).map_err(|_| form())?;

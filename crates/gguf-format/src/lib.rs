@@ -4,27 +4,6 @@
 //! - [`write_gguf`] writes any [`TensorSource`](gguf_core::TensorSource) with its [`Metadata`]; [`plan_files`]
 //!   returns the files that it would write.
 //! - [`parse_header`] is the pure parser under [`GgufFile`], [`FilePlan`] the pure plan under [`write_gguf`].
-//!
-//! ```
-//! use gguf_core::progress::Silent;
-//! use gguf_format::{GgufFile, Metadata, WriteOptions, write_gguf};
-//! use gguf_testkit::memory::MemoryTensors;
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let mut metadata = Metadata::new();
-//! metadata.set("general.architecture", "llama");
-//! metadata.set("general.name", "Two values");
-//! let tensors = MemoryTensors::default().with_f32("output_norm.weight", &[2], &[1.0, 0.5]);
-//!
-//! let dir = tempfile::tempdir()?;
-//! let path = dir.path().join("two.gguf");
-//! write_gguf(&path, &metadata, &tensors, &WriteOptions::default(), &Silent)?;
-//!
-//! let file = GgufFile::open(&path)?;
-//! assert_eq!(file.metadata().get("general.name").and_then(|value| value.as_str()), Some("Two values"));
-//! # Ok(())
-//! # }
-//! ```
 
 mod assign;
 mod endian;

@@ -1,22 +1,5 @@
 //! Inspection of GGUF files and checkpoints: description, comparison, hashes, edits of metadata, splitting and
 //! joining.
-//!
-//! ```no_run
-//! use gguf_core::progress::Silent;
-//! use gguf_core::simd::SimdLevel;
-//! use gguf_format::GgufFile;
-//! use gguf_inspection::{SummaryOptions, diff, summary};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let (a, b) = (GgufFile::open("a.gguf".as_ref())?, GgufFile::open("b.gguf".as_ref())?);
-//! println!("{:?} bits per weight", summary(&a, SummaryOptions::default()).bits_per_weight);
-//! let found = diff(&a, &b, true, SimdLevel::detect(), &Silent)?;
-//! for tensor in &found.tensors {
-//!     println!("{} differs", tensor.name);
-//! }
-//! # Ok(())
-//! # }
-//! ```
 
 mod checkpoint;
 mod diff;

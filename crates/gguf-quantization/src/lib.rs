@@ -14,21 +14,6 @@
 //! | `joint` | several quantizations of one model from one reading |
 //! | `made` | single tensors in a given type, and keys of an output, to compare with a file |
 //! | `execute` | the plan as a source of quantized rows, and writing it |
-//!
-//! ```no_run
-//! use gguf_core::progress::Silent;
-//! use gguf_format::{GgufFile, WriteOptions};
-//! use gguf_quantization::{Input, QuantizeOptions, QuantizePlan, parse_file_type};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let file = GgufFile::open("model-BF16.gguf".as_ref())?;
-//! let options = QuantizeOptions::new(parse_file_type("q4_k_m")?);
-//! let plan = QuantizePlan::new(&Input::file(&file), &options, None)?;
-//! println!("{} bytes", plan.summary().total.bytes_after);
-//! plan.write("model-Q4_K_M.gguf".as_ref(), &WriteOptions::default(), &Silent)?;
-//! # Ok(())
-//! # }
-//! ```
 
 mod allocate;
 mod choice;

@@ -15,15 +15,6 @@
 //! | `weights` | weights that are named by themselves, in a repository of several models |
 //! | `sums` | checksums promised by the server |
 //! | `keep` | cached files |
-//!
-//! ```
-//! use gguf_remote::Address;
-//!
-//! let address = Address::parse("org/Model-7B@main").unwrap().unwrap();
-//! assert_eq!(address.name(), "Model-7B");
-//! // A path, not an address.
-//! assert!(Address::parse("./Model-7B").unwrap().is_none());
-//! ```
 
 mod address;
 mod client;

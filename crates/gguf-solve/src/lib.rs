@@ -12,23 +12,6 @@
 //!    eight columns at a time, and choose a point of the grid and its signs under the metric of those columns;
 //! 3. if earlier layers are quantized already, [`Correction`] first changes the weights to compensate for the errors of
 //!    those layers.
-//!
-//! ```
-//! use gguf_core::{GgmlType, simd::SimdLevel};
-//! use gguf_solve::{Metric, SHRINKAGE, SecondMoments, SolveOptions, Start, solve_rows};
-//!
-//! let n = 32;
-//! // Columns that vary together.
-//! let values = (0..n * n).map(|i| if i / n == i % n { 1.0 } else { 0.7 }).collect();
-//! let moments = SecondMoments::new(n, 1000, values)?;
-//! let metric = Metric::new(&moments, SHRINKAGE)?;
-//! let w: Vec<f32> = (0..n).map(|i| (i as f32 * 0.7).sin()).collect();
-//! let mut blocks = vec![0; GgmlType::Q4_0.block_bytes()];
-//! let start = moments.diagonal();
-//! let level = SimdLevel::detect();
-//! solve_rows(GgmlType::Q4_0, level, &w, Start::Importance(&start), &metric, SolveOptions::default(), &mut blocks)?;
-//! # Ok::<(), gguf_solve::SolveError>(())
-//! ```
 
 #![allow(
     clippy::inline_always,

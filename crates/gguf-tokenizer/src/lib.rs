@@ -3,22 +3,6 @@
 //! [`build`] converts a checkpoint directory to the keys of a GGUF file. A card's `[tokenizer]` table arrives
 //! evaluated, as a [`TokenizerRequest`]. [`build_given`] does the same for a container that has its own vocabulary.
 //! [`to_hf`] is the inverse. [`Encoder`] converts text to ids by these keys.
-//!
-//! ```
-//! use std::path::Path;
-//!
-//! use gguf_format::{Mode, ModeRequest, TokenizerRequest};
-//! use gguf_tokenizer::{Encoder, build};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let request = TokenizerRequest { modes: vec![ModeRequest::new(Mode::Bpe)], ..TokenizerRequest::default() };
-//! let vocabulary = build(Path::new("../../fixtures/tiny-llama"), &request)?;
-//! let encoder = Encoder::from_metadata(&vocabulary.rows)?;
-//! let ids = encoder.encode("In the beginning", false);
-//! assert_eq!(encoder.decode(&ids), b"In the beginning");
-//! # Ok(())
-//! # }
-//! ```
 
 mod account;
 mod by_content;

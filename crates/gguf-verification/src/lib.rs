@@ -2,22 +2,6 @@
 //!
 //! [`verify`] runs the checks in that order and returns a [`Verification`]: a [`Report`] with a [`Verdict`], and every
 //! position that was computed.
-//!
-//! ```no_run
-//! use gguf_core::progress::Silent;
-//! use gguf_core::simd::SimdLevel;
-//! use gguf_format::GgufFile;
-//! use gguf_verification::{StructureOptions, check_structure};
-//!
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let file = GgufFile::open("model.gguf".as_ref())?;
-//! let options = StructureOptions { level: SimdLevel::detect() };
-//! for finding in check_structure(&file, file.metadata(), &options, &Silent)? {
-//!     println!("{}: {}", finding.severity.name(), finding.message);
-//! }
-//! # Ok(())
-//! # }
-//! ```
 
 mod answer;
 mod answers;
