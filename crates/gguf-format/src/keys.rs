@@ -40,60 +40,53 @@ pub enum ValueCount {
     AsIn(&'static str),
 }
 
-impl KeyInfo {
-    /// Returns true if a key matches the pattern in a file of this architecture.
-    pub fn matches(&self, key: &str, arch: &str) -> bool {
-        match self.pattern.strip_prefix("{arch}") {
-            Some(rest) => key.strip_prefix(arch).is_some_and(|key| !arch.is_empty() && fits(rest, key)),
-            None => fits(self.pattern, key),
-        }
-    }
-}
-
-/// Returns true if the text is the pattern with its placeholder (at most one) filled in.
-fn fits(pattern: &str, text: &str) -> bool {
-    // Most patterns differ from a key within a few bytes, before any placeholder.
-    let n_same = pattern.bytes().zip(text.bytes()).take_while(|(a, b)| a == b).count();
-    let (same, rest) = pattern.as_bytes().split_at(n_same);
-    if rest.first().is_some_and(|&byte| byte != b'{') && !same.contains(&b'{') {
-        return false;
-    }
-    let Some((before, rest)) = pattern.split_once('{') else { return pattern == text };
-    let Some((_, after)) = rest.split_once('}') else { return false };
-    text.strip_prefix(before)
-        .and_then(|text| text.strip_suffix(after))
-        .is_some_and(|filled| !filled.is_empty() && !filled.contains('.'))
-}
-
 /// Returns the table row of a key, in a file of architecture `arch` (`general.architecture`).
 pub fn key_info(key: &str, arch: &str) -> Option<&'static KeyInfo> {
     let index = &*INDEX;
-    let own = || if arch.is_empty() { None } else { index.of_arch.get(key.strip_prefix(arch)?) };
-    let open = || index.open.iter().find(|&&at| KEYS[at].matches(key, arch));
+    let own = if arch.is_empty() { None } else { key.strip_prefix(arch) };
+    let open = || index.open.iter().find(|row| row.fits(if row.of_arch { own } else { Some(key) }));
     // The first row that matches.
-    [index.exact.get(key), own(), open()].into_iter().flatten().min().map(|&at| &KEYS[at])
+    let found = [index.exact.get(key).copied(), own.and_then(|key| index.of_arch.get(key).copied())];
+    found.into_iter().chain([open().map(|row| row.at)]).flatten().min().map(|at| &KEYS[at])
 }
 
 /// Rows of [`KEYS`] by what a key must equal.
+#[derive(Default)]
 struct KeyIndex {
     /// Patterns without a placeholder.
     exact: HashMap<&'static str, usize>,
     /// What follows `{arch}` in patterns without another placeholder.
     of_arch: HashMap<&'static str, usize>,
     /// Rows with another placeholder, in order.
-    open: Vec<usize>,
+    open: Vec<OpenKey>,
+}
+
+/// Row with a placeholder other than `{arch}`, and the texts around it.
+struct OpenKey {
+    at: usize,
+    /// True if the texts follow `{arch}`.
+    of_arch: bool,
+    before: &'static str,
+    after: &'static str,
+}
+
+impl OpenKey {
+    fn fits(&self, text: Option<&str>) -> bool {
+        let filled = text.and_then(|text| text.strip_prefix(self.before)?.strip_suffix(self.after));
+        filled.is_some_and(|filled| !filled.is_empty() && !filled.contains('.'))
+    }
 }
 
 static INDEX: LazyLock<KeyIndex> = LazyLock::new(|| {
-    let mut index = KeyIndex { exact: HashMap::new(), of_arch: HashMap::new(), open: Vec::new() };
+    let mut index = KeyIndex::default();
     for (at, row) in KEYS.iter().enumerate() {
-        let (rest, keys) = match row.pattern.strip_prefix("{arch}") {
-            Some(rest) => (rest, &mut index.of_arch),
-            None => (row.pattern, &mut index.exact),
-        };
-        if rest.contains('{') {
-            index.open.push(at);
+        let own = row.pattern.strip_prefix("{arch}");
+        let rest = own.unwrap_or(row.pattern);
+        if let Some((before, rest)) = rest.split_once('{') {
+            let after = rest.split_once('}').map_or("", |(_, after)| after);
+            index.open.push(OpenKey { at, of_arch: own.is_some(), before, after });
         } else {
+            let keys = if own.is_some() { &mut index.of_arch } else { &mut index.exact };
             keys.entry(rest).or_insert(at);
         }
     }

@@ -4,7 +4,7 @@ use indexmap::IndexMap;
 
 use crate::error::CardProblem;
 use crate::language::expr::{Expr, Function};
-use crate::language::names::{BOUNDS, Pattern, Placeholder, SUFFIXES, Stars, nearest};
+use crate::language::names::{BOUNDS, Pattern, PatternNames, Placeholder, SUFFIXES, Stars, nearest};
 use crate::language::ops::OpSpec;
 use crate::read::config_keys::ConfigKeys;
 use crate::read::roots::ROOTS;
@@ -328,7 +328,7 @@ fn counts(entry: &TensorEntry, placeholder: Placeholder) -> bool {
 fn overlaps(card: &Card) -> Result<(), CardProblem> {
     let clamped: Vec<&str> = [""].into_iter().chain(SUFFIXES).chain(BOUNDS).collect();
     let bare = &clamped[..=SUFFIXES.len()];
-    let mut all: Vec<(&Pattern, &[&str], bool)> = Vec::new();
+    let mut all: Vec<(&Pattern, Vec<PatternNames>, bool)> = Vec::new();
     for entry in &card.entries {
         let suffixes = match (entry.exact, entry.clamped) {
             (true, _) => &bare[..1],
@@ -336,16 +336,16 @@ fn overlaps(card: &Card) -> Result<(), CardProblem> {
             (false, false) => bare,
         };
         for pattern in entry.patterns.iter().chain(&entry.with) {
-            all.push((pattern, suffixes, entry.when.is_some()));
+            let names = suffixes.iter().map(|suffix| pattern.names(suffix)).collect();
+            all.push((pattern, names, entry.when.is_some()));
         }
     }
-    for (i, (first, first_ends, first_when)) in all.iter().enumerate() {
-        for (second, second_ends, second_when) in &all[..i] {
+    for (i, (first, first_names, first_when)) in all.iter().enumerate() {
+        for (second, second_names, second_when) in &all[..i] {
             if *first_when && *second_when {
                 continue;
             }
-            let overlap = first_ends.iter().any(|a| second_ends.iter().any(|b| first.overlaps(a, second, b)));
-            if overlap {
+            if first_names.iter().any(|a| second_names.iter().any(|b| a.overlaps(b))) {
                 let (first, second) = (second.text().to_owned(), first.text().to_owned());
                 return Err(CardProblem::Overlap { first, second });
             }

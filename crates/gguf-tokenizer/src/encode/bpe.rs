@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
+use std::ops::Range;
 
 use unicode_normalization::{UnicodeNormalization, is_nfc};
 
@@ -97,34 +98,43 @@ impl Bpe {
             BpeNormalization::Lowercase => Cow::Owned(text.to_lowercase()),
         };
         let mut symbols = Vec::new();
-        let mut written = String::new();
+        // Where in `out` the ids of a piece are that came before: words are often the same.
+        let mut known: HashMap<&[u8], Range<usize>> = HashMap::new();
         for range in self.splitter.split(&text) {
             let piece = text.as_bytes().get(range.clone()).unwrap_or_default();
-            if self.ignore_merges {
-                let whole = if self.splitter.byte_level {
-                    written.clear();
-                    written.extend(piece.iter().map(|&byte| char_of(byte)));
-                    vocab.id(written.as_bytes())
-                } else {
-                    vocab.id(piece)
-                };
-                if let Some(id) = whole {
-                    out.push(id);
-                    continue;
-                }
+            if let Some(ids) = known.get(piece) {
+                out.extend_from_within(ids.clone());
+                continue;
             }
-            symbols.clear();
-            if self.splitter.byte_level {
-                for id in piece.iter().filter_map(|&byte| self.byte(byte)) {
-                    link(&mut symbols, id);
-                }
+            let start = out.len();
+            if let Some(id) = self.whole(vocab, piece) {
+                out.push(id);
             } else {
-                for c in text.get(range).unwrap_or_default().chars() {
-                    self.link_char(vocab, c, &mut symbols);
+                symbols.clear();
+                if self.splitter.byte_level {
+                    for id in piece.iter().filter_map(|&byte| self.byte(byte)) {
+                        link(&mut symbols, id);
+                    }
+                } else {
+                    for c in text.get(range).unwrap_or_default().chars() {
+                        self.link_char(vocab, c, &mut symbols);
+                    }
                 }
+                self.merge(&mut symbols);
+                out.extend(symbols.iter().filter(|symbol| !symbol.merged).map(|symbol| symbol.id));
             }
-            self.merge(&mut symbols);
-            out.extend(symbols.iter().filter(|symbol| !symbol.merged).map(|symbol| symbol.id));
+            known.insert(piece, start..out.len());
+        }
+    }
+
+    /// Returns the id of a piece that is a token, if such a piece needs no merges.
+    fn whole(&self, vocab: &Vocab, piece: &[u8]) -> Option<u32> {
+        if !self.ignore_merges {
+            None
+        } else if self.splitter.byte_level {
+            vocab.id(piece.iter().map(|&byte| char_of(byte)).collect::<String>().as_bytes())
+        } else {
+            vocab.id(piece)
         }
     }
 
