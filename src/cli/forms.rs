@@ -11,7 +11,7 @@ use crate::gguf::FileType;
 
 /// Form of a command line, as an expression in which TYPE is any file type; and the line that is meant, or advice that
 /// begins with `:`. The first form that fits is used.
-const FORMS: [(&str, &str); 15] = [
+const FORMS: [(&str, &str); 18] = [
     (r"^gguf-quantize (TYPE) (\S+)( \S+)?$", "gguf-quantize $2$3 $1"),
     (
         r"^gguf-convert (?:gguf2hf )?(\S+\.gguf)(?: .*)? --(?:type|outtype)[ =](TYPE)( .*)?$",
@@ -23,6 +23,9 @@ const FORMS: [(&str, &str); 15] = [
         r"^gguf-(?:quantize|convert)(?: hf2gguf)? ([^- ]\S*)(?: .*)? (?:--\w+=)?(TYPE(?:,TYPE)+)( .*)?$",
         "gguf-quantize ladder $1 -o DIR --types $2",
     ),
+    (r"^(gguf-convert merge-lora.*) --base[ =](\S+)(.*) --(?:lora|adapter)[ =](\S+)(.*)$", "$1 $2 $4$3$5"),
+    (r"^(gguf-convert merge-lora.*) --(?:lora|adapter)[ =](\S+)(.*) --base[ =](\S+)(.*)$", "$1 $4 $2$3$5"),
+    (r"^(gguf-convert merge-lora.*) --(?:lora|adapter)[ =](\S+)(.*)$", "$1 $2$3"),
     (r"^(.* --tensor-type)[ =]([^ ,]+=[^ ,=]+),(.*)$", "$1 $2 --tensor-type $3"),
     (r"(?i)[ =](Q[2-6]_K_X?L)\b", ":`gguf-quantize ladder IN -o DIR --types $1` writes it"),
     (
@@ -159,6 +162,9 @@ mod tests {
                 "gguf-quantize a b q4_0 --tensor-type a=q6_k,b=q5_k,c=f16",
                 "gguf-quantize a b q4_0 --tensor-type a=q6_k --tensor-type b=q5_k --tensor-type c=f16",
             ),
+            ("gguf-convert merge-lora --base b --lora a -o x", "gguf-convert merge-lora b a -o x"),
+            ("gguf-convert merge-lora --lora=a --base b", "gguf-convert merge-lora b a"),
+            ("gguf-convert merge-lora b --adapter a", "gguf-convert merge-lora b a"),
             ("gguf-inspect dif a b", "gguf-inspect diff a b"),
             ("gguf-verify imatrx m", "gguf-verify imatrix m"),
             ("gguf-quantize ladr m -o x", "gguf-quantize ladder m -o x"),

@@ -79,6 +79,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::calibrate::CalibrateError,
         crate::calibrate::WorkError,
         crate::checkpoint::CheckpointError,
+        crate::cli::verify::BaselineError,
                 crate::convert::ConvertError,
         crate::convert::ToHfError,
         crate::core::output::GuardError,

@@ -22,6 +22,8 @@ mod statistics;
 mod tasks;
 mod trace;
 
+pub(crate) use judge::BaselineError;
+
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 

@@ -62,7 +62,7 @@ impl AdapterDir {
             _ => error.into(),
         })?;
         if !found.is_dir() {
-            let what = "a file, and an adapter is a folder";
+            let what = "a file in place of an adapter's folder";
             return Err(CheckpointError::Unsupported { path: path.to_owned(), what, way_out: FOLDER });
         }
         let dir = ModelDir::without_config(path, None, limits);

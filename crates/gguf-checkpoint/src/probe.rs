@@ -176,7 +176,7 @@ static PROBES: &[FormatProbe] = &[
         ends: &[".gguf"],
         handling: FormatHandling::Refused {
             what: "a GGUF file as a checkpoint",
-            way_out: "name the file: `gguf-quantize FILE.gguf` changes the types of a GGUF file",
+            way_out: "`gguf-quantize FILE.gguf` changes its types, `gguf-convert gguf2hf FILE.gguf` makes a checkpoint of it",
         },
     },
     FormatProbe {

@@ -129,7 +129,8 @@ fn open_without_waiting(path: &Path) -> io::Result<fs_err::File> {
 
 fn refused(path: &Path, found: std::fs::FileType) -> io::Error {
     let text = format!("{}: not a regular file: {}", path.display(), kind(found));
-    io::Error::new(io::ErrorKind::InvalidInput, text)
+    let kind = if found.is_dir() { io::ErrorKind::IsADirectory } else { io::ErrorKind::InvalidInput };
+    io::Error::new(kind, text)
 }
 
 fn kind(found: std::fs::FileType) -> &'static str {

@@ -225,6 +225,10 @@ fn set_id(id: Option<&str>) -> String {
 impl Hint for GgufError {
     fn hints(&self) -> Vec<String> {
         let text = match self {
+            Self::Io(error) if error.kind() == std::io::ErrorKind::IsADirectory => {
+                "name a GGUF file; `gguf-inspect checkpoint DIR` shows the checkpoint of a folder, `gguf-convert hf2gguf DIR` \
+                 converts it"
+            }
             Self::OtherFile { what, .. } => return vec![what.hint()],
             Self::Header { error: HeaderError::Magic { found }, .. } => match found.as_slice() {
                 b"ggml" | b"lmgg" => {
@@ -239,12 +243,6 @@ impl Hint for GgufError {
                 }
                 [0x80, 2..=5, ..] => {
                     "this is a pickle (a PyTorch checkpoint?): convert it with `gguf-convert`"
-                }
-                b"PK\x03\x04" => {
-                    "this is a zip archive (a PyTorch checkpoint?): convert it with `gguf-convert`"
-                }
-                [_, _, _, 0] => {
-                    "this may be a safetensors file: convert its directory with `gguf-convert hf2gguf`"
                 }
                 _ => return Vec::new(),
             },

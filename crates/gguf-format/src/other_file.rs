@@ -28,6 +28,12 @@ pub enum OtherFile {
     WebPage,
     /// JSON, such as an error response of a server.
     Json,
+    /// JSON that is named so: a file of a checkpoint.
+    JsonFile,
+    /// Weights of a checkpoint: safetensors.
+    Safetensors,
+    /// Weights of a checkpoint: a zip archive of PyTorch.
+    Zip,
     /// Ollama's note of the layers of a model.
     Manifest,
     /// Ollama's recipe of a model.
@@ -44,7 +50,9 @@ impl OtherFile {
     /// Determines the kind of a file that is not a GGUF file, if possible. `bytes` has at least its first bytes,
     /// `n_beyond` is the number of bytes after them.
     pub(crate) fn of(path: &Path, bytes: &[u8], n_beyond: u64) -> Option<Self> {
-        Self::piece(path).or_else(|| Self::of_bytes(bytes, n_beyond))
+        let found = Self::piece(path).or_else(|| Self::of_bytes(bytes, n_beyond))?;
+        let is_json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("json"));
+        Some(if found == Self::Json && is_json { Self::JsonFile } else { found })
     }
 
     /// Detects a piece of a file by its name.
@@ -63,6 +71,13 @@ impl OtherFile {
         if n_zeros >= 64 || (n_zeros > 0 && n_zeros == head.len()) {
             let whole = n_zeros == bytes.len() && n_beyond == 0;
             return Some(Self::Zeros { n_bytes: n_zeros, whole });
+        }
+        // The length of the header in eight bytes, then the header.
+        if matches!(head, [_, _, _, _, 0, 0, 0, 0, b'{', ..]) {
+            return Some(Self::Safetensors);
+        }
+        if head.starts_with(b"PK\x03\x04") {
+            return Some(Self::Zip);
         }
         let text = head.trim_ascii_start();
         let begins = |word: &str| {
@@ -101,6 +116,11 @@ impl OtherFile {
                 "a server answered this in place of the file: look at it, then fetch the file again"
                     .to_owned()
             }
+            Self::JsonFile => {
+                "name a GGUF file; where a checkpoint is taken, name its folder (`gguf-inspect checkpoint DIR` shows it)"
+                    .to_owned()
+            }
+            Self::Safetensors | Self::Zip => "convert its folder: `gguf-convert hf2gguf DIR`".to_owned(),
             Self::Manifest => {
                 "the digest of its layer `application/vnd.ollama.image.model` is the name of the model's file, in the \
                  folder `blobs`"
@@ -120,7 +140,9 @@ impl fmt::Display for OtherFile {
             Self::Zeros { whole: true, .. } => write!(f, "nothing but zeros"),
             Self::Zeros { n_bytes, .. } => write!(f, "it begins with {n_bytes} zeros"),
             Self::WebPage => write!(f, "a web page (HTML)"),
-            Self::Json => write!(f, "JSON"),
+            Self::Json | Self::JsonFile => write!(f, "JSON"),
+            Self::Safetensors => write!(f, "weights of a checkpoint (safetensors)"),
+            Self::Zip => write!(f, "a zip archive, as PyTorch's weights are"),
             Self::Manifest => write!(f, "a manifest of Ollama"),
             Self::Modelfile => write!(f, "a Modelfile of Ollama"),
             Self::Text(line) => write!(f, "a text that begins with `{}`", gguf_core::text::escape(line)),
@@ -175,8 +197,13 @@ mod tests {
         assert_eq!(of(b"Entry not found\n"), Some(OtherFile::Text("Entry not found".to_owned())));
         assert_eq!(of(b"version https://git-lfs.github.com/spec/v1\n"), Some(OtherFile::LfsPointer));
         assert_eq!(of(b""), Some(OtherFile::Empty));
-        // A safetensors file, an older model, a legacy importance matrix.
-        for bytes in [&b"\x40\x01\0\0\0\0\0\0{}"[..], b"ggml", b"\x02\0\0\0\x05\0\0\0blk.0"] {
+        assert_eq!(of(b"\x40\x01\0\0\0\0\0\0{}"), Some(OtherFile::Safetensors));
+        assert_eq!(of(b"PK\x03\x04\0\0"), Some(OtherFile::Zip));
+        for (name, found) in [("config.json", OtherFile::JsonFile), ("m.gguf", OtherFile::Json)] {
+            assert_eq!(OtherFile::of(Path::new(name), b"{}", 0), Some(found));
+        }
+        // An older model, a legacy importance matrix.
+        for bytes in [&b"ggml"[..], b"\x02\0\0\0\x05\0\0\0blk.0"] {
             assert_eq!(of(bytes), None);
         }
     }

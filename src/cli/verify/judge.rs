@@ -23,7 +23,7 @@ use crate::cli::verify::report::{Detail, ModelReport, VerifyDocument};
 use crate::cli::verify::tasks::TaskArgs;
 use crate::cli::verify::trace::Trace;
 use crate::cli::verify::{CutArgs, engine_options, pairs, printout, report};
-use crate::cli::{Common, Exit, Session, UsageError, is_interrupted};
+use crate::cli::{Common, Exit, Session, UsageError, is_interrupted, render};
 use crate::convert::{ConvertOptions, registry};
 use crate::core::Hint;
 use crate::core::output::{Destination, OutputKind, same_file};
@@ -146,6 +146,20 @@ fn n_layers(metadata: &Metadata) -> Option<u64> {
     metadata.get(&format!("{arch}.block_count"))?.as_u64()
 }
 
+/// Failure to open the baseline, whatever the reason.
+#[derive(Debug, thiserror::Error)]
+#[error("baseline: {message}")]
+pub(crate) struct BaselineError {
+    message: String,
+    hints: Vec<String>,
+}
+
+impl Hint for BaselineError {
+    fn hints(&self) -> Vec<String> {
+        self.hints.clone()
+    }
+}
+
 /// Opens the baseline. Any failure fails the run: a baseline that cannot be opened is no finding about the model.
 fn open_baseline(
     models: &[PathBuf],
@@ -153,8 +167,9 @@ fn open_baseline(
     common: &Common,
     lock: bool,
 ) -> anyhow::Result<OpenedModel> {
-    OpenedModel::open_baseline(models, baseline, common, lock)
-        .map_err(|error| anyhow::anyhow!("baseline: {}", crate::cli::render::error_line(&error)))
+    OpenedModel::open_baseline(models, baseline, common, lock).map_err(|error| {
+        BaselineError { message: render::error_line(&error), hints: render::hints_of(&error) }.into()
+    })
 }
 
 impl VerifyArgs {

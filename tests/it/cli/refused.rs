@@ -235,3 +235,29 @@ fn logits_of_many_prompts_stay_within_the_budget() {
     assert!(bytes > 20 << 20, "{bytes}");
     assert!(peaks[1] < peaks[0] + (16 << 10), "{peaks:?} KiB");
 }
+
+/// Files of a checkpoint, and a folder, where a GGUF file belongs.
+#[test]
+fn what_belongs_to_a_checkpoint_is_called_so() {
+    let dir = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        fs_err::copy(fixture("tiny-llama").join(name), dir.path().join(name)).unwrap();
+    }
+    convert_tiny(dir.path());
+    let matrix = "make one with `gguf-verify imatrix`";
+    for (program, line, hint) in [
+        ("gguf-inspect", "config.json", "`gguf-inspect checkpoint DIR`"),
+        ("gguf-inspect", ".", "`gguf-inspect checkpoint DIR`"),
+        ("gguf-inspect", "model.safetensors", "`gguf-convert hf2gguf DIR`"),
+        ("gguf-verify", "m.gguf --baseline config.json", "`gguf-inspect checkpoint DIR`"),
+        ("gguf-quantize", "--type q4_0 --allow-requantize --imatrix config.json m.gguf", matrix),
+        ("gguf-quantize", "--type q4_0 --allow-requantize --imatrix model.safetensors m.gguf", matrix),
+        ("gguf-convert", "merge-lora m.gguf .", "`gguf-convert gguf2hf FILE.gguf`"),
+        ("gguf-convert", "merge-lora . m.gguf", "`adapter_config.json`"),
+        ("gguf-convert", "merge-lora . --lora a", "`gguf-convert merge-lora . a`"),
+    ] {
+        let ended = run(program, dir.path(), &line.split(' ').collect::<Vec<_>>());
+        let hints = ended.err.lines().filter(|text| text.starts_with("hint: ")).collect::<String>();
+        assert!(ended.code != Some(0) && hints.contains(hint), "{program} {line}: {}", ended.err);
+    }
+}

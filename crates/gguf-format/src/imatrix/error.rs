@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::{GgufError, listed};
+use crate::{GgufError, OtherFile, listed};
 use gguf_core::text::{escape, escape_bytes};
 use gguf_core::{GgmlType, Hint};
 
@@ -120,7 +120,12 @@ impl ImatrixError {
 impl Hint for ImatrixError {
     fn hints(&self) -> Vec<String> {
         match self {
-            Self::NotAnImatrix { .. } => vec!["make one with `gguf-verify imatrix`".to_owned()],
+            Self::NotAnImatrix { .. }
+            | Self::Gguf(GgufError::OtherFile {
+                what: OtherFile::JsonFile | OtherFile::Safetensors | OtherFile::Zip,
+                ..
+            }) => vec!["make one with `gguf-verify imatrix`".to_owned()],
+            Self::Gguf(error) => error.hints(),
             Self::Legacy { .. } => {
                 vec!["a file that does not begin with `GGUF` is read as the older `.dat` format".to_owned()]
             }
