@@ -59,6 +59,27 @@ pub(crate) fn error_line(error: &anyhow::Error) -> String {
     line
 }
 
+/// Error of one input in words, with its hints: what kind of error it was decides nothing any more.
+#[derive(Debug, thiserror::Error)]
+#[error("{input}: {message}")]
+pub(crate) struct ErrorOf {
+    input: &'static str,
+    message: String,
+    hints: Vec<String>,
+}
+
+impl ErrorOf {
+    pub(crate) fn new(input: &'static str, error: &anyhow::Error) -> Self {
+        Self { input, message: error_line(error), hints: hints_of(error) }
+    }
+}
+
+impl Hint for ErrorOf {
+    fn hints(&self) -> Vec<String> {
+        self.hints.clone()
+    }
+}
+
 pub(crate) fn hints_of(error: &anyhow::Error) -> Vec<String> {
     error.chain().flat_map(hints).collect()
 }
@@ -79,8 +100,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::calibrate::CalibrateError,
         crate::calibrate::WorkError,
         crate::checkpoint::CheckpointError,
-        crate::cli::verify::BaselineError,
-                crate::convert::ConvertError,
+        crate::convert::ConvertError,
         crate::convert::ToHfError,
         crate::core::output::GuardError,
         crate::core::output::OutputError,
@@ -105,6 +125,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         #[cfg(feature = "remote")] crate::remote::FetchFailure,
         crate::verify::PartError,
         crate::verify::VerifyError,
+        ErrorOf,
     }
     Vec::new()
 }

@@ -22,8 +22,6 @@ mod statistics;
 mod tasks;
 mod trace;
 
-pub(crate) use judge::BaselineError;
-
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 

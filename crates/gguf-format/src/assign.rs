@@ -151,8 +151,6 @@ impl Assignment {
 /// The types are those of [`ValueType::name`]; a string is everything after the colon. Arrays are JSON lists:
 /// `arr[u32]:[1, 2]` names the element type, `arr:[1, 2]` takes that of the first element as the converter of
 /// llama.cpp does (bool, i32, f32, str).
-///
-/// # Examples
 pub fn parse_assignment(text: &str) -> Result<(String, Value), AssignError> {
     let form = || AssignError::Form { text: text.to_owned() };
     let assignment = Assignment::parse(text).map_err(|_| form())?;

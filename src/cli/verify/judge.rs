@@ -146,20 +146,6 @@ fn n_layers(metadata: &Metadata) -> Option<u64> {
     metadata.get(&format!("{arch}.block_count"))?.as_u64()
 }
 
-/// Failure to open the baseline, whatever the reason.
-#[derive(Debug, thiserror::Error)]
-#[error("baseline: {message}")]
-pub(crate) struct BaselineError {
-    message: String,
-    hints: Vec<String>,
-}
-
-impl Hint for BaselineError {
-    fn hints(&self) -> Vec<String> {
-        self.hints.clone()
-    }
-}
-
 /// Opens the baseline. Any failure fails the run: a baseline that cannot be opened is no finding about the model.
 fn open_baseline(
     models: &[PathBuf],
@@ -167,9 +153,8 @@ fn open_baseline(
     common: &Common,
     lock: bool,
 ) -> anyhow::Result<OpenedModel> {
-    OpenedModel::open_baseline(models, baseline, common, lock).map_err(|error| {
-        BaselineError { message: render::error_line(&error), hints: render::hints_of(&error) }.into()
-    })
+    OpenedModel::open_baseline(models, baseline, common, lock)
+        .map_err(|error| render::ErrorOf::new("baseline", &error).into())
 }
 
 impl VerifyArgs {
