@@ -37,7 +37,7 @@ const MAX_TEMPLATE_BYTES: usize = 1 << 20;
 /// Maximum number of bytes of a rendered chat.
 const MAX_OUTPUT_BYTES: usize = 16 << 20;
 /// Maximum number of steps of one rendering; real chats take some tens per message.
-const FUEL: u64 = 4_000_000;
+const FUEL: u64 = 1_000_000;
 /// Maximum depth of loops and macros.
 const DEPTH: usize = 300;
 
