@@ -32,8 +32,6 @@ mod panel;
 mod rows;
 mod target;
 #[cfg(test)]
-mod tests;
-#[cfg(test)]
 mod twin;
 mod unit;
 

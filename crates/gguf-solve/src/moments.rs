@@ -71,7 +71,7 @@ impl SecondMoments {
     }
 
     /// Returns `H + s · diag(H) + damping · mean(diag H) · I`.
-    pub(crate) fn regularized(&self, shrinkage: f32, damping: f32) -> Vec<f32> {
+    pub fn regularized(&self, shrinkage: f32, damping: f32) -> Vec<f32> {
         let mut values = self.values.clone();
         let mean = self.mean_square() * f64::from(damping);
         for entry in values.iter_mut().step_by(self.n_cols + 1) {

@@ -2,10 +2,14 @@
 
 use std::ops::Range;
 
+use gguf_blocks::quantize_rows;
 use gguf_blocks::states::{BlockState, Min, StateForm};
+use gguf_core::GgmlType;
 use gguf_core::numeric::{f16_to_f32, f32_to_f16};
+use gguf_core::simd::SimdLevel;
 
 use crate::noise::Noise;
+use crate::{Metric, SecondMoments, SolveError, SolveOptions, Start, solve_rows};
 
 /// Returns second moments of `n_tokens` inputs that share a few directions, with columns of different magnitudes.
 pub(crate) fn correlated(n: usize, n_tokens: usize, seed: u64) -> Vec<f32> {
@@ -30,6 +34,35 @@ pub(crate) fn correlated(n: usize, n_tokens: usize, seed: u64) -> Vec<f32> {
         }
     }
     sums.iter().map(|sum| (sum / n_tokens as f64) as f32).collect()
+}
+
+pub(crate) fn moments(n: usize, seed: u64) -> SecondMoments {
+    SecondMoments::new(n, 300, correlated(n, 300, seed)).unwrap()
+}
+
+pub(crate) fn weights(n_rows: usize, n_cols: usize, seed: u64) -> Vec<f32> {
+    let mut noise = Noise::new(seed);
+    (0..n_rows * n_cols).map(|_| 0.02 * noise.normal()).collect()
+}
+
+/// Returns the blocks of the quantizer.
+pub(crate) fn start(ty: GgmlType, n_cols: usize, w: &[f32], importance: &[f32]) -> Vec<u8> {
+    let mut blocks = vec![0; w.len() / ty.block_elems() * ty.block_bytes()];
+    quantize_rows(ty, SimdLevel::detect(), n_cols, w, Some(importance), &mut blocks).unwrap();
+    blocks
+}
+
+pub(crate) fn solve(
+    ty: GgmlType,
+    level: SimdLevel,
+    w: &[f32],
+    start: Start<'_>,
+    metric: &Metric,
+    passes: usize,
+) -> Result<Vec<u8>, SolveError> {
+    let mut out = vec![0xa5; w.len() / ty.block_elems() * ty.block_bytes()];
+    solve_rows(ty, level, w, start, metric, SolveOptions { passes }, &mut out)?;
+    Ok(out)
 }
 
 /// One row, solved by the formulas; every number in F64.

@@ -139,7 +139,7 @@ fn a_snapshot_in_the_hubs_cache_is_made_of_links_and_converts() {
     run("gguf-convert", dir.path(), &["hf2gguf", path, "-o", "out.gguf"]).ok();
 }
 
-#[test]
+deep_test!(too_many_threads_are_capped_and_none_is_an_error);
 fn too_many_threads_are_capped_and_none_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     model(&dir.path().join("in.gguf"), 1, 512, 64);

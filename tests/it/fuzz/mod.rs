@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use mutate::damaged;
 
-use crate::support::tiers::{Tier, two_tiers};
+use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{files, root, seed};
 use crate::testkit::noise::Noise;
 
@@ -78,7 +78,7 @@ fn no_entry_panics(tier: Tier) {
     assert!(failed.is_empty(), "{failed:?}");
 }
 
-#[test]
+deep_test!(seeds_reach_what_is_behind_the_parser);
 fn seeds_reach_what_is_behind_the_parser() {
     let corpus = std::env::var_os("GGUF_FUZZ_CORPUS").map(PathBuf::from);
     let mut refused = Vec::new();

@@ -60,8 +60,8 @@ fn shares_join_to_the_file_of_a_single_run(tier: Tier) {
     }
 }
 
+deep_test!(shares_of_one_file_are_the_file_of_a_single_run);
 /// Several runs write into one file, some of them twice, one of them killed.
-#[test]
 fn shares_of_one_file_are_the_file_of_a_single_run() {
     let (dir, checkpoint) = (tempfile::tempdir().unwrap(), checkpoint(Tier::Everyday));
     let (dir, model) = (dir.path(), checkpoint.path().to_str().unwrap());

@@ -159,7 +159,7 @@ fn more_pairs<'a>(pairs: &[&'a str]) -> Vec<(&'a str, &'a str)> {
     pairs.iter().filter_map(|pair| pair.split_once('=')).collect()
 }
 
-#[test]
+deep_test!(half_a_snapshot_is_none_without_a_network);
 fn half_a_snapshot_is_none_without_a_network() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();

@@ -12,7 +12,7 @@ use crate::support::tiers::deep_test;
 use crate::support::{fixture, programs};
 use crate::testkit::tiny::{self, Tiny};
 
-#[test]
+deep_test!(a_long_chunk_gives_the_logits_of_a_short_one_whatever_the_threads);
 fn a_long_chunk_gives_the_logits_of_a_short_one_whatever_the_threads() {
     let base = Tiny::new().with_layers(2);
     let tokens: Vec<u32> = (0..2200).map(|at| (at * at * 31 + at * 7) % 1024).collect();

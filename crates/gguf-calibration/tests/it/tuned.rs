@@ -12,7 +12,7 @@ use gguf_engine::EngineOptions;
 use gguf_format::Value;
 use gguf_quantization::{FileType, Input, QuantizeOptions, TensorTypeRule};
 use gguf_testkit::fixture;
-use gguf_testkit::tiers::{Tier, two_tiers};
+use gguf_testkit::tiers::{Tier, deep_test, two_tiers};
 use gguf_verification::PromptForm;
 
 use super::text;
@@ -138,8 +138,8 @@ fn deep() {
     assert!(n_codes > 1000, "{n_codes} {:?}", found.trials);
 }
 
+deep_test!(models_without_a_gradient_keep_what_they_have);
 /// A model without a gradient keeps what `sequential` made, with a warning that names the operation.
-#[test]
 fn models_without_a_gradient_keep_what_they_have() {
     for (model, what) in [
         (TinyModel::recurrent(), "a layer mixes without attention"),
@@ -171,8 +171,8 @@ fn memory_is_counted_before_anything_runs() {
     assert!(error.hints()[0].ends_with("or choose `--solver sequential`"), "{:?}", error.hints());
 }
 
+deep_test!(other_types_are_tuned_too);
 /// Types with other codes, and with a minimum, are tuned too.
-#[test]
 fn other_types_are_tuned_too() {
     let model = TinyModel::dense();
     let rules = ["attn_q=iq4_nl", "attn_k=q5_1"].map(|rule| TensorTypeRule::parse(rule).unwrap());

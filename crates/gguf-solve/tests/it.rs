@@ -1,49 +1,22 @@
-//! Tests of the solver against the formulas, against the quantizer it starts from, and with invalid input.
+//! The solver against the formulas, against the quantizer it starts from, and with invalid input.
+
+#[path = "../src/twin.rs"]
+#[allow(dead_code, reason = "the insides use the other part of it")]
+mod twin;
 
 use gguf_blocks::grid_states::GRID_FORMS;
-use gguf_blocks::quantize_rows;
 use gguf_blocks::states::{BlockState, FORMS, StateForm};
 use gguf_core::GgmlType;
 use gguf_core::simd::SimdLevel;
-use gguf_testkit::tiers::{Tier, two_tiers};
-
-use crate::noise::Noise;
-use crate::twin::{GptqTwin, RowTwin, correlated, odd_moments, odd_rows};
-use crate::{
+use gguf_solve::{
     Metric, PANEL_ROWS, SHRINKAGE, SecondMoments, SolveError, SolveOptions, Start, can_solve, objective,
     solve_rows,
 };
+use gguf_testkit::noise::{self, Noise};
+use gguf_testkit::tiers::{Tier, two_tiers};
+use twin::{GptqTwin, RowTwin, correlated, moments, odd_moments, odd_rows, solve, start, weights};
 
 const N: usize = 512;
-
-pub(crate) fn moments(n: usize, seed: u64) -> SecondMoments {
-    SecondMoments::new(n, 300, correlated(n, 300, seed)).unwrap()
-}
-
-pub(crate) fn weights(n_rows: usize, n_cols: usize, seed: u64) -> Vec<f32> {
-    let mut noise = Noise::new(seed);
-    (0..n_rows * n_cols).map(|_| 0.02 * noise.normal()).collect()
-}
-
-/// Returns the blocks of the quantizer.
-pub(crate) fn start(ty: GgmlType, n_cols: usize, w: &[f32], importance: &[f32]) -> Vec<u8> {
-    let mut blocks = vec![0; w.len() / ty.block_elems() * ty.block_bytes()];
-    quantize_rows(ty, SimdLevel::detect(), n_cols, w, Some(importance), &mut blocks).unwrap();
-    blocks
-}
-
-pub(crate) fn solve(
-    ty: GgmlType,
-    level: SimdLevel,
-    w: &[f32],
-    start: Start<'_>,
-    metric: &Metric,
-    passes: usize,
-) -> Result<Vec<u8>, SolveError> {
-    let mut out = vec![0xa5; w.len() / ty.block_elems() * ty.block_bytes()];
-    solve_rows(ty, level, w, start, metric, SolveOptions { passes }, &mut out)?;
-    Ok(out)
-}
 
 /// Types that have a solver, and whether they are on grids.
 fn types() -> impl Iterator<Item = (GgmlType, bool)> {
