@@ -9,6 +9,7 @@ itself reads. Of each type:
   attributes   name: default. A list by layer that repeats is {"period": [...]}; {"derived": true} is a default that other
                attributes decide
   filled       attributes of which a null counts as absent
+  kinds        whether an attribute whose default does not say it is an "int", a "float" or a "bool"
   aliases      other name: name
   outranked    those of which the name itself is taken where both are given with different values
   text         the type of `text_config` where it names none
@@ -80,11 +81,24 @@ def made(config_class, **changes):
         return None
 
 
+def annotations(config_class):
+    kinds = {}
+    for parent in reversed(config_class.__mro__):
+        kinds |= parent.__dict__.get("__annotations__", {})
+    return kinds
+
+
+def kind(annotation):
+    """The one kind of number or switch that an annotation allows beside None, or None."""
+    words = set(re.findall(r"\w+", re.sub(r"<class '(\w+)'>", r"\1", str(annotation)))) - {"None", "NoneType"}
+    if words == {"int", "float"}:
+        return "float"
+    return words.pop() if len(words) == 1 and words <= {"int", "float", "bool"} else None
+
+
 def plain(config):
     """The attributes; a whole number that may be any other is 1.0, not 1."""
-    kinds = {}
-    for parent in reversed(type(config).__mro__):
-        kinds |= parent.__dict__.get("__annotations__", {})
+    kinds = annotations(type(config))
     may_break = {key for key, kind in kinds.items() if re.search(r"\bfloat\b", str(kind))}
     own = {key: value for key, value in config.to_dict().items() if key not in BASE}
     return {key: float(value) if key in may_break and type(value) is int else value for key, value in own.items()}
@@ -186,8 +200,8 @@ def describe(config_class):
     read = attributes_read(config_class)
     aliases = dict(config_class.attribute_map)
     read |= {aliases[name] for name in read if name in aliases}
-    follow = followers(config_class, defaults)
-    rows, filled = {}, []
+    follow, annotated = followers(config_class, defaults), annotations(config_class)
+    rows, filled, kinds = {}, [], {}
     for key, value in defaults.items():
         # A part's configuration is judged by its own type.
         if key not in read or (isinstance(value, dict) and key != "rope_parameters"):
@@ -199,6 +213,8 @@ def describe(config_class):
             rows[key] = {"derived": True}
         else:
             rows |= {name: storable(one) for name, one in flat(key, value).items() if is_plain(one)}
+        if (value is None or rows.get(key) == {"derived": True}) and kind(annotated.get(key)):
+            kinds[key] = kind(annotated[key])
         if value is not None:
             nulled = made(config_class, **{key: None})
             if nulled is None or plain(nulled).get(key) is not None:
@@ -206,6 +222,8 @@ def describe(config_class):
     row = {"attributes": dict(sorted(rows.items()))}
     if filled:
         row["filled"] = sorted(filled)
+    if kinds:
+        row["kinds"] = dict(sorted(kinds.items()))
     if aliases:
         row["aliases"] = dict(sorted(aliases.items()))
         outranked = [name for name in sorted(aliases) if not outranks(config_class, config, name, aliases[name])]

@@ -22,11 +22,25 @@ pub(super) struct Attributes {
     #[serde(default)]
     filled: Vec<String>,
     #[serde(default)]
+    kinds: BTreeMap<String, AttributeKind>,
+    #[serde(default)]
     aliases: BTreeMap<String, String>,
     #[serde(default)]
     outranked: Vec<String>,
     #[serde(default)]
     text: Option<String>,
+}
+
+/// What an attribute holds, if it is one number or one switch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum AttributeKind {
+    /// Whole number.
+    Int,
+    /// Number.
+    Float,
+    /// Truth value.
+    Bool,
 }
 
 /// Default of an absent attribute in its class.
@@ -175,6 +189,16 @@ impl Attributes {
         })
     }
 
+    /// Returns what an attribute holds, by its default or by the type that its class declares.
+    pub(super) fn kind_of(&self, name: &str) -> Option<AttributeKind> {
+        match self.defaults.get(name)? {
+            Json::Bool(_) => Some(AttributeKind::Bool),
+            Json::Number(default) if default.is_f64() => Some(AttributeKind::Float),
+            Json::Number(_) => Some(AttributeKind::Int),
+            _ => self.kinds.get(name).copied(),
+        }
+    }
+
     pub(super) fn fills_null(&self, name: &str) -> bool {
         self.filled.iter().any(|filled| filled == name)
     }
@@ -250,6 +274,11 @@ mod tests {
         assert_eq!(falcon.default_of("ffn_hidden_size"), Some(AttributeDefault::Derived));
         assert_eq!(falcon.default_of("no such thing"), None);
         assert!(falcon.fills_null("ffn_hidden_size"));
+        let kinds = ["alibi", "layer_norm_epsilon", "hidden_size", "ffn_hidden_size", "activation"];
+        let kinds = kinds.map(|name| falcon.kind_of(name));
+        let known =
+            [AttributeKind::Bool, AttributeKind::Float, AttributeKind::Int, AttributeKind::Int].map(Some);
+        assert_eq!((&kinds[..4], kinds[4]), (&known[..], None));
         let gpt2 = Attributes::of_type("gpt2").unwrap();
         assert!(gpt2.spellings("n_embd").any(|name| name == "hidden_size"));
     }

@@ -216,11 +216,11 @@ impl Conversion {
         let extra = tensor_extra(&tensors, &parts);
         let mut metadata = metadata(&mapping, &general, &extra, &built.rows, options);
         warnings.extend(no_context_length(&mapping, &metadata));
+        if options.card.is_none() {
+            let file = if dir.is_mistral_format() { "params.json" } else { "config.json" };
+            warnings.extend(KeysError::check(file, &mapping, &metadata, &options.set)?);
+        }
         if mapping.card.kind == CardKind::Text {
-            if options.card.is_none() {
-                let file = if dir.is_mistral_format() { "params.json" } else { "config.json" };
-                warnings.extend(KeysError::check(file, &mapping, &metadata, &options.set)?);
-            }
             let names = |tensor: usize| {
                 let indices = parts.get(tensor).map(|part| part.recipe.weights()).unwrap_or_default();
                 let names = indices.into_iter().filter_map(|at| Some(weights.get(at)?.name.clone()));

@@ -67,7 +67,7 @@ fn absent(file: &str, metadata: &Metadata, set: &[(String, Value)]) -> Option<St
 /// Returns the beginning of the message.
 fn origin(file: &str, origins: &[(String, String)]) -> String {
     let values: Vec<&str> = origins.iter().map(|(_, value)| value.as_str()).collect();
-    if values.is_empty() { String::new() } else { format!("{file}: {}: ", values.join(", ")) }
+    if values.is_empty() { format!("{file}: ") } else { format!("{file}: {}: ", values.join(", ")) }
 }
 
 impl Hint for KeysError {
@@ -75,7 +75,7 @@ impl Hint for KeysError {
         let keys: Vec<String> = self.origins.iter().map(|(key, _)| format!("`{}`", escape(key))).collect();
         let right = "or take the file that was saved with these weights";
         match keys.as_slice() {
-            [] => Vec::new(),
+            [] => vec![format!("take the {} that was saved with these weights", self.file)],
             [key] => vec![format!("set {key} in {} right, {right}", self.file)],
             _ => vec![format!("set one of {} in {} right, {right}", keys.join(", "), self.file)],
         }

@@ -182,7 +182,7 @@ fn transpose_columns(n: usize, range: std::ops::Range<usize>, rows: &[f64], out:
 mod tests {
     use super::*;
     use crate::noise::Noise;
-    use crate::twin::correlated;
+    use crate::samples::correlated;
 
     fn widened(values: &[f32]) -> Vec<f64> {
         values.iter().map(|value| f64::from(*value)).collect()

@@ -30,9 +30,9 @@ mod moments;
 mod moving;
 mod panel;
 mod rows;
-mod target;
 #[cfg(test)]
-mod twin;
+mod samples;
+mod target;
 mod unit;
 
 #[cfg(test)]

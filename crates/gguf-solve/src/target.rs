@@ -129,7 +129,7 @@ fn check_finite(what: &'static str, n_cols: usize, values: &[f32]) -> Result<(),
 mod tests {
     use super::*;
     use crate::noise::Noise;
-    use crate::twin::{correlated, invert};
+    use crate::samples::{correlated, invert};
 
     #[test]
     fn targets_are_those_of_the_formula_in_both_ways() {

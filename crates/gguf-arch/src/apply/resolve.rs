@@ -58,6 +58,8 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
         cut.extend(hparams::two_ropes(&config));
         cut.extend(rope_members::warnings(&config));
         cut.extend(Attributes::settle(&mut config));
+    } else {
+        config_values::check_others(&config)?;
     }
     let named = match (registry.kind(), options.mistral_format) {
         (CardKind::Text, true) => Ok(detect::mistral_class(&config).to_owned()),

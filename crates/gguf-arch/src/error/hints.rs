@@ -1,7 +1,7 @@
 //! Hints of [`ArchError`]: what its reader can do.
 
 use crate::error::ArchError;
-use crate::error::missing_input::{CONFIG, add_to};
+use crate::error::missing_input::{CONFIG, add_to, of_weights};
 use crate::language::names::is_of_head;
 use gguf_checkpoint::pieces::why;
 use gguf_core::Hint;
@@ -116,8 +116,7 @@ impl Hint for ArchError {
                     escape(&regex::escape(&start))
                 )]
             }
-            Self::Required { found, .. } if found.is_empty() => Vec::new(),
-            Self::Required { found, .. } => vec![format!(
+            Self::Required { found, .. } if !found.is_empty() => vec![format!(
                 "config.json has {}: if the weights are of a model that needs no other value, set it there; the runtime computes \
                  nothing else",
                 found.join(", ")
@@ -136,13 +135,13 @@ impl Hint for ArchError {
                 "config.json has {}: set what is not that of these weights, or take the file that was saved with them",
                 keys.join(", ")
             )],
+            Self::Required { .. } | Self::KeyValue { .. } => vec![of_weights(CONFIG)],
             Self::Source(_)
             | Self::AmbiguousClass { .. }
             | Self::NotZero { .. }
             | Self::Index { .. }
             | Self::Eval { .. }
             | Self::ConfigMissing { .. }
-            | Self::KeyValue { .. }
             | Self::Op { .. }
             | Self::Join { .. }
             | Self::ElementType { .. }

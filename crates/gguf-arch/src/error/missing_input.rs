@@ -54,6 +54,13 @@ pub(crate) fn add_to(file: &str) -> String {
     format!("add it to {file}, or take the file from the model that this one was made of{of_flm}")
 }
 
+/// Returns the way out where a file has a value that its class does not take.
+pub(crate) fn of_weights(file: &str) -> String {
+    format!(
+        "a value in {file} is not of the kind that this class takes: take the file that was saved with these weights"
+    )
+}
+
 impl Hint for MissingInput {
     fn hints(&self) -> Vec<String> {
         match self {
@@ -71,7 +78,7 @@ impl Hint for MissingInput {
             Self::NoValue { file, source: EvalError::NotInTable { found, .. }, .. } => vec![format!(
                 "if one of the known values computes the same, write it in place of {found} in {file}"
             )],
-            Self::NoValue { .. } => Vec::new(),
+            Self::NoValue { file, .. } => vec![of_weights(file)],
             Self::TextOnly { .. } => vec!["without `--mmproj` the text model is converted".to_owned()],
             Self::NoTower { nearest, .. } | Self::TowerIncomplete { nearest, .. } => vec![match nearest {
                 Some(found) => {

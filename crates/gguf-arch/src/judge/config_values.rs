@@ -1,10 +1,11 @@
-//! Numbers and switches of a configuration: an attribute whose default is a number or a boolean in transformers' class has
-//! one, and sizes are positive. A text, a list or a value with the wrong sign would give a key that means something else.
+//! Numbers, switches and words of a configuration: an attribute that is a number or a boolean in transformers' class is
+//! one, sizes are positive, and kinds of layers are words that transformers knows. A text, a list or a value with the wrong
+//! sign would give a key that means something else; an empty text or list would count as absent.
 
 use crate::Result;
 use serde_json::{Map, Value as Json};
 
-use crate::attributes::{AttributeDefault, Attributes};
+use crate::attributes::{AttributeDefault, AttributeKind, Attributes};
 use crate::error::ArchError;
 use crate::judge::carried::number;
 use crate::read::base;
@@ -14,10 +15,37 @@ const TOKENS: [&str; 2] = ["_token_id", "_token_ids"];
 /// Integers of which a negative one means none.
 const SIGNED: [&str; 3] = ["sliding_window", "max_window_layers", "num_logits_to_keep"];
 
+/// Parts that do not describe the model.
+const DESCRIPTIONS: [&str; 2] = ["quantization_config", "compression_config"];
+
 const OBJECTS: [&str; 2] = ["rope_scaling", "rope_parameters"];
 
 /// Key whose list may be shorter than the layers.
 const BASE: &str = "rope_theta";
+
+/// Words of `layer_types` in transformers, with those that it still reads.
+const LAYER_TYPES: [&str; 20] = [
+    "attention",
+    "chunked_attention",
+    "compressed_sparse_attention",
+    "conv",
+    "deepseek_sparse_attention",
+    "dense",
+    "full_attention",
+    "heavily_compressed_attention",
+    "hybrid",
+    "hybrid_sliding",
+    "indexed_attention",
+    "linear_attention",
+    "mamba",
+    "minimax_m3_sparse",
+    "moe",
+    "qwen_sparse_attention",
+    "reference_sliding_attention",
+    "sliding_attention",
+    "sparse",
+    "window_attention",
+];
 
 /// What a key may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,14 +80,32 @@ impl Expected {
     }
 }
 
+/// Part whose attributes are those of the text model's class.
+const TEXT: &str = "text_config";
+
 /// Checks the numbers of a configuration and its text part.
 pub(crate) fn check(config: &Map<String, Json>) -> Result<()> {
     let attributes = Attributes::of_text(config);
-    let text = config.get("text_config").and_then(Json::as_object);
+    let text = config.get(TEXT).and_then(Json::as_object);
     // With a text part, the attributes are those of this part.
     let of_top = attributes.filter(|_| text.is_none());
     check_part(config, of_top)?;
-    text.map_or(Ok(()), |text| check_part(text, attributes))
+    text.map_or(Ok(()), |text| check_part(text, attributes))?;
+    check_others(config)
+}
+
+/// Checks the numbers of parts whose classes are not looked up: towers, and parts of parts.
+pub(crate) fn check_others(config: &Map<String, Json>) -> Result<()> {
+    for (name, part) in
+        config.iter().filter(|(name, _)| name.ends_with("_config") && !DESCRIPTIONS.contains(&name.as_str()))
+    {
+        let Some(part) = part.as_object() else { continue };
+        if name != TEXT {
+            check_part(part, None)?;
+        }
+        check_others(part)?;
+    }
+    Ok(())
 }
 
 fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Result<()> {
@@ -69,9 +115,19 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
             let (key, value) = (key.clone(), value.to_string());
             return Err(ArchError::ConfigValue { key, value, expected: "an object" });
         }
-        if value.as_str().is_some_and(is_switch) && is_boolean(key, attributes) {
+        let is_boolean =
+            || kind_of(key, attributes) == Some(AttributeKind::Bool) || key == "tie_word_embeddings";
+        let is_word = value.as_str().is_some_and(|text| text.is_empty() || is_switch(text));
+        if (is_word || value.is_array() || value.is_object()) && is_boolean() {
             let (key, value) = (key.clone(), value.to_string());
             return Err(ArchError::ConfigValue { key, value, expected: "true or false, without quotes" });
+        }
+        let is_known = |word: &Json| word.as_str().is_some_and(|word| LAYER_TYPES.contains(&word));
+        if let ("layer_types", Some(words), Some(_)) = (key.as_str(), value.as_array(), attributes)
+            && let Some(word) = words.iter().find(|word| !is_known(word))
+        {
+            let (key, value) = (key.clone(), word.to_string());
+            return Err(ArchError::ConfigValue { key, value, expected: "kinds of layers of transformers" });
         }
         let rules = expected(key, attributes);
         let is_one =
@@ -79,11 +135,18 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
         let is_right = match value {
             Json::Null | Json::Bool(false) => true,
             Json::Array(items) if base().by_layer.contains(key) || key == BASE => {
-                items.iter().all(|item| item.is_null() || is_one(item))
+                // A layer may have none.
+                let is_none = |item: &Json| item.is_null() || item.as_f64() == Some(0.0) && key != BASE;
+                !items.is_empty() && items.iter().all(|item| is_none(item) || is_one(item))
+            }
+            Json::Array(_) | Json::Object(_)
+                if rules == [Expected::Number] && kind_of(key, attributes).is_none() =>
+            {
+                *value != Json::Array(Vec::new()) && *value != Json::Object(Map::new())
             }
             // Some keys take a number or a word.
             Json::String(text) if text == "auto" => true,
-            Json::String(text) if text.parse::<f64>().is_err() => !is_listed(key),
+            Json::String(text) if !text.is_empty() && text.parse::<f64>().is_err() => sign(key).is_none(),
             value => is_one(value),
         };
         if !is_right && !rules.is_empty() {
@@ -109,15 +172,38 @@ fn is_switch(text: &str) -> bool {
     ["true", "false", "yes", "no", "on", "off", "1", "0"].iter().any(|word| text.eq_ignore_ascii_case(word))
 }
 
-/// Returns true for an attribute that transformers refuses unless it is a boolean.
-fn is_boolean(key: &str, attributes: Option<&Attributes>) -> bool {
-    let default = attributes.and_then(|attributes| attributes.default_of(key));
-    key == "tie_word_embeddings" || matches!(default, Some(AttributeDefault::Value(Json::Bool(_))))
+fn kind_of(key: &str, attributes: Option<&Attributes>) -> Option<AttributeKind> {
+    attributes.and_then(|attributes| attributes.kind_of(key))
 }
 
-/// Returns true for a key whose sign is known for all models.
-fn is_listed(key: &String) -> bool {
-    [&base().counts, &base().positive, &base().not_negative].iter().any(|keys| keys.contains(key))
+/// Ends of keys whose number is above 0, and of those whose number is not below it.
+const POSITIVE: [&str; 2] = ["_theta", "rope_local_base_freq"];
+const NOT_NEGATIVE: [&str; 2] = ["_eps", "_epsilon"];
+
+/// Returns what is known of the sign of a key's number in all models.
+fn sign(key: &str) -> Option<Expected> {
+    let ends_in = |ends: &[&str]| ends.iter().any(|end| key.ends_with(end));
+    if base().counts.iter().any(|count| count == key) || ends_in(&POSITIVE) {
+        Some(Expected::Positive)
+    } else {
+        ends_in(&NOT_NEGATIVE).then_some(Expected::NotNegative)
+    }
+}
+
+/// Returns true for a key whose name says that it is a number, or a list or an object of several.
+fn is_number(key: &str) -> bool {
+    const STARTS: [&str; 2] = ["num_", "n_"];
+    const ENDS: [&str; 8] = [
+        "_size",
+        "head_dim",
+        "rotary_dim",
+        "_rank",
+        "factor",
+        "_multiplier",
+        "_group",
+        "_position_embeddings",
+    ];
+    STARTS.iter().any(|start| key.starts_with(start)) || ENDS.iter().any(|end| key.ends_with(end))
 }
 
 /// Returns what a key may hold; empty if that is not known.
@@ -126,24 +212,24 @@ fn expected(key: &String, attributes: Option<&Attributes>) -> Vec<Expected> {
     if TOKENS.iter().any(|end| key.ends_with(end)) {
         return rules;
     }
-    match attributes.and_then(|attributes| attributes.default_of(key)) {
-        Some(AttributeDefault::Value(Json::Number(default))) if default.is_f64() => {
-            rules.push(Expected::Number);
-        }
-        Some(AttributeDefault::Value(Json::Number(default))) => {
+    match kind_of(key, attributes) {
+        Some(AttributeKind::Float) => rules.push(Expected::Number),
+        Some(AttributeKind::Int) => {
             rules.push(Expected::Whole);
-            if default.as_i64().is_some_and(|default| default >= 0) && !SIGNED.contains(&key.as_str()) {
+            let default = attributes.and_then(|attributes| attributes.default_of(key));
+            let is_count = |default| matches!(default, AttributeDefault::Value(Json::Number(own)) if own.as_i64() >= Some(0));
+            if default.is_some_and(is_count) && !SIGNED.contains(&key.as_str()) {
                 rules.push(Expected::NotNegative);
             }
         }
         _ => {}
     }
     if base().counts.contains(key) {
-        rules.extend([Expected::Whole, Expected::Positive]);
-    } else if base().positive.contains(key) {
-        rules.push(Expected::Positive);
-    } else if base().not_negative.contains(key) {
-        rules.push(Expected::NotNegative);
+        rules.push(Expected::Whole);
+    }
+    rules.extend(sign(key));
+    if rules.is_empty() && is_number(key) {
+        rules.push(Expected::Number);
     }
     rules
 }
@@ -165,6 +251,8 @@ mod tests {
             r#"{"model_type": "mine", "size": "big", "hidden_size": 4, "intermediate_size": [1, 2]}"#,
             r#"{"vocab_size": "auto", "model_type": "gemma3", "text_config": {"sliding_window": -1}}"#,
             r#"{"model_type": "qwen2", "sliding_window": false, "num_hidden_layers": 1}"#,
+            r#"{"vision_config": {"image_size": {"height": 4}, "num_heads": [4, 4], "patch_size": 14, "n_x": null}}"#,
+            r#"{"quantization_config": {"group_size": ""}, "num_of": "auto", "mlp_only_layers": []}"#,
             r#"{"model_type": "exaone_moe", "sliding_window_pattern": "LLLG", "rope_theta": [1e4, 1e6]}"#,
         ] {
             assert_eq!(error(json), None, "{json}");
@@ -187,6 +275,19 @@ mod tests {
                 r#"{"text_config": {"tie_word_embeddings": "no"}}"#,
                 "`tie_word_embeddings` is \"no\", expected true or false, without quotes",
             ),
+            (
+                r#"{"model_type": "llama", "mlp_bias": []}"#,
+                "`mlp_bias` is [], expected true or false, without quotes",
+            ),
+            (r#"{"model_type": "llama", "head_dim": ""}"#, "`head_dim` is \"\", expected a whole number"),
+            (r#"{"model_type": "llama", "rope_theta": []}"#, "`rope_theta` is [], expected a number above 0"),
+            (
+                r#"{"model_type": "qwen2", "layer_types": ["full_attention", "sliding"]}"#,
+                "`layer_types` is \"sliding\", expected kinds of layers of transformers",
+            ),
+            (r#"{"vision_config": {"patch_size": true}}"#, "`patch_size` is true, expected a number"),
+            (r#"{"text_config": {"x_config": {"n_y": []}}}"#, "`n_y` is [], expected a number"),
+            (r#"{"swa_rope_theta": -1}"#, "`swa_rope_theta` is -1, expected a number above 0"),
             (r#"{"hidden_size": 0}"#, "`hidden_size` is 0, expected a whole number above 0"),
             (r#"{"rope_theta": -1e4}"#, "`rope_theta` is -10000.0, expected a number above 0"),
             (r#"{"rms_norm_eps": "1e-5"}"#, "`rms_norm_eps` is \"1e-5\", expected 0 or a number above it"),

@@ -15,7 +15,18 @@ const OBJECTS: [&str; 2] = ["rope_parameters", "rope_scaling"];
 /// Members that are positive numbers, and those that are numbers.
 const POSITIVE: [&str; 5] =
     ["factor", "rope_theta", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"];
-const NUMBERS: [&str; 5] = ["attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"];
+const NUMBERS: [&str; 7] = [
+    "attention_factor",
+    "attn_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "partial_rotary_factor",
+];
+const WORDS: [&str; 2] = ["rope_type", "type"];
+/// Shares of the axes in the pairs of a rotation.
+const SECTIONS: [&str; 2] = ["mrope_section", "xdrope_section"];
 
 /// Members without which transformers does not compute a type.
 const REQUIRED: [(&str, &[&str]); 4] = [
@@ -31,20 +42,31 @@ const SAME_TYPE: [[&str; 2]; 2] = [["mrope", "default"], ["su", "longrope"]];
 /// Checks the numbers of both descriptions, also by type of layer.
 pub(crate) fn check(config: &Map<String, Json>) -> Result<()> {
     each(config, &mut |name, rope| {
-        let is_wrong = |key: &str, value: &Json| {
-            let number = || value.as_f64();
-            !value.is_null()
-                && (POSITIVE.contains(&key) && number().is_none_or(|number| number <= 0.0)
-                    || NUMBERS.contains(&key) && number().is_none() && !value.is_boolean())
-        };
-        // Other values of bases by layer are checked as such.
-        let Some((key, value)) = rope.iter().find(|(key, value)| !value.is_array() && is_wrong(key, value))
-        else {
-            return Ok(());
-        };
-        let expected = if POSITIVE.contains(&key.as_str()) { "a number above 0" } else { "a number" };
-        Err(ArchError::ConfigValue { key: format!("{name}.{key}"), value: shown(value), expected })
+        let wrong = rope.iter().find_map(|(key, value)| Some((key, value, expected(key, value)?)));
+        wrong.map_or(Ok(()), |(key, value, expected)| {
+            Err(ArchError::ConfigValue { key: format!("{name}.{key}"), value: shown(value), expected })
+        })
     })
+}
+
+/// Returns what a member holds that has another value.
+fn expected(key: &str, value: &Json) -> Option<&'static str> {
+    let is_in = |keys: &[&str]| keys.contains(&key);
+    // Values of bases by layer are checked as such.
+    let is_by_layer = key == "rope_theta" && value.as_array().is_some_and(|items| !items.is_empty());
+    if value.is_null() || is_by_layer {
+        None
+    } else if is_in(&POSITIVE) {
+        value.as_f64().is_none_or(|number| number <= 0.0).then_some("a number above 0")
+    } else if is_in(&NUMBERS) {
+        (!value.is_number() && *value != Json::Bool(false)).then_some("a number")
+    } else if is_in(&SECTIONS) {
+        let sizes: Option<Vec<u64>> =
+            value.as_array().and_then(|items| items.iter().map(Json::as_u64).collect());
+        sizes.is_none_or(|sizes| sizes.iter().all(|size| *size == 0)).then_some("a list of whole numbers")
+    } else {
+        (is_in(&WORDS) && !value.is_string()).then_some("a text")
+    }
 }
 
 /// Returns warnings about members that are missing, that have no effect, or that contradict others.
@@ -82,10 +104,14 @@ pub(crate) fn warnings(config: &Map<String, Json>) -> Vec<ArchWarning> {
 
 type Visit<'v> = dyn FnMut(&str, &Map<String, Json>) -> Result<()> + 'v;
 
-/// Calls `visit` for each description: each object, or its members by type of layer.
+/// Calls `visit` for each description of a configuration and its text part: each object, or its members by type of layer.
 fn each(config: &Map<String, Json>, visit: &mut Visit<'_>) -> Result<()> {
-    for name in OBJECTS {
-        let Some(rope) = config.get(name).and_then(Json::as_object) else { continue };
+    let text = config.get("text_config").and_then(Json::as_object);
+    // A text part may have been written out into the configuration.
+    let is_own = |name: &&str| text.is_some_and(|text| text.get(*name) != config.get(*name));
+    let of_text = OBJECTS.into_iter().filter(is_own).map(|name| (text, name));
+    for (part, name) in OBJECTS.into_iter().map(|name| (Some(config), name)).chain(of_text) {
+        let Some(rope) = part.and_then(|part| part.get(name)?.as_object()) else { continue };
         visit(name, rope)?;
         for (kind, member) in rope.iter().filter(|(kind, _)| kind.ends_with("_attention")) {
             member.as_object().map_or(Ok(()), |member| visit(&format!("{name}.{kind}"), member))?;
@@ -141,6 +167,19 @@ mod tests {
                 r#"{"rope_parameters": {"full_attention": {"rope_theta": "1e6"}}}"#,
                 Some("`rope_parameters.full_attention.rope_theta` is \"1e6\", expected a number above 0"),
             ),
+            (
+                r#"{"text_config": {"rope_parameters": {"beta_slow": ""}}}"#,
+                Some("`rope_parameters.beta_slow` is \"\", expected a number"),
+            ),
+            (
+                r#"{"rope_parameters": {"rope_theta": []}}"#,
+                Some("`rope_parameters.rope_theta` is [], expected a number above 0"),
+            ),
+            (
+                r#"{"rope_scaling": {"mrope_section": [0, 0]}}"#,
+                Some("`rope_scaling.mrope_section` is [0,0], expected a list of whole numbers"),
+            ),
+            (r#"{"rope_scaling": {"rope_type": 7}}"#, Some("`rope_scaling.rope_type` is 7, expected a text")),
             (
                 r#"{"rope_scaling": {"factor": null, "beta_fast": 32, "long_factor": [1.0], "type": "su"}}"#,
                 None,

@@ -24,9 +24,7 @@ const BASE_KEYS: &[&str] = &[
     "metadata",
     "mtp_keep",
     "no_graph",
-    "not_negative",
     "outputs",
-    "positive",
     "read_by",
     "tables",
     "text_parts",
@@ -76,10 +74,6 @@ pub(crate) struct Base {
     pub(crate) widths: Vec<String>,
     /// Configuration keys.
     pub(crate) counts: Vec<String>,
-    /// Configuration keys.
-    pub(crate) positive: Vec<String>,
-    /// Configuration keys.
-    pub(crate) not_negative: Vec<String>,
     /// Classes of wrappers that name no model.
     pub(crate) wrapper_classes: Vec<String>,
     /// Prefixes that wrappers add to a model's class.
@@ -160,8 +154,6 @@ fn parsed(text: &str) -> Read<Base> {
         tied: top.texts("tied")?,
         together: top.texts("together")?,
         counts: top.texts("counts")?,
-        positive: top.texts("positive")?,
-        not_negative: top.texts("not_negative")?,
         widths: top.texts("widths")?,
         wrapper_classes: top.texts("wrapper_classes")?,
         wrapper_prefixes: top.texts("wrapper_prefixes")?,

@@ -9,7 +9,7 @@ use crate::language::names::Captures;
 use crate::read::base;
 use crate::read::schema::{Card, MetadataRow};
 use gguf_core::numeric::held_by_f32;
-use gguf_format::keys::{ANNOTATION_PREFIX, KeyInfo, annotation_info, key_info, key_type};
+use gguf_format::keys::{ANNOTATION_PREFIX, KeyInfo, ValueCount, annotation_info, key_info, key_type};
 use gguf_format::{Array, Metadata, Value, ValueType};
 
 /// Returns the full key of a row: with the architecture in front if the table of well-known keys has it so.
@@ -98,7 +98,8 @@ pub(crate) fn annotations(card: &Card, scope: &Scope<'_>) -> Result<Metadata> {
     Ok(metadata)
 }
 
-/// Evaluates rows into `metadata`. Null, empty texts and empty lists write nothing; an existing key is replaced.
+/// Evaluates rows into `metadata`. Null, an empty text where the key has a text, and an empty list where it may have one
+/// write nothing; an existing key is replaced.
 pub(crate) fn apply_rows(
     card: &Card,
     section: &str,
@@ -170,7 +171,10 @@ fn typed(key: &str, info: &KeyInfo, datum: &Datum) -> Result<Option<Value>> {
     };
     match datum {
         Datum::Null => Ok(None),
-        Datum::Text(text) if text.is_empty() => Ok(None),
+        Datum::Text(text) if text.is_empty() && info.value_type == ValueType::String => Ok(None),
+        Datum::List(items) if items.is_empty() && info.count == ValueCount::One => {
+            Err(wrong(datum, info.value_type))
+        }
         Datum::List(items) => {
             let element = match (info.value_type, items.first()) {
                 (_, None) => return Ok(None),
@@ -196,6 +200,9 @@ fn scalar(datum: &Datum, ty: ValueType) -> Option<Value> {
         }
         _ => datum.clone(),
     };
+    if matches!(datum, Datum::Bool(_)) && ty != ValueType::Bool {
+        return None;
+    }
     Some(match ty {
         ValueType::Bool => match datum {
             Datum::Bool(value) => Value::Bool(*value),
@@ -206,10 +213,7 @@ fn scalar(datum: &Datum, ty: ValueType) -> Option<Value> {
             Datum::Text(text) => Value::from(&**text),
             _ => return None,
         },
-        ValueType::F32 => match datum {
-            Datum::Bool(_) => return None,
-            _ => Value::F32(held_by_f32(datum.as_float()?)?),
-        },
+        ValueType::F32 => Value::F32(held_by_f32(datum.as_float()?)?),
         ValueType::F64 => Value::F64(datum.as_float()?),
         ValueType::U8 => Value::U8(datum.as_int()?.try_into().ok()?),
         ValueType::I8 => Value::I8(datum.as_int()?.try_into().ok()?),
@@ -287,7 +291,15 @@ mod tests {
         assert_eq!(value("llama.rope.freq_base", "10000"), Ok(Some(Value::F32(1e4))));
         assert_eq!(value("llama.block_count", "7.0"), Ok(Some(Value::U32(7))));
         assert_eq!(value("llama.block_count", "null"), Ok(None));
-        assert_eq!(value("llama.block_count", "[]"), Ok(None));
+        assert_eq!(value("llama.attention.head_count_kv", "[]"), Ok(None));
+        for (key, json) in [
+            ("block_count", "[]"),
+            ("block_count", "\"\""),
+            ("block_count", "true"),
+            ("rope.freq_base", "true"),
+        ] {
+            assert!(value(&format!("llama.{key}"), json).is_err(), "{key} = {json}");
+        }
         assert_eq!(value("llama.attention.head_count_kv", "[1, 2]"), Ok(Some(Value::from(vec![1i32, 2]))));
         assert_eq!(value("llama.ple.layer_multipliers", "[1]"), Ok(Some(Value::from(vec![1u64]))));
         assert_eq!(

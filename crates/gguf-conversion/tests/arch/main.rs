@@ -41,6 +41,7 @@ mod runtime_keys;
 mod saved_by_mlx;
 mod sizes;
 mod tied;
+mod values;
 mod vocabularies;
 
 use fixture::{CardFixture, element, load};
@@ -380,7 +381,8 @@ fn what_does_not_fit_is_refused_by_name() {
         ),
         (
             refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "longrope", "factor": 2})),
-            "config.json: rope: `long_factor` must be a list of numbers where the type is longrope",
+            "config.json: rope: `long_factor` must be a list of numbers where the type is longrope\n\
+             hint: a value in config.json is not of the kind that this class takes: take the file that was saved with these weights",
         ),
         (
             refusal(|c| c["config"]["rope_scaling"] = json!({"rope_type": "yarn", "factor": "two"})),

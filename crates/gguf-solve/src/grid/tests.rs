@@ -9,7 +9,7 @@ use gguf_testkit::tiers::{Tier, two_tiers};
 use super::GridSolver;
 use super::choice::{Code, Grid, PreparedMetric};
 use crate::noise::Noise;
-use crate::twin::{invert, moments, solve, start, weights};
+use crate::samples::{invert, moments, solve, start, weights};
 use crate::unit::{UNIT, Unit, UnitMetric};
 use crate::{Metric, PANEL_ROWS, SHRINKAGE, SecondMoments, SolveError, Start, objective};
 

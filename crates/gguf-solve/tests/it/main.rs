@@ -1,7 +1,9 @@
 //! The solver against the formulas, against the quantizer it starts from, and with invalid input.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test stops by panicking")]
+#![allow(clippy::needless_range_loop, reason = "formulas index several lanes alike")]
 
-#[path = "../src/twin.rs"]
-#[allow(dead_code, reason = "the insides use the other part of it")]
+#[path = "../../src/samples.rs"]
+mod samples;
 mod twin;
 
 use gguf_blocks::grid_states::GRID_FORMS;
@@ -14,7 +16,8 @@ use gguf_solve::{
 };
 use gguf_testkit::noise::{self, Noise};
 use gguf_testkit::tiers::{Tier, two_tiers};
-use twin::{GptqTwin, RowTwin, correlated, moments, odd_moments, odd_rows, solve, start, weights};
+use samples::{correlated, moments, solve, start, weights};
+use twin::{GptqTwin, RowTwin, odd_moments, odd_rows};
 
 const N: usize = 512;
 
