@@ -144,6 +144,10 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
             {
                 *value != Json::Array(Vec::new()) && *value != Json::Object(Map::new())
             }
+            // `dynamic_image_size` is a switch.
+            Json::Bool(true) if rules == [Expected::Number] && kind_of(key, attributes).is_none() => {
+                !is_count(key)
+            }
             // Some keys take a number or a word.
             Json::String(text) if text == "auto" => true,
             Json::String(text) if !text.is_empty() && text.parse::<f64>().is_err() => sign(key).is_none(),
@@ -190,9 +194,12 @@ fn sign(key: &str) -> Option<Expected> {
     }
 }
 
+fn is_count(key: &str) -> bool {
+    key.starts_with("num_") || key.starts_with("n_")
+}
+
 /// Returns true for a key whose name says that it is a number, or a list or an object of several.
 fn is_number(key: &str) -> bool {
-    const STARTS: [&str; 2] = ["num_", "n_"];
     const ENDS: [&str; 8] = [
         "_size",
         "head_dim",
@@ -201,9 +208,9 @@ fn is_number(key: &str) -> bool {
         "factor",
         "_multiplier",
         "_group",
-        "_position_embeddings",
+        "max_position_embeddings",
     ];
-    STARTS.iter().any(|start| key.starts_with(start)) || ENDS.iter().any(|end| key.ends_with(end))
+    is_count(key) || ENDS.iter().any(|end| key.ends_with(end))
 }
 
 /// Returns what a key may hold; empty if that is not known.
@@ -252,7 +259,7 @@ mod tests {
             r#"{"vocab_size": "auto", "model_type": "gemma3", "text_config": {"sliding_window": -1}}"#,
             r#"{"model_type": "qwen2", "sliding_window": false, "num_hidden_layers": 1}"#,
             r#"{"vision_config": {"image_size": {"height": 4}, "num_heads": [4, 4], "patch_size": 14, "n_x": null}}"#,
-            r#"{"quantization_config": {"group_size": ""}, "num_of": "auto", "mlp_only_layers": []}"#,
+            r#"{"quantization_config": {"group_size": ""}, "num_of": "auto", "mlp_only_layers": [], "dynamic_image_size": true}"#,
             r#"{"model_type": "exaone_moe", "sliding_window_pattern": "LLLG", "rope_theta": [1e4, 1e6]}"#,
         ] {
             assert_eq!(error(json), None, "{json}");
@@ -285,7 +292,7 @@ mod tests {
                 r#"{"model_type": "qwen2", "layer_types": ["full_attention", "sliding"]}"#,
                 "`layer_types` is \"sliding\", expected kinds of layers of transformers",
             ),
-            (r#"{"vision_config": {"patch_size": true}}"#, "`patch_size` is true, expected a number"),
+            (r#"{"vision_config": {"num_heads": true}}"#, "`num_heads` is true, expected a number"),
             (r#"{"text_config": {"x_config": {"n_y": []}}}"#, "`n_y` is [], expected a number"),
             (r#"{"swa_rope_theta": -1}"#, "`swa_rope_theta` is -1, expected a number above 0"),
             (r#"{"hidden_size": 0}"#, "`hidden_size` is 0, expected a whole number above 0"),
