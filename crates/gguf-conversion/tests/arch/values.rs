@@ -17,6 +17,8 @@ const MAY: &[(&str, &[&str])] = &[
     (
         "true counts as 1 in Python, too",
         &[
+            "partial_rotary_factor",
+            "audio_config.group_size",
             "rope_pct",
             "rotary_pct",
             "rope_ratio",
