@@ -130,6 +130,7 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
             return Err(ArchError::ConfigValue { key, value, expected: "kinds of layers of transformers" });
         }
         let rules = expected(key, attributes);
+        let is_by_name = rules == [Expected::Number] && kind_of(key, attributes).is_none();
         let is_one =
             |value: &Json| value.as_f64().is_some_and(|number| rules.iter().all(|rule| rule.holds(number)));
         let is_right = match value {
@@ -139,15 +140,11 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
                 let is_none = |item: &Json| item.is_null() || item.as_f64() == Some(0.0) && key != BASE;
                 !items.is_empty() && items.iter().all(|item| is_none(item) || is_one(item))
             }
-            Json::Array(_) | Json::Object(_)
-                if rules == [Expected::Number] && kind_of(key, attributes).is_none() =>
-            {
+            // The name alone may mean several numbers, or a switch (`dynamic_image_size`).
+            Json::Array(_) | Json::Object(_) if is_by_name => {
                 *value != Json::Array(Vec::new()) && *value != Json::Object(Map::new())
             }
-            // `dynamic_image_size` is a switch.
-            Json::Bool(true) if rules == [Expected::Number] && kind_of(key, attributes).is_none() => {
-                !is_count(key)
-            }
+            Json::Bool(true) if is_by_name => !is_count(key),
             // Some keys take a number or a word.
             Json::String(text) if text == "auto" => true,
             Json::String(text) if !text.is_empty() && text.parse::<f64>().is_err() => sign(key).is_none(),
@@ -194,6 +191,7 @@ fn sign(key: &str) -> Option<Expected> {
     }
 }
 
+/// Returns true for a key whose name says that it counts something.
 fn is_count(key: &str) -> bool {
     key.starts_with("num_") || key.starts_with("n_")
 }
