@@ -391,9 +391,9 @@ impl Client {
         if self.is_cancelled() {
             return Err(RemoteError::Cancelled.into());
         }
-        let resolved = target.state().resolved.clone();
+        let mut remembered = target.state().resolved.clone();
         let own = target.url();
-        let mut url = resolved.unwrap_or_else(|| own.clone());
+        let mut url = remembered.clone().unwrap_or_else(|| own.clone());
         let mut token = self.access.unnamed();
         for _ in 0..=MAX_REDIRECTS {
             if url.scheme() == "https" {
@@ -417,23 +417,28 @@ impl Client {
                 .map_err(|broken| failed(&shown(&url), broken))?;
             self.is_answered.store(true, Ordering::Relaxed);
             if let Some(next) = redirect(&url, answer.status, &answer.headers)? {
-                // A redirect within the same server is not remembered.
-                if next.origin() != url.origin() {
-                    target.state().resolved = Some(next.clone());
-                }
                 url = next;
                 continue;
             }
             return match answer.status {
                 StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::RANGE_NOT_SATISFIABLE => {
                     refuse_encoded(&url, &answer.headers)?;
+                    // A redirect within the same server is not remembered.
+                    if url.origin() != own.origin() && remembered.as_ref() != Some(&url) {
+                        target.state().resolved = Some(url.clone());
+                    }
                     Ok((url, answer))
                 }
-                // The signature of an address has expired: the redirect is requested again.
                 status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::GONE)
                     if url.origin() != own.origin() =>
                 {
                     target.state().resolved.take_if(|resolved| *resolved == url);
+                    // The signature of a remembered address has expired, which is no failure: the redirect is
+                    // requested again.
+                    if remembered.take().is_some_and(|remembered| remembered == url) {
+                        url = own.clone();
+                        continue;
+                    }
                     Err(match refused(&url, status, &answer.headers, token) {
                         AttemptFailure::Lasting(error) => AttemptFailure::Passing { error, pause: None },
                         passing => passing,
