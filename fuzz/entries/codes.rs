@@ -161,7 +161,7 @@ fn method(names: &[&str], data: &[u8]) -> bool {
         quantize_config: object(QUANTIZE_CONFIG),
         quant_config: object(QUANT_CONFIG),
         quanto_qmap: object(QUANTO_QMAP),
-        msmodelslim: None,
+        ..Configurations::default()
     };
     let Some(file) = bundle::find(&files, "model.safetensors") else { return false };
     let layer = |is_mapped, level| {

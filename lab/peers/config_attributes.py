@@ -9,6 +9,7 @@ itself reads. Of each type:
   attributes   name: default. A list by layer that repeats is {"period": [...]}; {"derived": true} is a default that other
                attributes decide
   filled       attributes of which a null counts as absent
+  nullable     attributes of which a null stays one; the class refuses any other null
   kinds        whether an attribute whose default does not say it is an "int", a "float" or a "bool"
   aliases      other name: name
   outranked    those of which the name itself is taken where both are given with different values
@@ -201,7 +202,7 @@ def describe(config_class):
     aliases = dict(config_class.attribute_map)
     read |= {aliases[name] for name in read if name in aliases}
     follow, annotated = followers(config_class, defaults), annotations(config_class)
-    rows, filled, kinds = {}, [], {}
+    rows, filled, nullable, kinds = {}, [], [], {}
     for key, value in defaults.items():
         # A part's configuration is judged by its own type.
         if key not in read or (isinstance(value, dict) and key != "rope_parameters"):
@@ -215,13 +216,19 @@ def describe(config_class):
             rows |= {name: storable(one) for name, one in flat(key, value).items() if is_plain(one)}
         if (value is None or rows.get(key) == {"derived": True}) and kind(annotated.get(key)):
             kinds[key] = kind(annotated[key])
-        if value is not None:
-            nulled = made(config_class, **{key: None})
-            if nulled is None or plain(nulled).get(key) is not None:
-                filled.append(key)
+        if value is not None or rows.get(key) == {"derived": True}:
+            try:
+                is_filled = plain(config_class(**{key: None})).get(key) is not None
+                (filled if is_filled else nullable).append(key)
+            except Exception as error:
+                # Another error is one of a rule over several attributes.
+                if "FieldValidation" not in type(error).__name__:
+                    nullable.append(key)
     row = {"attributes": dict(sorted(rows.items()))}
     if filled:
         row["filled"] = sorted(filled)
+    if nullable:
+        row["nullable"] = sorted(nullable)
     if kinds:
         row["kinds"] = dict(sorted(kinds.items()))
     if aliases:

@@ -12,7 +12,8 @@ an architecture show no tensor that comes with it, there is no row; nor where a 
 the one without the other.
 
 `--taken` adds to each row, beside "?", the architectures whose loader (`load_arch_tensors`) takes the tensor without a row
-above; "*" stands for all that take the weight of the same name.
+above; "*" stands for all that take the weight of the same name. It adds beside "=" those that take the matrix only with the
+embedding's width on both sides.
 """
 import collections
 import ctypes
@@ -65,6 +66,10 @@ LOADER = [
     (["blk.N.ffn_gate_inp_shexp.weight"], EXPERTS, "qwen2moe qwen35moe qwen3next qwen4exp"),
     (ROUTED, f"{EXPERTS} & expert_latent_length", "kimi-k3"),
 ]
+# Required by the loader, although a file of fixtures/cards, as llama.cpp's converter writes it, lacks them.
+UNWRITTEN = {"blk.N.attn_qkv.bias": ("attn_qkv.weight", "gptneox"), "blk.N.attn_output.bias": ("attn_output.weight", "gptneox")}
+# The matrix behind the heads.
+OUTPUT = "blk.N.attn_output.weight"
 # Rows that a configuration decides in a way that no file shows.
 LEFT_OUT = {"rope_freqs.weight"}
 # A name that llama.cpp's converter writes for a checkpoint that its convert_pt_to_hf.py has not prepared.
@@ -203,7 +208,8 @@ def pairs_of(body):
 
 
 def taken(source):
-    """The kinds of tensors that each loader takes by architecture, and those of all."""
+    """The kinds of tensors that each loader takes by architecture, the architectures with a square matrix behind the heads, and
+    the kinds of all."""
     arch, model = (Path(source, name).read_text() for name in ("llama-arch.cpp", "llama-model.cpp"))
     archs = dict(re.findall(r'\{ *(LLM_ARCH_\w+), *"([^"]+)"', arch))
     table = arch.split("LLM_TENSOR_NAMES = {")[1].split("\n};")[0]
@@ -212,29 +218,35 @@ def taken(source):
     bodies = {}
     for path in Path(source, "models").glob("*.cpp"):
         for own, body in re.findall(r"void (llama_model_\w+)::load_arch_tensors\(.*?\) \{(.*?)\n\}", path.read_text(), re.S):
-            bodies[own] = pairs_of(re.sub(r"//[^\n]*", "", body))
-    loaders, waiting = {}, []
+            body = re.sub(r"//[^\n]*", "", body)
+            outputs = set(re.findall(r'LLM_TENSOR_ATTN_OUT, *"weight"[^{]*\{ *([^}]*?) *\}', body))
+            bodies[own] = pairs_of(body), outputs == {"n_embd, n_embd"}
+    loaders, squares, waiting = {}, [], []
     for line in model.split("llama_model_mapping(llm_arch arch")[1].split("\n}\n")[0].splitlines():
         waiting += [archs[case] for case in re.findall(r"case (LLM_ARCH_\w+):", line)]
         for own in re.findall(r"new (llama_model_\w+)", line):
             while own not in bodies:
                 own = bases[own]
-            kinds = {names[tensor] + (end and f".{end}") for tensor, end in bodies[own]}
+            pairs, is_square = bodies[own]
+            kinds = {names[tensor] + (end and f".{end}") for tensor, end in pairs}
+            squares += waiting if is_square else []
             loaders.update({name: kinds for name in waiting if name != "clip"})
             waiting = []
     every = model.split("// generic pass")[1].split("done_getting_tensors")[0]
-    return loaders, {f"{names[tensor]}.{end}" for tensor, end in re.findall(r'tn\((LLM_TENSOR_\w+), *"(\w+)"', every)}
+    of_all = {f"{names[tensor]}.{end}" for tensor, end in re.findall(r'tn\((LLM_TENSOR_\w+), *"(\w+)"', every)}
+    return loaders, squares, of_all
 
 
 def add_taken(source, output):
-    loaders, of_all = taken(source)
+    loaders, squares, of_all = taken(source)
     rows = collections.defaultdict(lambda: collections.defaultdict(list))
     for kind, row in json.loads(Path(output).read_text()).items():
-        rows[kind].update({beside: names.split() for beside, names in row.items() if beside != "?"})
+        rows[kind].update({beside: names.split() for beside, names in row.items() if beside not in ("?", "=")})
     for arch, kinds in sorted(loaders.items()):
         for kind in kinds:
             if not any(arch in names for names in rows[kind].values()):
                 rows[kind]["?"].append(arch)
+    rows[OUTPUT]["="] = sorted(squares)
     rows[UNPREPARED[0]]["?"] = [UNPREPARED[1]]
     for kind in of_all:
         rows[kind]["?"] = ["*"]
@@ -282,6 +294,8 @@ def main():
             if "&" in condition and arch in rows[kind].get(EXPERTS, []):
                 rows[kind][EXPERTS].remove(arch)
             rows[kind][condition].append(arch)
+    for kind, (beside, arch) in UNWRITTEN.items():
+        rows[kind][beside] = sorted({*rows[kind][beside], arch})
     write(rows, output)
 
 

@@ -18,14 +18,14 @@ import sys
 
 import peft
 
-READ = """peft_type base_model_name_or_path r lora_alpha rank_pattern alpha_pattern use_rslora fan_in_fan_out use_dora
+READ = """peft_type base_model_name_or_path r lora_alpha rank_pattern alpha_pattern use_rslora ensure_weight_tying use_dora
 trainable_token_indices token_indices alora_invocation_tokens target_parameters lora_bias modules_to_save bias""".split()
 KINDS = {"map": "alpha_pattern rank_pattern", "text": "base_model_name_or_path bias peft_type invocation_string",
-         "switch": "fan_in_fan_out lora_bias use_dora use_rslora", "number": "r"}
+         "switch": "ensure_weight_tying lora_bias use_dora use_rslora", "number": "r"}
 # The methods of `init_lora_weights` are told apart below; their own settings count with them.
 NONE = """task_type auto_mapping peft_version revision inference_mode target_modules exclude_modules lora_dropout
 layers_to_transform layers_pattern megatron_core runtime_config loftq_config eva_config corda_config lora_ga_config
-velora_config qalora_group_size ensure_weight_tying init_weights""".split()
+velora_config qalora_group_size fan_in_fan_out init_weights""".split()
 ONLY = {"init_lora_weights": [True, False, None, "gaussian", "eva", "orthogonal", "mica"], "layer_replication": [None, []],
         "kasa_config": [None]}
 OFF = {

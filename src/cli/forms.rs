@@ -88,7 +88,14 @@ pub(super) fn offer(program: &Command, arguments: &[OsString]) -> Option<String>
     let has_command = words.get(1).is_some_and(|word| *word != "hf2gguf" && is_command(program, word));
     let (form, offer) = FORMS.iter().find_map(|(form, offer)| {
         let form = expression(form, &line)?;
-        (form.is_match(line.as_bytes()) && !(has_command && is_list(offer))).then_some((form, *offer))
+        let found = form.captures(line.as_bytes())?;
+        // The name of a type is no mistake.
+        let is_type = offer.starts_with(':')
+            && found
+                .get(1)
+                .and_then(|name| std::str::from_utf8(name.as_bytes()).ok())
+                .is_some_and(is_file_type);
+        (!is_type && !(has_command && is_list(offer))).then_some((form, *offer))
     })?;
     if let Some(advice) = offer.strip_prefix(':') {
         let mut text = Vec::new();
@@ -102,6 +109,10 @@ pub(super) fn offer(program: &Command, arguments: &[OsString]) -> Option<String>
         meant = replaced(&meant);
     }
     quoted(std::str::from_utf8(&meant).ok()?)
+}
+
+fn is_file_type(name: &str) -> bool {
+    FileType::parse(name).is_some()
 }
 
 fn is_command(program: &Command, word: &str) -> bool {
@@ -122,8 +133,7 @@ fn other_command(program: &Command, words: &[&str]) -> Option<String> {
         };
         words.insert(1, command);
     } else {
-        let is_path =
-            first.contains(['/', '.']) || Path::new(first).exists() || FileType::parse(first).is_some();
+        let is_path = first.contains(['/', '.']) || Path::new(first).exists() || is_file_type(first);
         let known = program.get_subcommands().map(Command::get_name);
         let near = if is_path || is_command(first) { Vec::new() } else { meant(first, known) };
         words[1] = near.first()?;
@@ -175,7 +185,11 @@ mod tests {
         for (line, meant) in cases {
             assert_eq!(offered(line), Some(format!("did you mean `{meant}`?")), "{line}");
         }
+        for line in ["gguf-quantize a b --type q3_k_l --bogus", "gguf-quantize a b q4_k_m --bogus"] {
+            assert_eq!(offered(line), None, "{line}");
+        }
         for (line, advice) in [
+            ("gguf-quantize a b --type q3_k_xl --bogus", "--types q3_k_xl`"),
             ("gguf-quantize a b UD-Q4_K_XL", "`--like FILE`"),
             ("gguf-quantize a b Q4_K_L", "--types Q4_K_L`"),
             ("gguf-quantize a b --type Q4_0_4_8", "write `q4_0`"),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::arch::graph::GraphFeatures;
+use crate::arch::has_windows;
 use crate::core::text::{bytes, escape};
 use crate::core::written::as_text;
 use crate::core::{GgmlType, Hint, TensorMeta, TensorSource};
@@ -228,8 +229,7 @@ fn as_llama_cpp(kept: &mut KeptBySequence, arch: &str, plan: &GraphPlan, tensors
     if let Some(encoder) = &plan.encoder {
         kept.rows.iter_mut().for_each(|(_, layers)| *layers = encoder.layers.len());
     }
-    // It does without the windows of Phi 3, and without those of EXAONE 4 but for the model of 64 layers.
-    if arch == "phi3" || (arch == "exaone4" && plan.layers.len() != 64) {
+    if !has_windows(arch, plan.layers.len() as u64) {
         let all = kept.rows.iter().map(|&(rows, layers)| (KeptRows { reach: Reach::All, ..rows }, layers));
         kept.rows = merged(all);
     }

@@ -120,7 +120,7 @@ impl Unnamed<'_> {
 
     fn other_shape(&self, found: &TensorMeta, places: &HashMap<&str, usize>) -> Option<String> {
         let own = &self.source.tensors()[*places.get(found.name.as_str())?];
-        (own.shape != found.shape).then(|| {
+        (own.shape.of_ggml() != found.shape.of_ggml()).then(|| {
             let name = escape(&found.name);
             format!("its tensor `{name}` has the shape {}, here it is {}", found.shape, own.shape)
         })

@@ -8,7 +8,7 @@ use crate::core::text::{escape, plural};
 use crate::core::written::as_path;
 use crate::core::{Hint, TensorSource};
 use crate::gguf::{GgufFile, Value};
-use crate::job::input::OpenedInput;
+use crate::job::input::{OpenedInput, must_be_model};
 use crate::job::run::JobRun;
 use crate::job::{Job, JobInput, JobTypes, Remark, Result, TypeSwitches};
 use crate::quantize::{FileType, LikeTypes, QuantizeOptions};
@@ -69,6 +69,7 @@ pub(super) fn set_types(
 ) -> Result<Option<LikeReport>> {
     let JobTypes::Like { file: path, .. } = &run.job.types else { return Ok(None) };
     let file = GgufFile::open(path)?;
+    must_be_model(&file)?;
     let architecture = |value: Option<&Value>| value.and_then(Value::as_str).unwrap_or_default().to_owned();
     let found = architecture(file.metadata().get("general.architecture"));
     let expected = architecture(opened.metadata().get("general.architecture"));

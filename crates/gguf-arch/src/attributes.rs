@@ -22,6 +22,8 @@ pub(super) struct Attributes {
     #[serde(default)]
     filled: Vec<String>,
     #[serde(default)]
+    nullable: Vec<String>,
+    #[serde(default)]
     kinds: BTreeMap<String, AttributeKind>,
     #[serde(default)]
     aliases: BTreeMap<String, String>,
@@ -199,8 +201,15 @@ impl Attributes {
         }
     }
 
+    /// Returns true for an attribute of which a null counts as absent.
     pub(super) fn fills_null(&self, name: &str) -> bool {
-        self.filled.iter().any(|filled| filled == name)
+        let is_nullable = self.nullable.iter().any(|nullable| nullable == name);
+        self.defaults.get(name).is_some_and(|default| !default.is_null()) && !is_nullable
+    }
+
+    /// Returns true for an attribute of which the class takes no null.
+    pub(super) fn refuses_null(&self, name: &str) -> bool {
+        self.fills_null(name) && !self.filled.iter().any(|filled| filled == name)
     }
 
     /// Returns all names of an attribute, its canonical name first.
@@ -273,7 +282,10 @@ mod tests {
         assert_eq!(falcon.default_of("alibi"), Some(AttributeDefault::Value(Json::Bool(false))));
         assert_eq!(falcon.default_of("ffn_hidden_size"), Some(AttributeDefault::Derived));
         assert_eq!(falcon.default_of("no such thing"), None);
-        assert!(falcon.fills_null("ffn_hidden_size"));
+        assert!(falcon.fills_null("ffn_hidden_size") && !falcon.refuses_null("ffn_hidden_size"));
+        let llama = Attributes::of_type("llama").unwrap();
+        assert!(llama.fills_null("rms_norm_eps") && llama.refuses_null("rms_norm_eps"));
+        assert!(!falcon.fills_null("no such thing"));
         let kinds = ["alibi", "layer_norm_epsilon", "hidden_size", "ffn_hidden_size", "activation"];
         let kinds = kinds.map(|name| falcon.kind_of(name));
         let known =

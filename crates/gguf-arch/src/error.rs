@@ -31,7 +31,12 @@ pub enum ArchError {
     #[error("config.json: `architectures` names no model class")]
     NoClass { model_type: Option<String> },
     #[error("no card for the vision or audio tower of class `{}`", escape(class))]
-    NoTower { class: String, nearest: Vec<String> },
+    NoTower {
+        class: String,
+        nearest: Vec<String>,
+        /// Class of the same model in the layout that a card converts.
+        layout: Option<&'static str>,
+    },
     #[error("no architecture card for class `{}`", escape(class))]
     UnknownClass {
         class: String,

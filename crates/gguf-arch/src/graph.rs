@@ -39,7 +39,7 @@ pub use self::moe::{
     Weigh,
 };
 pub use self::norms::NormsFeatures;
-pub use self::rope::{RopeFeatures, RopeOn, RopePairs, YarnMu};
+pub use self::rope::{Magnitudes, RopeFeatures, RopeOn, RopePairs, YarnMu, log_magnitude, log_multiplier};
 pub use self::window::{GlobalRope, WindowFeatures, WindowKind, WindowPattern, WindowRope};
 pub use self::words::{
     EmbedNorm, EmbedScale, EmbedScaleName, Extra, FfnKind, FfnLimit, GraphKind, NormKind, Positions,

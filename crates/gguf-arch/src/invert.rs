@@ -152,7 +152,7 @@ impl Inverter<'_> {
     fn match_all(&mut self) -> Result<()> {
         let mut leftovers = Vec::new();
         for (index, tensor) in self.tensors.iter().enumerate() {
-            if self.card.generate.iter().any(|generate| generate.to.matches(&tensor.name).is_some()) {
+            if self.is_generated(&tensor.name)? {
                 self.dropped.push(Dropped { weight: index, why: DropReason::FromConfiguration });
             } else if let Some(first) = self.copied_from(&tensor.name)? {
                 self.dropped.push(Dropped { weight: index, why: DropReason::SameAs(first) });
@@ -176,6 +176,20 @@ impl Inverter<'_> {
         };
         let names = leftovers.into_iter().enumerate().map(near).collect();
         Err(ArchError::Leftover { card: self.card.name(), names, drop: None })
+    }
+
+    /// Returns true if the card generates a tensor. Constants may be generated only where the model has no such tensor.
+    fn is_generated(&self, name: &str) -> Result<bool> {
+        for generate in &self.card.generate {
+            let Some(captures) = generate.to.matches(name) else { continue };
+            let when = generate.when.as_ref().filter(|_| generate.is_fill());
+            let failed =
+                |source| ArchError::Eval { card: self.card.name(), at: "`generate`".to_owned(), source };
+            if self.scope.holds(when, captures).map_err(failed)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Returns the entry that yields a tensor, and the index of its target: the first whose condition holds.

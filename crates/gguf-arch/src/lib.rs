@@ -58,13 +58,16 @@ pub use read::fusion::{Fuse, Fusion};
 pub use read::metadata_rows::derived_keys;
 pub use read::schema::{Card, CardKind, EntryType, Phase, TokenizerFrom};
 
+pub use judge::preprocessing::settle_preprocessor;
 pub use registry::detect::{class_of, named_classes, with_text_config};
 pub use registry::model_types::{text_parts, without_graph};
-pub use registry::towers::{TowerFile, TowerGaps, block_count, block_number, tower_gaps};
+pub use registry::towers::{TowerFile, TowerGaps, block_count, block_number, tower_fixed, tower_gaps};
 pub use registry::{ClassRow, Registry};
 
 pub use keys::origins::Origin;
-pub use keys::shapes::{EMBEDDING, ShapeCheck, WrongShape, check_shapes, embeds_all_tokens};
+pub use keys::shapes::{
+    EMBEDDING, ShapeCheck, WrongShape, check_shapes, embeds_all_tokens, with_dropped_ones,
+};
 pub use keys::target::{TargetModel, target_config};
 
 pub use mapping::heads::{DraftHeads, exports_heads};
@@ -80,6 +83,7 @@ pub use judge::facts::{
     CardContents, CardFacts, CardHead, ConfigKeyFacts, IgnoredTensors, KeyDefault, TensorFacts, all_facts,
     facts,
 };
+pub use judge::loader::{LoaderFault, has_windows, loader_faults};
 pub use judge::needs::{
     ForeignTensors, MissingTensors, foreign_names, foreign_tensors, has_loader, missing_tensors,
 };

@@ -52,6 +52,8 @@ pub struct Mapping {
     pub read: Vec<String>,
     /// Configuration values that the file does not carry.
     pub lost: Vec<LostValue>,
+    /// Computations of the class that runtimes replace by others: a sentence for each.
+    pub differs: Vec<String>,
     /// What becomes of each key of the configuration.
     pub config_keys: Vec<Piece>,
     /// Embedding and head, if they are stored differently than the configuration declares.

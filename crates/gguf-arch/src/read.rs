@@ -64,6 +64,7 @@ const CARD_KEYS: &[&str] = &[
     "mtp_export",
     "mtp_keep",
     "require",
+    "differs",
     "set",
     "drop_config",
     "metadata_set",
@@ -243,7 +244,8 @@ pub(super) fn card(table: &Table, stem: &str, variant: Option<&str>) -> Read<Car
         mtp_export: top.bool("mtp_export")?,
         mtp_keep: mtp_keep(&top)?,
         fuse: fuse(&top)?,
-        require: require(&top)?,
+        require: conditions(&top, "require")?,
+        differs: conditions(&top, "differs")?,
         set: pairs(&top, "set")?,
         drop_config: top.texts("drop_config")?,
         metadata_set: pairs(&top, "metadata_set")?,
@@ -394,13 +396,14 @@ fn fuse(top: &CardTable<'_>) -> Read<Vec<Fusion>> {
     top.texts("fuse")?.iter().map(|word| choice("`fuse`", "join", word, &Fusion::WORDS)).collect()
 }
 
-fn require(top: &CardTable<'_>) -> Read<Vec<(Expr, String)>> {
-    let at = top.at("require");
+/// Reads conditions, each with a message.
+fn conditions(top: &CardTable<'_>, key: &str) -> Read<Vec<(Expr, String)>> {
+    let at = top.at(key);
     let rule = |item: &Toml| match item.as_array().map(Vec::as_slice) {
         Some([condition, message]) => Ok((expr(condition, &at)?, text(message, &at)?)),
         _ => Err(kind(&at, "[condition, message]", item)),
     };
-    top.list("require")?.iter().map(rule).collect()
+    top.list(key)?.iter().map(rule).collect()
 }
 
 fn rows(fields: &CardTable<'_>, key: &str) -> Read<Vec<MetadataRow>> {

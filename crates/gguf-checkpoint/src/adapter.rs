@@ -23,6 +23,8 @@ const TORCH: &str = "adapter_model.bin";
 /// File name of the matrices of MLX, and that of older ones, which is refused.
 const MLX: &str = "adapters.safetensors";
 const MLX_OLD: &str = "adapters.npz";
+/// End of the names under which MLX saves the matrices during a training.
+const MLX_STEP: &str = "_adapters.safetensors";
 /// Configuration keys that only MLX writes.
 const MLX_KEYS: [&str; 2] = ["lora_parameters", "fine_tune_type"];
 /// Hint for users of an MLX adapter that cannot be read.
@@ -89,6 +91,19 @@ impl AdapterDir {
             if let Some(name) = whole.into_iter().find(|name| dir.file(name).is_some()) {
                 let way_out = "`gguf-convert hf2gguf DIR` converts the whole model that is there";
                 return refused(name, "a whole model in place of an adapter", way_out);
+            }
+            let names = dir.file_names()?;
+            if let Some(name) = names.iter().rfind(|name| name.ends_with(MLX_STEP)) {
+                return refused(
+                    name,
+                    "a step of a training by MLX",
+                    "copy the file to `adapters.safetensors`",
+                );
+            }
+            if let Some(name) = names.iter().find(|name| **name == format!("{SAFETENSORS}.index.json")) {
+                let way_out =
+                    "PEFT reads one file, too: save the tensors of all files as `adapter_model.safetensors`";
+                return refused(name, "an adapter in several files", way_out);
             }
             return Err(missing(SAFETENSORS));
         }

@@ -119,7 +119,9 @@ impl ModelDir {
                 .map(|stem| stem.to_string_lossy().into_owned())
                 .unwrap_or_default());
         }
-        let resolved = fs_err::canonicalize(&self.path)?;
+        // A transformer in a folder of its own has the name of the whole model.
+        let whole = self.others().map(|others| &others.dir).filter(|dir| self.path.starts_with(dir));
+        let resolved = fs_err::canonicalize(whole.unwrap_or(&self.path))?;
         let own = || resolved.file_name().map(|name| name.to_string_lossy().into_owned());
         Ok(cached_name(&resolved).or_else(own).unwrap_or_default())
     }

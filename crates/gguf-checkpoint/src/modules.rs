@@ -1,17 +1,46 @@
 //! Weights in subfolders that are read after those of the model: sentence-transformers modules, audio encoders.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
+
+use serde_json::Value as Json;
 
 use crate::shards::SafetensorsShards;
-use crate::{CheckpointError, ModelDir};
+use crate::{CheckpointError, ModelDir, json};
 use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::{SourceError, WeightMeta, WeightSource};
+use gguf_format::OtherFiles;
 
 /// Suffix of the tensors of a module's file that are part of the model.
 const SUFFIX: &str = ".weight";
 /// Name of the layer inside the module.
 const LAYER: &str = "linear";
+
+/// List of the modules of sentence-transformers.
+const LIST: &str = "modules.json";
+/// Files that stay next to that list where the transformer has a folder of its own.
+const BESIDE: [&str; 3] = [LIST, "config_sentence_transformers.json", "README.md"];
+
+/// Returns the folder that holds the transformer of a sentence-transformers model, and the files outside of it; `None` if
+/// it has no folder of its own.
+pub(crate) fn transformer(dir: &ModelDir) -> Result<Option<(PathBuf, OtherFiles)>, CheckpointError> {
+    let Some(text) = dir.bytes(LIST)? else { return Ok(None) };
+    let list = json::parse(&text, dir.limits().depth)
+        .map_err(|source| CheckpointError::Json { path: dir.path().join(LIST), source })?;
+    let is_inside = |folder: &&str| {
+        !folder.is_empty() && Path::new(folder).components().all(|part| matches!(part, Component::Normal(_)))
+    };
+    let folder = |module: &Json| module["path"].as_str().filter(is_inside).map(str::to_owned);
+    let modules = list.as_array().map(Vec::as_slice).unwrap_or_default();
+    let is_transformer =
+        |module: &&Json| module["type"].as_str().is_some_and(|class| class.ends_with(".Transformer"));
+    let Some(own) = modules.iter().find(is_transformer).and_then(folder) else { return Ok(None) };
+    let others = modules.iter().filter_map(folder).filter(|folder| *folder != own);
+    let files =
+        others.flat_map(|folder| ["config.json", "model.safetensors"].map(|name| format!("{folder}/{name}")));
+    let names = BESIDE.map(str::to_owned).into_iter().chain(files).collect();
+    Ok(Some((dir.path().join(own), OtherFiles { dir: dir.path().to_owned(), names })))
+}
 
 /// The weights of a model, followed by those of its modules.
 pub struct WithModules {

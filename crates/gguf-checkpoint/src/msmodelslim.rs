@@ -68,11 +68,13 @@ impl Description {
 fn labels(object: &Map<String, Value>) -> Result<BTreeMap<String, String>, String> {
     // `<module>.quant_type` describes the computation of attention, not a tensor.
     let is_tensor = |key: &str| !RESERVED.contains(&key) && key.rsplit('.').next() != Some("quant_type");
+    // Newer programs describe the whole by further keys: a tensor's name has a point, and its label is text.
+    let is_of_all = |(key, value): &(&String, &Value)| !key.contains('.') && !value.is_string();
     let label = |(key, value): (&String, &Value)| match value.as_str() {
         Some(label) => Ok((key.clone(), label.to_owned())),
         None => Err(key.clone()),
     };
-    object.iter().filter(|(key, _)| is_tensor(key)).map(label).collect()
+    object.iter().filter(|row| is_tensor(row.0) && !is_of_all(row)).map(label).collect()
 }
 
 /// Returns the only description among the files of a directory.
@@ -147,7 +149,7 @@ mod tests {
 
     #[test]
     fn keys_of_the_whole_are_no_labels() {
-        let text = r#"{"model_quant_type": "W8A8", "group_size": 0, "metadata": {}, "a.quant_type": "K", "a.weight": "FLOAT"}"#;
+        let text = r#"{"model_quant_type": "W8A8", "group_size": 0, "metadata": {}, "is_rot_used": true, "a.quant_type": "K", "a.weight": "FLOAT"}"#;
         let object: Map<String, Value> = serde_json::from_str(text).unwrap();
         assert_eq!(
             labels(&object).unwrap().into_iter().collect::<Vec<_>>(),

@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::config::{ModelDir, PARAMS};
 use crate::shards::SafetensorsShards;
 use crate::torch::TorchFiles;
-use crate::{CheckpointError, Container, msmodelslim};
+use crate::{CheckpointError, Container, modules, msmodelslim};
 use gguf_core::limits::Limits;
 
 struct FormatProbe {
@@ -363,6 +363,9 @@ impl ModelDir {
             Some(config) => Ok(dir.with_config(config)),
             // A directory of a refused format often has no configuration: report the format instead.
             None => {
+                if let Some((folder, others)) = modules::transformer(&dir)? {
+                    return Ok(Self::open(&folder, limits)?.with_others(others));
+                }
                 let names = dir.file_names()?;
                 let is_mistral =
                     names.iter().filter_map(|name| FormatProbe::of(name)).any(FormatProbe::is_mistral);

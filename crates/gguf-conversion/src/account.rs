@@ -116,6 +116,7 @@ impl Conversion {
     /// Returns what the file does not have of the checkpoint: a sentence for each key, and one for the tensors of each reason.
     pub fn lost(&self) -> Vec<String> {
         let mut lost: Vec<String> = self.mapping().lost.iter().map(ToString::to_string).collect();
+        lost.extend(self.mapping().differs.iter().cloned());
         let is_main = |piece: &&Piece| [CONFIG, PARAMS].contains(&piece.file.as_deref().unwrap_or_default());
         lost.extend(self.keys.iter().filter(|piece| !is_main(piece)).filter_map(warning));
         let mut tensors: IndexMap<String, Vec<String>> = IndexMap::new();

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use crate::codes::{self, ChosenStorage, FittingType, FloatReason, FloatRole, KeptRole, PackingsOf};
 use crate::computable::Planned;
 use crate::key_check::KeysError;
-use crate::left_out::{OtherModalities, of_pooler, of_training};
+use crate::left_out::{OtherModalities, of_training};
 use crate::mapping::{CardScope, map};
 use crate::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
 use crate::mlx::SavedByMlx;
@@ -18,12 +18,15 @@ use crate::{
     ConvertError, ConvertOptions, ModelSource, SizesError, account, model_vocabulary, plain_names, sentence,
     short_tower, token_rows,
 };
-use gguf_arch::{CardKind, DraftHeads, DropReason, Dropped, Mapping, OutType, exports_heads, foreign_names};
+use gguf_arch::{
+    CardKind, DraftHeads, DropReason, Dropped, Mapping, OutType, exports_heads, foreign_names, loader_faults,
+};
 use gguf_blocks::SmallRows;
 use gguf_checkpoint::CheckpointError;
 use gguf_core::account::Piece;
 use gguf_core::sync::Unpoisoned;
 use gguf_core::{Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
+use gguf_format::name_fault::name_fault;
 use gguf_format::{Array, Metadata, Value, id_of_blocks};
 use gguf_views::{self, ReadPolicy, Recipe};
 
@@ -165,7 +168,7 @@ impl Conversion {
             map(&source, weights, &options, CardScope::Keys, &mut Vec::new()).is_ok()
         };
         warnings.extend(of_training(&mapping, weights));
-        warnings.extend(of_pooler(&mapping, weights));
+        warnings.extend(mapping.differs.iter().cloned());
         match &source.adapter {
             Some(adapter) => warnings.extend(adapter.warnings(&mapping, weights, options.kind)?),
             None => warnings.extend(gguf_checkpoint::unmerged_adapter(dir)),
@@ -219,6 +222,8 @@ impl Conversion {
         if options.card.is_none() {
             let file = if dir.is_mistral_format() { "params.json" } else { "config.json" };
             warnings.extend(KeysError::check(file, &mapping, &metadata, &options.set)?);
+            let named = name_fault(&metadata);
+            warnings.extend(named.map(|fault| format!("{fault}; `--model-name NAME` gives it another name")));
         }
         if mapping.card.kind == CardKind::Text {
             let names = |tensor: usize| {
@@ -234,6 +239,7 @@ impl Conversion {
             {
                 let (card, config) = (&mapping.card, dir.config());
                 warnings.extend(Planned { card, config, metadata: &metadata, tensors: &tensors }.check()?);
+                warnings.extend(loader_faults(&metadata, &tensors).iter().map(ToString::to_string));
             }
         }
         let fits = parts.iter().filter_map(|part| part.fit.as_ref());

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use regex::Regex;
 
 use crate::left_out::first_names;
+use crate::lora::module_name;
 use gguf_checkpoint::SelectedWeights;
 use gguf_core::WeightSource;
 use gguf_core::account::{Fate, Piece, PieceKind};
+use gguf_core::text::plural;
 
 /// Patterns of a run, with the names that each has matched.
 pub(super) struct Drops<'a>(Vec<(&'a Regex, Vec<String>)>);
@@ -48,12 +50,47 @@ impl<'a> Drops<'a> {
         self.0.iter().map(|(pattern, found)| {
             let names: Vec<&str> = found.iter().map(String::as_str).collect();
             match names.len() {
-                0 => format!("`--drop {pattern}` matches no tensor of the checkpoint"),
+                0 => unmatched(pattern),
                 1 => format!("`--drop {pattern}` leaves out 1 tensor: {}", first_names(&names)),
                 n => format!("`--drop {pattern}` leaves out {n} tensors: {}", first_names(&names)),
             }
         })
     }
+}
+
+fn unmatched(pattern: &Regex) -> String {
+    format!("`--drop {pattern}` matches no tensor of the checkpoint")
+}
+
+/// Returns true if a pattern matches a tensor of an adapter: its name in the file, or that without PEFT's wrapper.
+pub(super) fn matches(pattern: &Regex, name: &str) -> bool {
+    pattern.is_match(name) || pattern.is_match(&module_name(name))
+}
+
+/// Marks the tensors of an adapter that patterns leave out among its pieces. Returns the messages with those about them:
+/// a pattern may match tensors of the base, of the adapter, or of both.
+pub(super) fn of_adapter(patterns: &[Regex], mut messages: Vec<String>, pieces: &mut [Piece]) -> Vec<String> {
+    for pattern in patterns {
+        let mut names = Vec::new();
+        for piece in pieces.iter_mut().filter(|piece| piece.kind == PieceKind::Tensor) {
+            if matches(pattern, &piece.name) {
+                names.push(piece.name.clone());
+                let why = format!("`--drop {pattern}` leaves it out");
+                *piece = Piece::not(PieceKind::Tensor, &piece.name, Fate::LeftOut, why);
+            }
+        }
+        if !names.is_empty() {
+            let unmatched = unmatched(pattern);
+            messages.retain(|message| *message != unmatched);
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            messages.push(format!(
+                "`--drop {pattern}` leaves out {} of the adapter: {}",
+                plural(names.len() as u64, "tensor"),
+                first_names(&names)
+            ));
+        }
+    }
+    messages
 }
 
 #[cfg(test)]

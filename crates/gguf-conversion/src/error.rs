@@ -146,6 +146,11 @@ impl Hint for ConvertError {
             Self::Lora(_) => {
                 vec!["check that the base is the model that the adapter was made for".to_owned()]
             }
+            Self::Pooling { path, .. } if path.ends_with("config.json") => vec![
+                "without `modules.json` in the folder the transformer alone is converted: `--pooling` of llama.cpp then chooses the \
+                 pooling"
+                    .to_owned(),
+            ],
             Self::Adapter { .. } | Self::Source(_) | Self::Recipe(_) | Self::Pooling { .. } | Self::Io(_) => {
                 Vec::new()
             }

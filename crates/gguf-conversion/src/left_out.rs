@@ -58,20 +58,6 @@ pub(super) fn of_training(mapping: &Mapping, weights: &[WeightMeta]) -> Option<S
     })
 }
 
-/// Returns a warning about a classifier that is written without the pooler in front of it.
-pub(super) fn of_pooler(mapping: &Mapping, weights: &[WeightMeta]) -> Option<String> {
-    let dropped = mapping.dropped.iter().filter_map(|dropped| weights.get(dropped.weight));
-    let pooler = dropped.map(|weight| &weight.name).find(|name| name.ends_with("pooler.dense.weight"))?;
-    let has_classifier = mapping.outputs.iter().any(|output| output.name == "cls.output.weight");
-    has_classifier.then(|| {
-        format!(
-            "`{}` is left out, as by llama.cpp's converter: scores of this file are those of the classifier without its pooler, on \
-             another scale than those of transformers",
-            escape(pooler)
-        )
-    })
-}
-
 /// Returns warnings about changes of an adapter that are not written. `is_changed` is true for weights that it changes;
 /// `kind` is that of the written model.
 pub(super) fn of_adapter(

@@ -38,6 +38,7 @@ use pair::ProductForm;
 use parts::{AdapterParts, is_norm};
 
 pub use error::{AdapterError, Stray};
+pub(crate) use names::module_name;
 
 /// Name of the token embedding; runtimes look up its rows and expect both of its factors transposed.
 const EMBEDDING: &str = "token_embd.weight";
@@ -101,7 +102,7 @@ impl AdapterConversion {
         let mut paths = adapter.paths();
         paths.push(base.path().join("config.json"));
 
-        let parts = AdapterParts::of(adapter.weights(), &config, is_norm)?;
+        let parts = AdapterParts::of(adapter.weights(), &config, is_norm, &options.drop)?;
         if parts.is_empty() {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
         }

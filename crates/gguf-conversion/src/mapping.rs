@@ -37,7 +37,7 @@ pub fn map(
             Registry::of_classes(options.kind, &classes)?
         }
     };
-    let side_files = SideFiles::read(dir, warnings)?;
+    let side_files = SideFiles::read(dir, options.kind, warnings)?;
     let target = OpenTarget::of(options)?;
     let inputs = Inputs {
         vocabulary: Some(&|| token_counts::count(dir)),

@@ -44,8 +44,8 @@ pub(super) fn wrong(dir: &ModelDir, file: &str, reason: String) -> ConvertError 
     ConvertError::Pooling { path: dir.path().join(file), reason }
 }
 
-/// Returns the modules whose Python class ends with `ending`, in order; empty without `modules.json`.
-pub(super) fn of_kind(dir: &ModelDir, ending: &str) -> Result<Vec<ListedModule>, ConvertError> {
+/// Returns the modules of a Python class, of all for an empty name, in order; empty without `modules.json`.
+pub(super) fn of_kind(dir: &ModelDir, class: &str) -> Result<Vec<ListedModule>, ConvertError> {
     let Some(text) = dir.bytes(MODULES)? else { return Ok(Vec::new()) };
     let modules = json::parse(&text, dir.limits().depth)
         .map_err(|source| CheckpointError::Json { path: dir.path().join(MODULES), source })?;
@@ -53,7 +53,8 @@ pub(super) fn of_kind(dir: &ModelDir, ending: &str) -> Result<Vec<ListedModule>,
         modules.as_array().ok_or_else(|| wrong(dir, MODULES, "not a list of modules".to_owned()))?;
     let mut found = Vec::new();
     for module in modules {
-        let Some(ty) = module["type"].as_str().filter(|ty| ty.ends_with(ending)) else { continue };
+        let is_kind = |ty: &&str| class.is_empty() || ty.rsplit('.').next() == Some(class);
+        let Some(ty) = module["type"].as_str().filter(is_kind) else { continue };
         let folder = module["path"].as_str();
         let folder = folder.ok_or_else(|| wrong(dir, MODULES, format!("module `{ty}` has no `path`")))?;
         found.push(ListedModule {

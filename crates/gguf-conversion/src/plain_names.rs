@@ -70,7 +70,7 @@ pub(super) fn of_part(
     options: &ConvertOptions,
 ) -> Option<PlainNames> {
     let registry = registry(options).ok()?;
-    let side_files = SideFiles::read(&source.dir, &mut Vec::new()).ok()?;
+    let side_files = SideFiles::read(&source.dir, options.kind, &mut Vec::new()).ok()?;
     let inputs: Inputs<'_> = side_files.inputs(source, weights);
     let arch_options = ResolveOptions {
         mistral_format: source.dir.is_mistral_format(),

@@ -53,17 +53,17 @@ pub(super) fn of(config: &Map<String, Json>) -> Option<Pooling> {
         ("pooling_mode_cls_token", Pooling::Cls),
         ("pooling_mode_lasttoken", Pooling::Last),
     ];
+    // The default of sentence-transformers.
+    if !config.keys().any(|key| key.starts_with("pooling_mode")) {
+        return Some(Pooling::Mean);
+    }
     let by_flag = flags.into_iter().find(|(key, _)| is_set(config, key)).map(|(_, pooling)| pooling);
-    let only = config.get("pooling_mode").and_then(|mode| match mode {
-        Json::Array(modes) if modes.len() == 1 => modes[0].as_str(),
-        mode => mode.as_str(),
-    });
-    by_flag.or(match only {
-        Some("mean") => Some(Pooling::Mean),
-        Some("cls") => Some(Pooling::Cls),
-        Some("lasttoken") => Some(Pooling::Last),
-        _ => None,
-    })
+    let listed = match config.get("pooling_mode") {
+        Some(Json::Array(modes)) => modes.iter().filter_map(Json::as_str).collect(),
+        mode => Vec::from_iter(mode.and_then(Json::as_str)),
+    };
+    let words = [("mean", Pooling::Mean), ("cls", Pooling::Cls), ("lasttoken", Pooling::Last)];
+    by_flag.or(words.into_iter().find(|row| listed.contains(&row.0)).map(|row| row.1))
 }
 
 #[cfg(test)]
@@ -85,5 +85,7 @@ mod tests {
         assert_eq!(found(new), Some(Pooling::Last));
         assert_eq!(found(json!({"pooling_mode_max_tokens": true})), None);
         assert_eq!(found(json!({"pooling_mode": "weightedmean"})), None);
+        assert_eq!(found(json!({"pooling_mode": ["cls", "max"]})), Some(Pooling::Cls));
+        assert_eq!(found(json!({"word_embedding_dimension": 64})), Some(Pooling::Mean));
     }
 }

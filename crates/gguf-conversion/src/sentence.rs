@@ -8,6 +8,7 @@ use crate::modules::{self, ListedModule, MODULES};
 use crate::pooling::{self, modes};
 use crate::{ConvertError, ModelSource};
 use gguf_arch::Mapping;
+use gguf_checkpoint::ModelDir;
 use gguf_checkpoint::pieces::{is_off, of_keys};
 use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::text::escape;
@@ -48,6 +49,18 @@ const IDENTITY: &str = "Identity";
 /// Files of a model's settings.
 const SETTINGS: &str = "config_sentence_transformers.json";
 const TRANSFORMER: &str = "sentence_bert_config.json";
+
+/// Returns the files that sentence-transformers reads in a folder next to those of the transformer, the list of modules
+/// first; none without that list.
+pub(super) fn files(dir: &ModelDir) -> Result<Vec<String>, ConvertError> {
+    if dir.file(MODULES).is_none() {
+        return Ok(Vec::new());
+    }
+    let modules = modules::of_kind(dir, "")?;
+    let modules = modules.iter().filter(|module| !module.folder.is_empty());
+    let own = modules.flat_map(|module| [module.file("config.json"), module.file("model.safetensors")]);
+    Ok([MODULES, SETTINGS, TRANSFORMER].map(str::to_owned).into_iter().chain(own).collect())
+}
 
 /// Returns what becomes of the modules of sentence-transformers and of the keys of their files. What a runtime does not
 /// compute is left out, with the text of a warning behind the file's name.

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json};
 
 use crate::{ConvertError, ModelSource, modules, pooling};
-use gguf_arch::{Inputs, Pooling};
+use gguf_arch::{ArchError, CardKind, Inputs, Pooling, settle_preprocessor};
 use gguf_checkpoint::{CheckpointError, ModelDir};
 use gguf_core::{WeightMeta, WeightSource};
 
@@ -18,16 +18,27 @@ pub(super) struct SideFiles {
 }
 
 impl SideFiles {
-    /// Reads the files. Oddities are added to `warnings`.
-    pub(super) fn read(dir: &ModelDir, warnings: &mut Vec<String>) -> Result<Self, ConvertError> {
+    /// Reads the files. Oddities are added to `warnings`. Towers need the preprocessing of images to be right.
+    pub(super) fn read(
+        dir: &ModelDir,
+        kind: CardKind,
+        warnings: &mut Vec<String>,
+    ) -> Result<Self, ConvertError> {
         let mut optional = |name| optional_json(dir, name, warnings);
+        let (tokenizer_config, generation_config) =
+            (optional("tokenizer_config.json")?, optional("generation_config.json")?);
+        let mut needed = |name| if kind == CardKind::Mmproj { Ok(dir.json(name)?) } else { optional(name) };
+        let mut preprocessor = merged([
+            (needed("preprocessor_config.json")?, "media_proc_cfg"),
+            (needed("processor_config.json")?, "image_processor"),
+        ]);
+        if let Some(preprocessor) = preprocessor.as_mut().filter(|_| kind == CardKind::Mmproj) {
+            settle_preprocessor(preprocessor).map_err(ArchError::from)?;
+        }
         Ok(Self {
-            tokenizer_config: optional("tokenizer_config.json")?,
-            generation_config: optional("generation_config.json")?,
-            preprocessor: merged([
-                (optional("preprocessor_config.json")?, "media_proc_cfg"),
-                (optional("processor_config.json")?, "image_processor"),
-            ]),
+            tokenizer_config,
+            generation_config,
+            preprocessor,
             folders: folders(dir)?,
             files: dir.file_names()?,
             pooling: pooling::read(dir)?,

@@ -40,8 +40,8 @@ pub struct MergedAdapter {
     pub name: String,
     /// Indices of the weights that it changes, sorted.
     pub changes: Vec<usize>,
-    /// Index of an output that the base shares with its embeddings, and the adapter does not.
-    pub untied: Option<usize>,
+    /// Index of an output that the base shares with its embeddings, and the adapter does not; index of the embeddings.
+    pub untied: Option<(usize, usize)>,
 }
 
 /// Model in the form that cards expect: a configuration, and floats under plain names.
@@ -246,6 +246,7 @@ fn configurations(dir: &ModelDir) -> Result<gguf_dequant::Configurations, Conver
         hf_quant_config: dir.json(gguf_dequant::HF_QUANT_CONFIG)?,
         quantize_config: dir.json(gguf_dequant::QUANTIZE_CONFIG)?,
         quant_config: dir.json(gguf_dequant::QUANT_CONFIG)?,
+        quantization_config: dir.json(gguf_dequant::QUANTIZATION_CONFIG)?,
         quanto_qmap: dir.json(gguf_dequant::QUANTO_QMAP)?,
         msmodelslim: Description::find(dir)?,
     })

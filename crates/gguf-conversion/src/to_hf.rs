@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value as Json, json};
 
-use gguf_arch::{self, ArchError, Inverse, Registry, RopeFreqsLlama3};
+use gguf_arch::{self, ArchError, Inverse, Registry, RopeFreqsLlama3, with_dropped_ones};
 use gguf_checkpoint::safetensors_writer::{
     SideFile, WriteCheckpointError, WriteCheckpointOptions, write_checkpoint,
 };
@@ -228,6 +228,7 @@ pub fn gguf_to_hf(
         targets.any(|target| target.name.matches(name).is_some())
     };
     let source = Decoded::with_own(tensors, options.level, &is_own)?;
+    let source = source.reshaped(|name, shape| with_dropped_ones(arch, name, shape));
     let rope_freqs = rope_freqs(metadata, &source, options.level)?;
     let Inverse { config, outputs, inexact, .. } =
         gguf_arch::invert(registry, metadata, source.weights(), rope_freqs.as_ref(), Some(&source))?;

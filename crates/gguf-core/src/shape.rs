@@ -51,6 +51,20 @@ impl Shape {
         self.n_elems
     }
 
+    /// The shape without outer dimensions of length one, with at least one dimension: what ggml keeps of a tensor.
+    ///
+    /// # Exactness
+    /// ref: `ggml_n_dims`.
+    #[must_use]
+    pub fn of_ggml(&self) -> Self {
+        let n_outer = self.dims.iter().take_while(|&&dim| dim == 1).count();
+        let dims = match self.dims.get(n_outer..) {
+            Some([]) | None => vec![1],
+            Some(dims) => dims.to_vec(),
+        };
+        Self { dims, n_elems: self.n_elems }
+    }
+
     /// Length of a row: the innermost dimension (1 for a scalar).
     pub fn n_cols(&self) -> u64 {
         self.dims.last().copied().unwrap_or(1)
@@ -94,5 +108,14 @@ mod tests {
         let scalar = Shape::new(vec![]).unwrap();
         assert_eq!((scalar.n_rows(), scalar.n_cols(), scalar.n_elems()), (1, 1, 1));
         assert_eq!(shape.to_string(), "[8, 5, 3]");
+        for (dims, of_ggml) in [
+            (vec![], vec![1]),
+            (vec![1, 1], vec![1]),
+            (vec![1, 1, 5, 1], vec![5, 1]),
+            (vec![2, 1, 3], vec![2, 1, 3]),
+        ] {
+            let shape = Shape::new(dims).unwrap().of_ggml();
+            assert_eq!((shape.dims(), shape.n_elems()), (of_ggml.as_slice(), of_ggml.iter().product()));
+        }
     }
 }

@@ -2,21 +2,32 @@
 
 use serde_json::{Map, Value};
 
-use crate::gptq::{self, GptqParams, GptqVersion};
-use crate::patterns::{ModulePattern, ModulePatternError, Patterns};
-use crate::{Result, Settings, Tensors, awq};
+use crate::gptq::{self, GptqParams, GptqVersion, Remarks};
+use crate::patterns::{ModulePattern, ModulePatternError, Patterns, spellings};
+use crate::{Result, Settings, Tensors, awq, fp8};
 
 /// Plans all modules of `auto-round`.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
-    const KEY: &str = "packing_format";
-    let version = match settings.text(KEY)? {
+pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>, warnings: &mut Vec<String>) -> Result<()> {
+    // Its first versions named the packing as the program that runs it.
+    const KEYS: [&str; 2] = ["packing_format", "backend"];
+    let (mut key, mut packing) = (KEYS[0], None);
+    for name in KEYS {
+        if packing.is_none_or(|packing| packing == "auto") {
+            (key, packing) = (name, settings.text(name)?);
+        }
+    }
+    let version = match packing {
         None | Some("auto" | "auto_round:auto_gptq" | "auto_round:gptq") => GptqVersion::One,
-        Some("auto_round" | "auto_round:gptqmodel") => GptqVersion::Two,
+        Some("auto_round" | "auto_round:gptqmodel" | "autoround:exllamav2" | "auto_round:exllamav2") => {
+            GptqVersion::Two
+        }
+        Some("auto_round:fp8") => return fp8::plan(settings, tensors),
         Some("auto_round:auto_awq" | "auto_round:awq") => {
             return awq::plan_modules(settings, tensors, awq::AwqVersion::Gemm);
         }
-        Some(name) => return Err(settings.variant(KEY, name, "only the GPTQ and AWQ packings are read")),
+        Some(name) => return Err(settings.variant(key, name, "only the GPTQ and AWQ packings are read")),
     };
+    let mut remarks = Remarks::default();
     let overrides = overrides(settings)?;
     for (module, _) in tensors.ending(".qweight") {
         let own = overrides.iter().find(|(name, _)| name.matches(module));
@@ -26,8 +37,9 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
             return Err(settings.conflict("extra_config", "16 bits", tensor, "codes"));
         }
         let params = GptqParams { bits: gptq::bits(&own)?, group_size: gptq::group_size(&own)?, version };
-        gptq::put(&own, tensors, module, params)?;
+        gptq::put(&own, tensors, module, params, &mut remarks)?;
     }
+    warnings.extend(remarks.warnings());
     Ok(())
 }
 
@@ -42,7 +54,7 @@ pub(super) enum ModuleName {
 impl ModuleName {
     pub(super) fn matches(&self, module: &str) -> bool {
         match self {
-            Self::Exact(name) => name == module,
+            Self::Exact(name) => spellings(module).any(|module| *name == module),
             Self::Pattern(pattern) => pattern.is_match(module),
         }
     }

@@ -33,14 +33,19 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
     if let Some(bits) = bits.filter(|bits| *bits != i64::from(BITS)) {
         return Err(settings.bad("bits", &format!("is {bits}, AWQ has 4")));
     }
-    let version = settings.text("version")?.map(str::to_ascii_lowercase);
+    let (mut key, mut version) = ("version", None);
+    for name in ["version", "format", "checkpoint_format"] {
+        if version.is_none() {
+            (key, version) = (name, settings.text(name)?.map(str::to_ascii_lowercase));
+        }
+    }
     let version = match version.as_deref() {
         None | Some("gemm" | "exllama" | "ipex") => AwqVersion::Gemm,
         Some("gemv") => AwqVersion::Gemv,
         Some(name @ ("gemv_fast" | "marlin" | "llm-awq")) => {
-            return Err(settings.variant("version", name, "weights are interleaved for a GPU kernel"));
+            return Err(settings.variant(key, name, "weights are interleaved for a GPU kernel"));
         }
-        Some(name) => return Err(settings.variant("version", name, "expected gemm, exllama or gemv")),
+        Some(name) => return Err(settings.variant(key, name, "expected gemm, exllama or gemv")),
     };
     if let Some((module, _)) = tensors.ending(".act.scales").first() {
         let reason = "an activation is scaled at run time";

@@ -42,7 +42,7 @@ struct QuantState {
     block: u64,
     dims: Vec<u64>,
     nested_block: Option<u64>,
-    nested_offset: f32,
+    nested_offset: Option<f32>,
 }
 
 fn state(tensors: &Tensors<'_>, index: usize) -> Result<QuantState> {
@@ -65,8 +65,7 @@ fn state(tensors: &Tensors<'_>, index: usize) -> Result<QuantState> {
         block: size("blocksize").ok_or_else(|| bad("`blocksize` must be a positive number"))?,
         dims: dims.ok_or_else(|| bad("`shape` must be a list of sizes"))?,
         nested_block: size("nested_blocksize"),
-        nested_offset: held_by_f32(json.get("nested_offset").and_then(Value::as_f64).unwrap_or(0.0))
-            .ok_or_else(|| bad("`nested_offset` must be a 32-bit float"))?,
+        nested_offset: json.get("nested_offset").and_then(Value::as_f64).and_then(held_by_f32),
     })
 }
 
@@ -125,8 +124,12 @@ fn four_bits(tensors: &mut Tensors<'_>, weight: &str, state_index: usize, kind: 
             let expected = format!("{} elements", n_blocks.div_ceil(block));
             return Err(tensors.shape_error(absmax_index, expected));
         }
+        let offset = state.nested_offset.ok_or_else(|| DequantError::BadMetadata {
+            tensor: tensors.meta(state_index).name.clone(),
+            problem: "`nested_offset` must be a 32-bit float".to_owned(),
+        })?;
         members.extend([map_index, absmax_index]);
-        Some(Nested { map, absmax: nested_absmax, block, offset: state.nested_offset })
+        Some(Nested { map, absmax: nested_absmax, block, offset })
     } else {
         None
     };

@@ -15,7 +15,7 @@ use crate::fp4::{Factor, Fp4, Nvfp4Params};
 use crate::fp8::{self, Fp8, ScaleLayout};
 use crate::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, ZeroShift, Zeros};
 use crate::integers::sizes;
-use crate::patterns::{ModulePattern, Patterns};
+use crate::patterns::{ModulePattern, Patterns, spellings};
 use crate::stack::unpacked;
 use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{Result, Settings, Tensors, sparse};
@@ -26,7 +26,9 @@ use gguf_core::little_endian::i32s;
 enum ModuleTarget {
     Name(String),
     Pattern(ModulePattern),
-    /// A class of modules; only linear modules are quantized.
+    /// The class of embeddings.
+    Embeddings,
+    /// The class of linear modules.
     Class,
 }
 
@@ -69,10 +71,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
         let conflict = |key: &str, configured: &str| {
             settings.conflict(key, configured, &tensors.meta(codes).name, "codes")
         };
-        if ignored
-            .iter()
-            .any(|target| !matches!(target, ModuleTarget::Class) && target.rank(module).is_some())
-        {
+        if ignored.iter().any(|target| !target.is_class() && target.rank(module).is_some()) {
             return Err(conflict("ignore", "a list with the module in it"));
         }
         let group = groups
@@ -108,20 +107,32 @@ pub(super) fn target_test(settings: &Settings) -> Result<impl Fn(&str) -> bool +
     );
     Ok(move |module: &str| {
         let names = |target: &ModuleTarget| target.rank(module).is_some();
-        let is_ignored = ignored.iter().any(|target| !matches!(target, ModuleTarget::Class) && names(target));
+        let is_ignored = ignored.iter().any(|target| !target.is_class() && names(target));
         !is_ignored && groups.iter().any(|group| group.targets.iter().any(names))
     })
 }
 
 impl ModuleTarget {
+    fn is_class(&self) -> bool {
+        matches!(self, Self::Class | Self::Embeddings)
+    }
+
     /// Returns the specificity of a match with a module, lowest first; `None` if there is no match.
     fn rank(&self, module: &str) -> Option<u8> {
         match self {
-            Self::Name(name) => (name == module).then_some(0),
+            Self::Name(name) => spellings(module).any(|module| *name == module).then_some(0),
             Self::Pattern(pattern) => pattern.is_match(module).then_some(1),
-            Self::Class => Some(2),
+            Self::Embeddings => is_embedding(module).then_some(2),
+            Self::Class => Some(3),
         }
     }
+}
+
+/// Returns true for a module that is an embedding by its name.
+fn is_embedding(module: &str) -> bool {
+    const NAMES: [&str; 6] =
+        ["embed_tokens", "wte", "wpe", "word_embeddings", "embeddings", "embed_tokens_per_layer"];
+    module.rsplit('.').next().is_some_and(|name| NAMES.contains(&name))
 }
 
 fn targets(
@@ -138,6 +149,7 @@ fn targets(
             settings.bad(key, &format!("has the pattern `{pattern}`, which {}", error.what()))
         }),
         None if name == "Linear" => Ok(ModuleTarget::Class),
+        None if name == "Embedding" => Ok(ModuleTarget::Embeddings),
         None => Ok(ModuleTarget::Name(name.to_owned())),
     };
     names.into_iter().map(&mut target).collect()

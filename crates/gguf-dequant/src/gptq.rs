@@ -9,6 +9,8 @@
 //! The writers of version 1 subtract `0x55555555`, `0x11111111` or `0x01010101` from whole words, so a zero of 0 borrows
 //! from the next field; the exact inverse adds the word first. Three bits are stored field by field: plus 1 modulo 8.
 
+use std::collections::BTreeMap;
+
 use serde_json::{Map, Value};
 
 use crate::bits::{CodeStream, WordLayout};
@@ -18,6 +20,7 @@ use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{Result, Settings, Tensors};
 use gguf_core::ElementType;
 use gguf_core::little_endian::{i32s, u32s};
+use gguf_core::text::escape;
 
 /// Quantization parameters of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +59,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>, warnings: &mu
         return Err(settings.variant("pack_dtype", dtype, "only codes in 32-bit words are read"));
     }
     let rules = rules(settings)?;
-    let mut damaged = Vec::new();
+    let mut remarks = Remarks::default();
     for (module, _) in tensors.ending(".qweight") {
         let rule = rules.iter().find(|(pattern, _)| pattern.is_match(module)).map(|(_, rule)| rule);
         let own = match rule {
@@ -68,26 +71,61 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>, warnings: &mu
             None => settings.clone(),
         };
         let params = GptqParams { bits: bits(&own)?, group_size: group_size(&own)?, version };
-        if put(&own, tensors, module, params)? {
-            damaged.push(module.to_owned());
-        }
+        put(&own, tensors, module, params, &mut remarks)?;
     }
-    if let Some(first) = damaged.first() {
-        warnings.push(format!(
-            "zero points of 0 in `{first}` and {} other modules: read as the format's own loader does, with a carry \
-             between the fields of a word",
-            damaged.len() - 1
-        ));
-    }
+    warnings.extend(remarks.warnings());
     Ok(())
+}
+
+/// What is worth a warning about modules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Remark {
+    WrappedZeros,
+    ZerosOfOtherVersion,
+    NoOrder,
+    UnsetOrder,
+}
+
+/// Modules by what is worth a warning about them.
+#[derive(Debug, Default)]
+pub(super) struct Remarks(BTreeMap<Remark, Vec<String>>);
+
+impl Remarks {
+    fn add(&mut self, remark: Remark, module: &str) {
+        self.0.entry(remark).or_default().push(module.to_owned());
+    }
+
+    /// Returns a warning for each remark, with the first module.
+    pub(super) fn warnings(self) -> impl Iterator<Item = String> {
+        self.0.into_iter().filter_map(|(remark, modules)| {
+            let (what, reading) = match remark {
+                Remark::WrappedZeros => (
+                    "zero points of 0",
+                    "read as the format's own loader does, with a carry between the fields of a word",
+                ),
+                Remark::ZerosOfOtherVersion => (
+                    "`sym` is true, and the zero points are the middle of the codes in the format's other version",
+                    "read as the middle",
+                ),
+                Remark::NoOrder => {
+                    ("`desc_act` is true without `g_idx`", "the columns are taken in the order of the groups")
+                }
+                Remark::UnsetOrder => {
+                    ("`g_idx` that is all 0", "the columns are taken in the order of the groups")
+                }
+            };
+            let (first, others) = modules.split_first()?;
+            Some(format!("{what} in `{}` and {} other modules: {reading}", escape(first), others.len()))
+        })
+    }
 }
 
 fn version(settings: &Settings) -> Result<GptqVersion> {
     if settings.bool("is_marlin_format")? == Some(true) {
         return Err(settings.variant("is_marlin_format", "true", "weights are repacked for a GPU kernel"));
     }
-    let key = if settings.map.contains_key("checkpoint_format") { "checkpoint_format" } else { "format" };
-    match settings.text(key)? {
+    let key = if settings.text("checkpoint_format")?.is_some() { "checkpoint_format" } else { "format" };
+    match settings.text(key)?.map(str::to_ascii_lowercase).as_deref() {
         None | Some("gptq") => Ok(GptqVersion::One),
         Some("gptq_v2") => Ok(GptqVersion::Two),
         Some(name @ "gptq_p") => Err(settings.variant(key, name, "codes lie in bit planes")),
@@ -140,13 +178,14 @@ pub(super) fn group_size(settings: &Settings) -> Result<Option<u64>> {
     }
 }
 
-/// Assembles one module; returns true if some zero point wraps around.
+/// Assembles one module.
 pub(super) fn put(
     settings: &Settings,
     tensors: &mut Tensors<'_>,
     module: &str,
     params: GptqParams,
-) -> Result<bool> {
+    remarks: &mut Remarks,
+) -> Result<()> {
     let qweight = tensors.member(module, ".qweight")?;
     let qzeros = tensors.member(module, ".qzeros")?;
     let scales = tensors.member(module, ".scales")?;
@@ -192,12 +231,32 @@ pub(super) fn put(
         let tensor = &tensors.meta(scales).name;
         return Err(settings.conflict("group_size", group_size.to_string(), tensor, found));
     }
+    let order = match g_idx {
+        Some(g_idx) => order(tensors, g_idx, group_size, n_groups)?,
+        None if n_groups > 1 && settings.is_set_to("desc_act", true) => {
+            remarks.add(Remark::NoOrder, module);
+            ColumnOrder::Groups
+        }
+        None => ColumnOrder::Groups,
+    };
+    if order == ColumnOrder::Unset {
+        remarks.add(Remark::UnsetOrder, module);
+    }
     let groups = match g_idx {
-        Some(g_idx) if !is_in_order(tensors, g_idx, group_size, n_groups)? => ColumnGroups::Index(g_idx),
+        Some(g_idx) if order == ColumnOrder::Other => ColumnGroups::Index(g_idx),
         _ => ColumnGroups::Runs(group_size),
     };
 
-    let shift = match (params.version, params.bits) {
+    // Where the zero points say by themselves which version stored them, they are believed.
+    let of_zeros = if settings.is_set_to("sym", true) {
+        symmetric_version(tensors, qzeros, params.bits, n_rows)?
+    } else {
+        None
+    };
+    if of_zeros.is_some_and(|version| version != params.version) {
+        remarks.add(Remark::ZerosOfOtherVersion, module);
+    }
+    let shift = match (of_zeros.unwrap_or(params.version), params.bits) {
         (GptqVersion::Two, _) => ZeroShift::None,
         (GptqVersion::One, 3) => ZeroShift::Field,
         (GptqVersion::One, _) => ZeroShift::Word,
@@ -210,7 +269,9 @@ pub(super) fn put(
         stride,
     };
     let zeros = stream(qzeros, 1, zero_words);
-    let wraps = shift == ZeroShift::Word && has_full_field(tensors, qzeros, params.bits)?;
+    if shift == ZeroShift::Word && has_full_field(tensors, qzeros, params.bits)? {
+        remarks.add(Remark::WrappedZeros, module);
+    }
     let name = format!("{module}.weight");
     let mut members = vec![qweight, qzeros, scales];
     members.extend(g_idx);
@@ -229,24 +290,73 @@ pub(super) fn put(
     };
     let shape = tensors.weight_shape(qweight, Some(vec![n_rows, n_cols]))?;
     tensors.append(name, shape, Box::new(coded));
-    Ok(wraps)
+    Ok(())
 }
 
-/// Returns true if the groups are consecutive, as without an index.
-///
-/// Checks all indices, before any row is read.
-fn is_in_order(tensors: &Tensors<'_>, g_idx: usize, group_size: u64, n_groups: u64) -> Result<bool> {
+/// Order of the columns by an index of their groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ColumnOrder {
+    /// The groups are consecutive, as without an index.
+    Groups,
+    /// All are 0 although there are more groups, as tools leave it that do not reorder.
+    Unset,
+    Other,
+}
+
+/// Returns the order of the columns. Checks all indices, before any row is read.
+fn order(tensors: &Tensors<'_>, g_idx: usize, group_size: u64, n_groups: u64) -> Result<ColumnOrder> {
     tensors.inner().try_with_elems(g_idx, 0..tensors.meta(g_idx).shape.n_elems(), |bytes| {
-        let mut in_order = true;
+        let (mut in_order, mut is_unset) = (true, n_groups > 1);
         for (col, found) in (0..).zip(i32s(bytes)) {
             if u64::try_from(found).ok().is_none_or(|group| group >= n_groups) {
                 let expected = format!("0 to {}", n_groups.saturating_sub(1));
                 return Err(tensors.inner().out_of_range(g_idx, col, i64::from(found), expected));
             }
             in_order &= u64::try_from(found) == Ok(col / group_size);
+            is_unset &= found == 0;
         }
-        Ok(in_order)
+        Ok(match (in_order, is_unset) {
+            (true, _) => ColumnOrder::Groups,
+            (false, true) => ColumnOrder::Unset,
+            (false, false) => ColumnOrder::Other,
+        })
     })
+}
+
+/// Returns the version in which all zero points are the middle of the codes, as those of a symmetric quantization are.
+fn symmetric_version(
+    tensors: &Tensors<'_>,
+    qzeros: usize,
+    bits: u32,
+    n_rows: u64,
+) -> Result<Option<GptqVersion>> {
+    let words = |value: u64| -> Vec<u32> {
+        let (mut words, mut held, mut n_held) = (Vec::new(), 0u64, 0);
+        for _ in 0..n_rows {
+            held |= value << n_held;
+            n_held += bits;
+            if n_held >= 32 {
+                words.push(held as u32);
+                held >>= 32;
+                n_held -= 32;
+            }
+        }
+        words.extend((n_held > 0).then_some(held as u32));
+        words
+    };
+    let middle = 1u64 << (bits - 1);
+    let n = tensors.meta(qzeros).shape.n_elems();
+    for (version, value) in [(GptqVersion::One, middle - 1), (GptqVersion::Two, middle)] {
+        let row = words(value);
+        let is_all = tensors.inner().with_elems(qzeros, 0..n, |bytes| {
+            let found: Vec<u32> = u32s(bytes).collect();
+            found.chunks(row.len().max(1)).all(|found| found == row)
+        })?;
+        if is_all {
+            return Ok(Some(version));
+        }
+    }
+    Ok(None)
 }
 
 /// Returns true if some field of the words is all ones.

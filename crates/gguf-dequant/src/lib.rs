@@ -26,6 +26,7 @@
 //! | `fp4` `mxfp4` `modelopt` | FP4 with power-of-two or E4M3 scales |
 //! | `stack` `fp4_transposed` | stacks of experts, and stacks that are packed across rows |
 //! | `linear_shape` | shapes that a file does not declare |
+//! | `turned` | linear layers of which a float checkpoint has `[inputs, outputs]` |
 //! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
 //! | `fp8` | FP8 with scales per block, row or tensor |
 //! | `comfy` | weights of image and video models as ComfyUI's quantizers store them |
@@ -78,6 +79,7 @@ mod sparse;
 mod stack;
 mod targets;
 mod tensors;
+mod turned;
 mod values;
 
 use gguf_core::simd::SimdLevel;
@@ -92,7 +94,9 @@ pub use joined::{Join, with_joined};
 pub use lora::{LoraError, LoraPair, LoraPart};
 pub use mlx::has_words;
 pub use replaced_rows::ReplacedRows;
-pub use settings::{Configurations, HF_QUANT_CONFIG, QUANT_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP};
+pub use settings::{
+    Configurations, HF_QUANT_CONFIG, QUANT_CONFIG, QUANTIZATION_CONFIG, QUANTIZE_CONFIG, QUANTO_QMAP,
+};
 
 use coded::{CodedWeight, InnerSource};
 use layer::Dequantized;
@@ -140,7 +144,19 @@ pub fn open(
             warnings.push(warning);
             None
         }
-        (None, None) => settings::find(files)?,
+        (None, None) => match settings::find(files, &mut warnings) {
+            // Settings that stayed behind when the model was trained further or merged.
+            Err(
+                DequantError::UnsupportedMethod { file, method, .. }
+                | DequantError::UnknownMethod { file, method, .. },
+            ) if source.weights().iter().all(|meta| meta.ty.is_plain_float()) => {
+                warnings.push(format!(
+                    "{file}: the quantization `{method}` is passed over, the weights are plain floats"
+                ));
+                None
+            }
+            found => found?,
+        },
     };
     let mut tensors = Tensors::new(&*source, options.level);
     let settings = settings.or_else(|| {
@@ -158,6 +174,7 @@ pub fn open(
         return Ok(Opened { source, quantization: None, members, warnings });
     };
     let plain_targets = targets::plain(&settings, &weights)?;
+    let weights = turned::turn(&files.config, weights);
     let layer = Dequantized::new(source, options.level, weights);
     let method = settings.method.title();
     let encodings = layer.encodings(method);
@@ -177,7 +194,7 @@ fn plan(
         Method::Fp8 | Method::FbgemmFp8 => fp8::plan(settings, tensors),
         Method::Gptq => gptq::plan(settings, tensors, warnings),
         Method::Awq => awq::plan(settings, tensors),
-        Method::AutoRound => autoround::plan(settings, tensors),
+        Method::AutoRound => autoround::plan(settings, tensors, warnings),
         Method::CompressedTensors => compressed::plan(settings, tensors),
         Method::Bitsandbytes => bitsandbytes::plan(settings, tensors),
         Method::Mxfp4 => mxfp4::plan(settings, tensors),

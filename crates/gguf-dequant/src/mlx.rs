@@ -137,7 +137,9 @@ pub(super) fn find(files: &Configurations, weights: &[WeightMeta]) -> Option<Set
         (meta.ty == ElementType::U32 && meta.name.ends_with(".weight"))
             || COMPANIONS.iter().any(|suffix| meta.name.ends_with(suffix))
     };
-    let is_of_mlx = has_words(weights) || (described.is_some() && weights.iter().any(is_part));
+    let is_of_others = weights.iter().any(|meta| meta.name.ends_with(".qweight"));
+    let is_of_mlx =
+        has_words(weights) || (described.is_some() && !is_of_others && weights.iter().any(is_part));
     let map = described.cloned().unwrap_or_default();
     is_of_mlx.then_some(Settings { file: CONFIG, method: Method::Mlx, map })
 }
@@ -152,7 +154,8 @@ pub(super) fn passed_over(files: &Configurations, weights: &[WeightMeta]) -> Opt
 }
 
 fn is_description(map: &Map<String, Value>) -> bool {
-    map.contains_key("bits") && map.contains_key("group_size") && !map.contains_key("quant_method")
+    let is_of_mlx = map.get("quant_method").is_none_or(|method| method == "mlx");
+    map.contains_key("bits") && map.contains_key("group_size") && is_of_mlx
 }
 
 /// Returns MLX's settings in the configuration of the model or of its text part.

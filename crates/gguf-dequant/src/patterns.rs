@@ -4,6 +4,8 @@
 //! file may have thousands of them. So all patterns of a configuration key share a budget. Plain names, of which
 //! honest files have tens of thousands, are free.
 
+use std::borrow::Cow;
+
 use regex::{Regex, RegexBuilder};
 
 /// Maximum total size of the compiled patterns of one key, in bytes.
@@ -40,7 +42,7 @@ impl Asserted {
         places.any(|(before, after)| {
             self.before.is_match(before)
                 && self.look.is_match(if self.is_behind { before } else { after }) != self.is_negative
-                && self.after.is_match(after)
+                && self.after.is_match_of(after)
         })
     }
 }
@@ -172,9 +174,40 @@ impl<'p> Split<'p> {
     }
 }
 
+/// Starts of stored names that are below `model` in memory.
+const IN_MODEL: [&str; 7] = [
+    "audio_tower.",
+    "language_model.",
+    "layers.",
+    "multi_modal_projector.",
+    "vision_model.",
+    "vision_tower.",
+    "visual.",
+];
+
+/// Returns the names by which a configuration may mean a module: the stored one, and the one that transformers has in
+/// memory, where quantizers run, if it stores another (`language_model.model.layers` of `model.language_model.layers`).
+pub(super) fn spellings(module: &str) -> impl Iterator<Item = Cow<'_, str>> {
+    let in_memory = if let Some(rest) = module.strip_prefix("language_model.model.") {
+        Some(format!("model.language_model.{rest}"))
+    } else if let Some(rest) = module.strip_prefix("model.language_model.") {
+        Some(format!("language_model.model.{rest}"))
+    } else if let Some(head) = module.strip_prefix("language_model.").filter(|rest| *rest == "lm_head") {
+        Some(head.to_owned())
+    } else {
+        let is_inner = IN_MODEL.iter().any(|part| module.starts_with(part));
+        is_inner.then(|| format!("model.{module}"))
+    };
+    std::iter::once(Cow::Borrowed(module)).chain(in_memory.map(Cow::Owned))
+}
+
 impl ModulePattern {
-    /// Returns true if the pattern matches at the start of a module's name.
+    /// Returns true if the pattern matches at the start of a module's name, by any of its [`spellings`].
     pub(super) fn is_match(&self, module: &str) -> bool {
+        spellings(module).any(|name| self.is_match_of(&name))
+    }
+
+    fn is_match_of(&self, module: &str) -> bool {
         match self {
             Self::Regex(regex) => regex.is_match(module),
             Self::Asserted(asserted) => asserted.is_match(module),
@@ -203,6 +236,24 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_module_is_meant_by_its_name_in_memory_too() {
+        let q = "layers.0.self_attn.q_proj";
+        let (stored, in_memory) = (format!("language_model.model.{q}"), format!("model.language_model.{q}"));
+        for (pattern, module, expected) in [
+            ("model.language_model.layers.0", stored.as_str(), true),
+            ("language_model.model.layers.0", &in_memory, true),
+            ("model.language_model.layers.1", &stored, false),
+            ("lm_head", "language_model.lm_head", true),
+            ("model.vision_tower", "vision_tower.blocks.0", true),
+            ("language_model.layers", &stored, false),
+            ("model.model", &in_memory, false),
+        ] {
+            let own = Patterns::default().compile(pattern).unwrap();
+            assert_eq!(own.is_match(module), expected, "{pattern} {module}");
+        }
+    }
+
     /// The answers are those of Python's `re.match`.
     #[test]
     fn assertions_are_tried_at_each_place() {
@@ -226,7 +277,8 @@ mod tests {
         ];
         for (pattern, expected) in rows {
             let own = Patterns::default().compile(pattern).unwrap();
-            let found: String = names.iter().map(|name| if own.is_match(name) { '1' } else { '0' }).collect();
+            let found: String =
+                names.iter().map(|name| if own.is_match_of(name) { '1' } else { '0' }).collect();
             assert_eq!(found, expected, "{pattern}");
         }
         for unknown in ["(a(?!b)|c)d", "(?!a", "a(?!b)|c", r"(a)\1", "(?!a))"] {

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::patterns::{ModulePattern, Patterns, spellings};
 use crate::{DequantError, Result, Tensors, fp8, mlx};
 use gguf_checkpoint::msmodelslim::Description;
 use gguf_checkpoint::pieces::of_keys;
@@ -19,6 +20,8 @@ pub struct Configurations {
     pub quantize_config: Option<Map<String, Value>>,
     /// Content of `quant_config.json` (AWQ).
     pub quant_config: Option<Map<String, Value>>,
+    /// Content of `quantization_config.json` (Optimum).
+    pub quantization_config: Option<Map<String, Value>>,
     /// Content of `quanto_qmap.json` (optimum-quanto).
     pub quanto_qmap: Option<Map<String, Value>>,
     /// The description of an msModelSlim checkpoint.
@@ -31,6 +34,8 @@ pub const HF_QUANT_CONFIG: &str = "hf_quant_config.json";
 pub const QUANTIZE_CONFIG: &str = "quantize_config.json";
 /// File name of AWQ's quantization settings.
 pub const QUANT_CONFIG: &str = "quant_config.json";
+/// File name of Optimum's quantization settings.
+pub const QUANTIZATION_CONFIG: &str = "quantization_config.json";
 /// File name of optimum-quanto's map of modules.
 pub const QUANTO_QMAP: &str = "quanto_qmap.json";
 
@@ -147,6 +152,8 @@ pub(super) struct Settings {
 /// File name of a model's configuration.
 pub(super) const CONFIG: &str = "config.json";
 const KEY: &str = "quantization_config";
+/// Parts of a configuration that describe the text model.
+const TEXT_PARTS: [&str; 3] = ["text_config", "llm_config", "language_config"];
 /// The key in older checkpoints of compressed-tensors.
 const OLD_KEY: &str = "compression_config";
 
@@ -154,18 +161,21 @@ const OLD_KEY: &str = "compression_config";
 ///
 /// # Errors
 /// Settings of the wrong type, two that contradict, a method that is unknown or unsupported.
-pub(super) fn find(files: &Configurations) -> Result<Option<Settings>> {
-    let nested = files.config.get("text_config").and_then(|text| text.get(KEY));
+pub(super) fn find(files: &Configurations, warnings: &mut Vec<String>) -> Result<Option<Settings>> {
     let old = || files.config.get(OLD_KEY).filter(|value| !value.is_null());
     let own = files.config.get(KEY).filter(|value| !value.is_null()).or_else(old);
-    let nested = nested.filter(|value| !value.is_null());
-    if let (Some(own), Some(nested)) = (own, nested)
-        && own != nested
+    let nested = TEXT_PARTS.iter().find_map(|part| {
+        let value = files.config.get(*part)?.get(KEY)?;
+        (!value.is_null()).then_some((part, value))
+    });
+    if let (Some(own), Some((part, nested))) = (own, nested)
+        && stated(own) != stated(nested)
     {
-        let problem = "differs from `text_config.quantization_config`";
-        return Err(bad(CONFIG, KEY, problem));
+        warnings.push(format!(
+            "{CONFIG}: `{KEY}` differs from `{part}.{KEY}`, and is taken, as transformers does"
+        ));
     }
-    let Some(value) = own.or(nested) else { return sidecar(files) };
+    let Some(value) = own.or(nested.map(|nested| nested.1)) else { return sidecar(files) };
     let Value::Object(map) = value else {
         return Err(bad(CONFIG, KEY, "must be an object"));
     };
@@ -180,7 +190,62 @@ pub(super) fn find(files: &Configurations) -> Result<Option<Settings>> {
     let Some(method) = method.as_str() else {
         return Err(bad(CONFIG, "quantization_config.quant_method", "must be a string"));
     };
+    warnings.extend(contradiction(files, map));
     Ok(Some(Settings { file: CONFIG, method: self::method(CONFIG, method)?, map: map.clone() }))
+}
+
+/// Returns the settings that have a value; `meta` is for readers.
+fn stated(settings: &Value) -> Option<Map<String, Value>> {
+    let stated = settings.as_object()?.iter().filter(|(key, value)| !value.is_null() && *key != "meta");
+    Some(stated.map(|(key, value)| (key.clone(), value.clone())).collect())
+}
+
+/// Returns a warning if a separate file describes other codes than `config.json`.
+fn contradiction(files: &Configurations, own: &Map<String, Value>) -> Option<String> {
+    // Names of the same setting, with the value of those that leave it out.
+    const SETTINGS: [(&[&str], Option<&str>); 7] = [
+        (&["quant_method"], None),
+        (&["bits", "w_bit"], None),
+        (&["group_size", "q_group_size"], None),
+        (&["sym"], None),
+        (&["zero_point"], None),
+        (&["checkpoint_format", "format"], Some("gptq")),
+        (&["version"], None),
+    ];
+    fn of<'m>(map: &'m Map<String, Value>, names: &[&str]) -> Option<&'m Value> {
+        names.iter().find_map(|name| map.get(*name).filter(|value| !value.is_null()))
+    }
+    fn text(value: &Value) -> String {
+        value.as_str().map_or_else(|| value.to_string(), str::to_ascii_lowercase)
+    }
+    let nested = files.hf_quant_config.as_ref().and_then(|map| map.get("quantization")?.as_object());
+    if let (Some(algorithm), Some(nested)) = (own.get("quant_algo").or(own.get("quant_method")), nested)
+        && let Some(other) = nested.get("quant_algo").filter(|other| text(other) != text(algorithm))
+        && text(algorithm) != "modelopt"
+    {
+        return Some(differing("quant_algo", HF_QUANT_CONFIG, [text(algorithm), text(other)]));
+    }
+    let files = [
+        (QUANTIZE_CONFIG, &files.quantize_config),
+        (QUANT_CONFIG, &files.quant_config),
+        (QUANTIZATION_CONFIG, &files.quantization_config),
+    ];
+    files.into_iter().find_map(|(file, map)| {
+        let map = map.as_ref()?;
+        SETTINGS.iter().find_map(|(names, default)| {
+            let value = |map| of(map, names).map(text).or_else(|| default.map(str::to_owned));
+            let values = [value(own)?, value(map)?];
+            (values[0] != values[1]).then(|| differing(names[0], file, values))
+        })
+    })
+}
+
+fn differing(key: &str, file: &str, [own, other]: [String; 2]) -> String {
+    format!(
+        "{CONFIG} and {file} differ in `{key}` ({} and {}): {CONFIG} is taken, as transformers does",
+        escape(&own),
+        escape(&other)
+    )
 }
 
 /// Finds settings in separate files, for a `config.json` without any.
@@ -199,6 +264,7 @@ fn sidecar(files: &Configurations) -> Result<Option<Settings>> {
     for (file, map, own) in [
         (QUANTIZE_CONFIG, &files.quantize_config, Method::Gptq),
         (QUANT_CONFIG, &files.quant_config, Method::Awq),
+        (QUANTIZATION_CONFIG, &files.quantization_config, Method::Gptq),
     ] {
         let Some(map) = map else { continue };
         let named = map.get("quant_method").and_then(Value::as_str);
@@ -310,19 +376,45 @@ impl Settings {
         own
     }
 
-    /// Checks that no list of modules to skip contains a tensor that is quantized nevertheless.
-    ///
-    /// The names in the lists are parts of module names, as in transformers: `mlp.gate` is not in `mlp.gate_proj`.
+    /// Checks that no list of modules to skip names a tensor that is quantized nevertheless, as `should_convert_module`
+    /// of transformers 5 reads the names: `mlp.gate` is not `mlp.gate_proj`. Its regexes are not looked at: the codes are there.
     pub(super) fn check_not_ignored(&self, tensor: &str) -> Result<()> {
-        for key in ["modules_to_not_convert", "ignored_layers", "skip_modules", "llm_int8_skip_modules"] {
-            let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { continue };
-            let Some(list) = value.as_array() else { return Err(self.bad(key, "must be a list")) };
-            if let Some(name) = list.iter().filter_map(Value::as_str).find(|name| ends_within(name, tensor)) {
+        let module = tensor.strip_suffix(".weight").unwrap_or(tensor);
+        for (key, list) in self.skipped()? {
+            if let Some(name) =
+                list.iter().find(|name| spellings(module).any(|module| is_named(name, &module)))
+            {
                 let configured = format!("`{}`", escape(name));
                 return Err(self.conflict(key, configured, tensor, "codes"));
             }
         }
         Ok(())
+    }
+
+    /// Returns a test for modules that some list of modules to skip may mean, as any version of transformers reads them.
+    pub(super) fn skip_test(&self) -> Result<impl Fn(&str) -> bool + use<>> {
+        let names: Vec<String> =
+            self.skipped()?.into_iter().flat_map(|row| row.1).map(str::to_owned).collect();
+        let mut patterns = Patterns::default();
+        let patterns: Vec<ModulePattern> =
+            names.iter().filter_map(|name| patterns.compile(&format!("(?:{name})(?:[.]|$)")).ok()).collect();
+        Ok(move |module: &str| {
+            let tensor = format!("{module}.weight");
+            names.iter().any(|name| {
+                ends_within(name, &tensor) || spellings(module).any(|module| is_named(name, &module))
+            }) || patterns.iter().any(|pattern| pattern.is_match(module))
+        })
+    }
+
+    /// Returns the lists of modules to skip.
+    fn skipped(&self) -> Result<Vec<(&'static str, Vec<&str>)>> {
+        let mut lists = Vec::new();
+        for key in ["modules_to_not_convert", "ignored_layers", "skip_modules", "llm_int8_skip_modules"] {
+            let Some(value) = self.map.get(key).filter(|value| !value.is_null()) else { continue };
+            let Some(list) = value.as_array() else { return Err(self.bad(key, "must be a list")) };
+            lists.push((key, list.iter().filter_map(Value::as_str).collect()));
+        }
+        Ok(lists)
     }
 
     /// Checks lists of shell patterns as [`Settings::check_not_ignored`] does: `*` matches any text, and a name also
@@ -376,6 +468,13 @@ impl Settings {
     }
 }
 
+/// Returns true if a name of a list is that of a module, of one that contains it, or the end of its name.
+fn is_named(name: &str, module: &str) -> bool {
+    let within = module.strip_prefix(name);
+    let is_outer = within.is_some_and(|rest| rest.is_empty() || rest.starts_with('.') || name.ends_with('.'));
+    !name.is_empty() && (is_outer || module.ends_with(name))
+}
+
 /// Returns true if a module's name, or its end, is in a tensor's name.
 fn ends_within(module: &str, tensor: &str) -> bool {
     let mut ends = tensor.match_indices(module).map(|(at, _)| &tensor[at + module.len()..]);
@@ -416,7 +515,7 @@ mod tests {
 
     fn found(config: &str) -> Result<Option<Settings>> {
         let Value::Object(config) = serde_json::from_str(config).unwrap() else { panic!("an object") };
-        find(&Configurations { config, ..Configurations::default() })
+        find(&Configurations { config, ..Configurations::default() }, &mut Vec::new())
     }
 
     #[test]
@@ -467,11 +566,6 @@ mod tests {
             (r#"{"quantization_config":{}}"#, "bad-config", "`quantization_config.quant_method` is missing"),
             (r#"{"quantization_config":{"quant_method":"x"}}"#, "unknown-method", "known are `fp8`"),
             (r#"{"quantization_config":{"quant_method":"eetq"}}"#, "unsupported-method", "GPU tile order"),
-            (
-                r#"{"quantization_config":{"quant_method":"fp8"},"text_config":{"quantization_config":{}}}"#,
-                "bad-config",
-                "differs from",
-            ),
         ] {
             let error = found(text).unwrap_err();
             assert_eq!(error.kind(), kind, "{text}");

@@ -31,10 +31,8 @@ pub(super) fn plain(settings: &Settings, weights: &[Weight]) -> Result<Vec<Strin
 
 /// Returns the test for targeted modules, by the rules of the method.
 fn test(settings: &Settings) -> Result<Test<'_>> {
-    let is_listed = |module: &str| {
-        settings.check_not_ignored(&format!("{module}.weight")).is_err()
-            || settings.check_no_glob(module).is_err()
-    };
+    let is_skipped = settings.skip_test()?;
+    let is_listed = move |module: &str| is_skipped(module) || settings.check_no_glob(module).is_err();
     Ok(match settings.method {
         Method::CompressedTensors => Box::new(compressed::target_test(settings)?),
         Method::Gptq => {

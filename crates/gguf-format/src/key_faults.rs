@@ -1,14 +1,15 @@
-//! Well-known keys with a value whose type or length their readers do not accept.
+//! Well-known keys with a value whose type or length their readers do not accept, and any key with a value that they
+//! cannot read.
 //!
 //! llama.cpp requires one type for each key and refuses a file with another, regardless of the number. Integer arrays
 //! may be signed or unsigned, and an array with a value per block may be of `bool`. An array of another length is
 //! refused, or, if it is too short for its blocks, read as if the rest were zeros.
 
 use crate::keys::{KeyInfo, ValueCount, annotation_row, key_info};
-use crate::{AssignType, Metadata, Value, ValueType};
+use crate::{Array, AssignType, Metadata, Value, ValueType};
 use gguf_core::text::escape;
 
-/// A well-known key with a value that its readers do not accept.
+/// A key with a value that its readers do not accept.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the fields are the facts of the message above them")]
 pub enum KeyFault {
@@ -52,21 +53,30 @@ impl KeyFault {
             "general.tensor_extra.",
         ];
         let key = self.key();
-        READ.iter().any(|read| key.starts_with(read)) || !NOTES.iter().any(|note| key.starts_with(note))
+        // llama.cpp's reader stops at it, whatever the key.
+        let is_nested = matches!(self, Self::Type { found, .. } if found == NESTED);
+        is_nested
+            || READ.iter().any(|read| key.starts_with(read))
+            || !NOTES.iter().any(|note| key.starts_with(note))
     }
 }
 
-/// Finds all wrong types and lengths of well-known keys, in the order of the keys.
+/// Name of the type of an array of arrays.
+const NESTED: &str = "arr[arr]";
+
+/// Finds all wrong types and lengths of well-known keys, and all arrays of arrays, in the order of the keys.
 pub fn key_faults(metadata: &Metadata) -> Vec<KeyFault> {
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
     let fault = |(key, value): (&str, &Value)| {
-        let info = key_info(key, arch).or_else(|| annotation_row(key))?;
+        let of_type = |expected: String| {
+            Some(KeyFault::Type { key: key.to_owned(), expected, found: type_name(value) })
+        };
+        let Some(info) = key_info(key, arch).or_else(|| annotation_row(key)) else {
+            let is_nested = matches!(value, Value::Array(Array::Array(_)));
+            return of_type("arr of numbers, bools or strings".to_owned()).filter(|_| is_nested);
+        };
         if !takes(info, value) {
-            return Some(KeyFault::Type {
-                key: key.to_owned(),
-                expected: expected(info),
-                found: type_name(value),
-            });
+            return of_type(expected(info));
         }
         let found = value.as_array()?.len();
         let (expected, why) = other_length(info, found, arch, metadata)?;
@@ -123,7 +133,7 @@ fn expected(info: &KeyInfo) -> String {
 
 /// Formats the type of a value for a message.
 fn type_name(value: &Value) -> String {
-    AssignType::of(value).map_or_else(|| "arr[arr]".to_owned(), |ty| ty.to_string())
+    AssignType::of(value).map_or_else(|| NESTED.to_owned(), |ty| ty.to_string())
 }
 
 /// Returns the expected length of an array and the reason, if the actual length differs. A length that depends on a key
@@ -158,8 +168,8 @@ const DRAFT_BLOCKS: &str = "{arch}.nextn_predict_layers";
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Assignment;
     use crate::keys::{ANNOTATIONS, KEYS};
-    use crate::{Array, AssignType, Assignment};
 
     const BLOCKS: usize = 3;
 
@@ -297,6 +307,8 @@ mod tests {
         metadata.set("llama.block_count", 3u64);
         metadata.set("of_mine.block_count", 3u64);
         metadata.set("general.tags", Value::Array(Array::U8(vec![1])));
+        metadata.set("general.languages", Value::Array(Array::Array(Vec::new())));
+        metadata.set("of_mine.nested", Value::Array(Array::Array(vec![Array::U8(vec![1])])));
         let faults = key_faults(&metadata);
         let fatal: Vec<(&str, bool)> = faults.iter().map(|fault| (fault.key(), fault.is_fatal())).collect();
         let expected = [
@@ -304,10 +316,16 @@ mod tests {
             ("general.author", false),
             ("general.file_type", true),
             ("general.tags", false),
+            ("general.languages", true),
+            ("of_mine.nested", true),
         ];
         assert_eq!(fatal, expected);
         assert_eq!(faults[0].to_string(), "key `llama.block_count` must be of type u32, not u64");
         let widths: Vec<bool> = faults.iter().map(KeyFault::is_of_width).collect();
-        assert_eq!(widths, [true, false, true, false]);
+        assert_eq!(widths, [true, false, true, false, false, false]);
+        assert_eq!(
+            faults[5].to_string(),
+            "key `of_mine.nested` must be of type arr of numbers, bools or strings, not arr[arr]"
+        );
     }
 }

@@ -14,6 +14,7 @@ mod header;
 mod imatrix;
 pub mod key_faults;
 pub mod keys;
+pub mod name_fault;
 pub mod number_faults;
 mod other_file;
 mod part;

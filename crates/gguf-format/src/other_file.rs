@@ -34,6 +34,8 @@ pub enum OtherFile {
     Safetensors,
     /// Weights of a checkpoint: a zip archive of PyTorch.
     Zip,
+    /// Archive or compressed file: its format, and the command that unpacks it.
+    Archive(&'static str, &'static str),
     /// Ollama's note of the layers of a model.
     Manifest,
     /// Ollama's recipe of a model.
@@ -45,6 +47,19 @@ pub enum OtherFile {
     /// Piece of a file that was split bytewise, with the command that joins the pieces.
     Piece(String),
 }
+
+/// Formats that hold other files: offset and bytes of the mark, name of the format, command that unpacks it.
+const ARCHIVES: [(usize, &[u8], &str, &str); 9] = [
+    (0, b"\x1f\x8b", "gzip", "gunzip"),
+    (0, b"\x28\xb5\x2f\xfd", "Zstandard", "unzstd"),
+    (0, b"BZh", "bzip2", "bunzip2"),
+    (0, b"\xfd7zXZ\0", "xz", "unxz"),
+    (0, b"\x04\x22\x4d\x18", "LZ4", "unlz4"),
+    (0, b"7z\xbc\xaf\x27\x1c", "7z", "7z x"),
+    (0, b"Rar!\x1a\x07", "RAR", "unrar x"),
+    (257, b"ustar", "tar", "tar -xf"),
+    (0, b"MZqFpD='", "llamafile", "unzip"),
+];
 
 impl OtherFile {
     /// Determines the kind of a file that is not a GGUF file, if possible. `bytes` has at least its first bytes,
@@ -77,7 +92,11 @@ impl OtherFile {
             return Some(Self::Safetensors);
         }
         if head.starts_with(b"PK\x03\x04") {
-            return Some(Self::Zip);
+            return Some(if is_of_pytorch(head) { Self::Zip } else { Self::Archive("zip", "unzip") });
+        }
+        let has_mark = |(at, mark): (usize, &[u8])| head.get(at..).is_some_and(|rest| rest.starts_with(mark));
+        if let Some((_, _, name, command)) = ARCHIVES.into_iter().find(|row| has_mark((row.0, row.1))) {
+            return Some(Self::Archive(name, command));
         }
         let text = head.trim_ascii_start();
         let begins = |word: &str| {
@@ -121,6 +140,9 @@ impl OtherFile {
                     .to_owned()
             }
             Self::Safetensors | Self::Zip => "convert its folder: `gguf-convert hf2gguf DIR`".to_owned(),
+            Self::Archive(_, command) => {
+                format!("unpack it first, for example with `{command}`, and name the file that was in it")
+            }
             Self::Manifest => {
                 "the digest of its layer `application/vnd.ollama.image.model` is the name of the model's file, in the \
                  folder `blobs`"
@@ -143,6 +165,8 @@ impl fmt::Display for OtherFile {
             Self::Json | Self::JsonFile => write!(f, "JSON"),
             Self::Safetensors => write!(f, "weights of a checkpoint (safetensors)"),
             Self::Zip => write!(f, "a zip archive, as PyTorch's weights are"),
+            Self::Archive("llamafile", _) => write!(f, "a llamafile, a program with the model's file in it"),
+            Self::Archive(name, _) => write!(f, "an archive or compressed file ({name})"),
             Self::Manifest => write!(f, "a manifest of Ollama"),
             Self::Modelfile => write!(f, "a Modelfile of Ollama"),
             Self::Text(line) => write!(f, "a text that begins with `{}`", gguf_core::text::escape(line)),
@@ -150,6 +174,13 @@ impl fmt::Display for OtherFile {
             Self::Piece(_) => write!(f, "a piece of a file that was cut bytewise"),
         }
     }
+}
+
+/// Returns true for a zip archive whose first entry is a pickle, as PyTorch writes it, or has no name that can be read.
+fn is_of_pytorch(head: &[u8]) -> bool {
+    let n_bytes = |at: usize| Some(usize::from(u16::from_le_bytes([*head.get(at)?, *head.get(at + 1)?])));
+    let name = n_bytes(26).and_then(|n| head.get(30..30 + n));
+    name.is_none_or(|name| name.ends_with(b".pkl"))
 }
 
 /// Returns the name of the whole file and the names of the pieces, given the name of a piece.
@@ -199,6 +230,22 @@ mod tests {
         assert_eq!(of(b""), Some(OtherFile::Empty));
         assert_eq!(of(b"\x40\x01\0\0\0\0\0\0{}"), Some(OtherFile::Safetensors));
         assert_eq!(of(b"PK\x03\x04\0\0"), Some(OtherFile::Zip));
+        let zip = |name: &str| {
+            let n_bytes = u16::try_from(name.len()).unwrap().to_le_bytes();
+            [&b"PK\x03\x04"[..], &[0; 22], &n_bytes, &[0; 2], name.as_bytes()].concat()
+        };
+        assert_eq!(of(&zip("archive/data.pkl")), Some(OtherFile::Zip));
+        for (bytes, name, command) in [
+            (zip("model/m.gguf"), "zip", "unzip"),
+            (b"\x1f\x8b\x08\x08".to_vec(), "gzip", "gunzip"),
+            (b"(\xb5/\xfd\x04".to_vec(), "Zstandard", "unzstd"),
+            (b"MZqFpD='\n".to_vec(), "llamafile", "unzip"),
+            ([&b"m.gguf"[..], &[0; 251], b"ustar\0"].concat(), "tar", "tar -xf"),
+        ] {
+            let found = of(&bytes).unwrap();
+            assert_eq!(found, OtherFile::Archive(name, command));
+            assert!(found.to_string().contains(name) && found.hint().contains(command), "{found}");
+        }
         for (name, found) in [("config.json", OtherFile::JsonFile), ("m.gguf", OtherFile::Json)] {
             assert_eq!(OtherFile::of(Path::new(name), b"{}", 0), Some(found));
         }

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use crate::plan::{FilePlan, LayoutOptions, PlanError, PlannedFile};
-use crate::split::{self, SplitSpec};
+use crate::split::{self, SplitSpec, SplitStyle};
 use crate::split_id::placeholder;
 use crate::{Metadata, TensorLimits, Value, share};
 use gguf_core::output::{
@@ -184,12 +184,20 @@ pub fn plan_parts(
     if n_parts > most {
         return Err(failed(PlanError::Parts { found: n_parts, most }));
     }
+    // ref: llama-gguf-split takes the tensors from ggml.
+    let is_of_ggml =
+        spec.style == SplitStyle::GgufSplit && spec.without_id && limits == TensorLimits::LLAMA_CPP;
+    let listed = |tensor: &TensorMeta| match is_of_ggml {
+        true => TensorMeta { shape: tensor.shape.of_ggml(), ..tensor.clone() },
+        false => tensor.clone(),
+    };
+    let listed: Vec<TensorMeta> = tensors.iter().map(listed).collect();
     ranges
         .into_iter()
         .enumerate()
         .map(|(part, range)| {
             let keys = spec.part_metadata(metadata, part, n_parts, tensors.len());
-            let plan = FilePlan::within(&keys, &tensors[range.clone()], layout, limits).map_err(failed)?;
+            let plan = FilePlan::within(&keys, &listed[range.clone()], layout, limits).map_err(failed)?;
             // The id is the last key, so its text ends at the end of the keys.
             let id_offset = (!spec.without_id).then(|| plan.keys_end - placeholder().len() as u64);
             let path = split::part_path(target, part + 1, n_parts);

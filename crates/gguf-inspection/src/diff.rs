@@ -69,7 +69,7 @@ pub struct TensorDiff<'a> {
     /// Form in the second file; null if the tensor is missing there.
     pub b: Option<TensorForm<'a>>,
     /// Distance of the decoded values; null if they are not compared: the tensor is in one file only, the shapes
-    /// differ, or the comparison leaves out the data.
+    /// differ by more than outer dimensions of 1, or the comparison leaves out the data.
     pub data: Option<DataDiff>,
 }
 
@@ -199,8 +199,9 @@ fn tensors<'a>(
             continue;
         };
         let same_shape = tensor.shape == b.tensors()[other].shape;
+        let same_rows = tensor.shape.of_ggml() == b.tensors()[other].shape.of_ggml();
         let same_type = tensor.ty == b.tensors()[other].ty;
-        let values = if data && same_shape {
+        let values = if data && same_rows {
             TensorPair { a, b, tensor: index, other, level, progress }.compare(same_type)?
         } else {
             None

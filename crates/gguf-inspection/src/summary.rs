@@ -239,7 +239,10 @@ fn foreign(file: &GgufFile) -> Option<String> {
             Some(program) => {
                 format!("{}, a type of {program}: only {program} reads its blocks", declared.type_name())
             }
-            None => format!("{}, which no program known here has", declared.type_name()),
+            None => match GgmlType::removed_name(declared.type_id) {
+                Some(name) => format!("{name}, which was removed from the format"),
+                None => format!("{}, which no program known here has", declared.type_name()),
+            },
         },
         None if found.is_empty() => return None,
         None => "names or dimensions beyond llama.cpp's limits".to_owned(),

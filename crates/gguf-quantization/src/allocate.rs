@@ -97,8 +97,8 @@ pub struct MeasuredKld {
 /// Types chosen for a target size.
 #[derive(Clone, Debug)]
 pub struct Allocation {
-    /// Options that plan the run: the given ones, with a rule for each tensor and the file type of the nearest standard
-    /// mix, which becomes the file's declared type.
+    /// Options that plan the run: the given ones, with a rule for each tensor and the file's declared type: that of the
+    /// nearest standard mix, unless the tensors contradict it.
     pub options: QuantizeOptions,
     /// Chosen types, in the order of the output.
     pub types: Vec<ChosenType>,

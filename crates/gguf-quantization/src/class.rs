@@ -194,12 +194,6 @@ pub(crate) struct TensorRole {
     pub(crate) is_matrix: bool,
 }
 
-/// Number of dimensions without outer dimensions of length one.
-pub(crate) fn n_dims(tensor: &TensorMeta) -> usize {
-    let dims = tensor.shape.dims();
-    dims.len() - dims.iter().take_while(|&&dim| dim == 1).count()
-}
-
 /// Number of matrices in a stack; 1 for a single matrix or a vector.
 pub fn n_matrices(tensor: &TensorMeta) -> u64 {
     let dims = tensor.shape.dims();
@@ -223,7 +217,7 @@ pub(crate) fn is_quantizable(architecture: &str, tensor: &TensorMeta) -> bool {
             || KEPT.iter().any(|part| name.contains(part))
             || (architecture == "glm5-next" && KEPT_GLM5_NEXT.iter().any(|part| name.contains(part)))
     };
-    n_dims(tensor) >= 2 && is_weight && !is_integer(tensor.ty) && !is_listed()
+    tensor.shape.of_ggml().rank() >= 2 && is_weight && !is_integer(tensor.ty) && !is_listed()
 }
 
 #[cfg(test)]

@@ -83,6 +83,10 @@ impl Hint for QuantizeError {
                 "`gguf-convert lora2gguf DIR --type q8_0` writes an adapter in another type".to_owned(),
                 "`gguf-convert merge-lora BASE DIR --type TYPE` merges one into its base model".to_owned(),
             ],
+            Self::NoElements { tensor, .. } => {
+                let pattern = fancy_regex::escape(tensor);
+                vec![format!("leave it out first: `gguf-inspect drop FILE '^{}$' -o OUT`", escape(&pattern))]
+            }
             Self::ControlVector => {
                 vec!["llama.cpp takes it as it is, in F32: `--control-vector FILE`".to_owned()]
             }
@@ -171,6 +175,13 @@ impl Hint for RowError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tensor_without_elements_is_dropped_by_its_name_alone() {
+        let shape = Shape::new(vec![0]).unwrap();
+        let hints = QuantizeError::NoElements { tensor: "x.zero".to_owned(), shape }.hints();
+        assert_eq!(hints, [r"leave it out first: `gguf-inspect drop FILE '^x\.zero$' -o OUT`"]);
+    }
 
     #[test]
     fn tensors_of_one_layer_without_importance_get_another_type() {

@@ -1,9 +1,12 @@
 //! Facts about a model that its mixture depends on.
 
+use std::collections::BTreeSet;
+
 use crate::TensorClass;
 use crate::class::{TensorRole, file_order, is_quantizable, layer_of};
 use crate::options::{Override, OverrideValue};
 use gguf_arch::diffusion::DiffusionRules;
+use gguf_arch::tower_fixed;
 use gguf_core::TensorMeta;
 use gguf_format::{Metadata, Value};
 
@@ -22,6 +25,8 @@ pub struct ModelFacts {
     pub(crate) is_70b: bool,
     /// Rules of an image or video model, which replace those of language models.
     pub diffusion: Option<DiffusionRules>,
+    /// Tensors of a tower that keep their type, by its card.
+    pub(crate) fixed: BTreeSet<String>,
 }
 
 /// Architectures and layer counts of models that count as 70 B.
@@ -66,6 +71,7 @@ impl ModelFacts {
             is_70b,
             // Embedded cards are valid.
             diffusion: DiffusionRules::of_file(metadata, tensors).ok().flatten(),
+            fixed: if architecture == "clip" { tower_fixed(metadata, tensors) } else { BTreeSet::new() },
             architecture,
         }
     }
@@ -74,7 +80,7 @@ impl ModelFacts {
     pub fn is_quantized(&self, tensor: &TensorMeta) -> bool {
         match &self.diffusion {
             Some(rules) => rules.is_quantized(tensor),
-            None => is_quantizable(&self.architecture, tensor),
+            None => is_quantizable(&self.architecture, tensor) && !self.fixed.contains(&tensor.name),
         }
     }
 
@@ -175,6 +181,26 @@ mod tests {
         metadata.set("nobody.attention.head_count_kv", 3u32);
         let facts = ModelFacts::new(&metadata, &[], &tensors);
         assert_eq!((facts.n_layers, facts.n_gqa, facts.is_70b), (7, 4, false));
+    }
+
+    /// The runtime transposes the first and convolves with the second: it does neither with blocks.
+    #[test]
+    fn tensors_of_towers_keep_the_type_that_their_card_fixes() {
+        for (projector, kept) in [
+            ("gemma3", "mm.input_projection.weight"),
+            ("lfm2a", "a.blk.3.conv_dw.weight"),
+            ("deepseekocr", "v.sam.blk.0.attn.pos_h.weight"),
+        ] {
+            let mut metadata = metadata("clip", &[]);
+            metadata.set("clip.projector_type", projector);
+            let shape = Shape::new(vec![64, 64]).unwrap();
+            let tensors: Vec<_> = [kept, "v.blk.0.attn_q.weight"]
+                .map(|name| TensorMeta { name: name.to_owned(), shape: shape.clone(), ty: GgmlType::F32 })
+                .into();
+            let facts = ModelFacts::new(&metadata, &[], &tensors);
+            let quantized: Vec<bool> = tensors.iter().map(|tensor| facts.is_quantized(tensor)).collect();
+            assert_eq!(quantized, [false, true], "{projector}");
+        }
     }
 
     #[test]

@@ -55,10 +55,8 @@ impl Llama {
         let facts = ModelFacts {
             architecture: "llama".to_owned(),
             n_layers: i32::try_from(N_LAYERS).unwrap_or(i32::MAX),
-            n_experts: 0,
             n_gqa: 4,
-            is_70b: false,
-            diffusion: None,
+            ..ModelFacts::default()
         };
         let tensors = llama_3_8b();
         let roles = facts.roles(&tensors);

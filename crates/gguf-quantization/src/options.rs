@@ -6,6 +6,7 @@ use std::fmt;
 use serde_json::{Value as Json, json};
 
 use crate::{FileType, GivenTypes, QuantizeError};
+use gguf_blocks::can_quantize;
 use gguf_core::similar::{did_you_mean, meant};
 use gguf_core::{GgmlType, Hint, simd::SimdLevel, text::escape};
 use gguf_format::keys::key_info;
@@ -170,6 +171,7 @@ impl TensorTypeRule {
     pub fn parse(text: &str) -> Result<Self, OptionError> {
         let malformed = || OptionError::TensorType { text: text.to_owned() };
         let (pattern, ty) = text.split_once('=').ok_or_else(malformed)?;
+        let (pattern, ty) = (pattern.trim(), ty.trim());
         if pattern.is_empty() || ty.is_empty() {
             return Err(malformed());
         }
@@ -179,9 +181,9 @@ impl TensorTypeRule {
         Ok(Self { pattern, ty: parse_ggml_type(ty)?, regex })
     }
 
-    /// Parses a list of rules separated by white space.
+    /// Parses a list of rules separated by white space, perhaps after a byte order mark.
     pub fn parse_list(text: &str) -> Result<Vec<Self>, OptionError> {
-        text.split_ascii_whitespace().map(Self::parse).collect()
+        text.trim_start_matches('\u{feff}').split_ascii_whitespace().map(Self::parse).collect()
     }
 
     /// Returns true if the rule matches this tensor. An expression that exceeds the backtracking limit does not match.
@@ -193,7 +195,7 @@ impl TensorTypeRule {
 /// Parses the name of a block type, in any case.
 pub fn parse_ggml_type(name: &str) -> Result<GgmlType, OptionError> {
     GgmlType::from_name(name).ok_or_else(|| {
-        let nearest = meant(name, GgmlType::all().map(GgmlType::name));
+        let nearest = meant(name, GgmlType::all().filter(|&ty| can_quantize(ty)).map(GgmlType::name));
         OptionError::UnknownType { name: name.to_owned(), nearest: lower_case(&nearest) }
     })
 }
@@ -268,7 +270,9 @@ impl Override {
             "int" => OverrideValue::Int(value.parse().map_err(|_| bad("a whole number"))?),
             "float" => OverrideValue::Float(finite(value).ok_or_else(|| bad("a finite number"))?),
             "bool" => OverrideValue::Bool(value.parse().map_err(|_| bad("`true` or `false`"))?),
-            "str" if value.len() > MAX_OVERRIDE_BYTES => return Err(bad("at most 127 bytes of text")),
+            "str" if value.len() > MAX_OVERRIDE_BYTES => {
+                return Err(OptionError::OverrideLength { key: key.to_owned(), found: value.len() });
+            }
             "str" => OverrideValue::Str(value.to_owned()),
             _ => return Err(bad("one of the types `int`, `float`, `bool`, `str`")),
         };
@@ -371,6 +375,8 @@ pub enum OptionError {
     Layer { text: String },
     #[error("metadata `{}`: {expected} expected", escape(text))]
     Override { text: String, expected: &'static str },
+    #[error("metadata `{}`: a text of {found} bytes, at most {MAX_OVERRIDE_BYTES} expected", escape(key))]
+    OverrideLength { key: String, found: usize },
 }
 
 impl OptionError {
@@ -378,9 +384,11 @@ impl OptionError {
     pub fn has_offer(&self) -> bool {
         match self {
             Self::UnknownFileType { nearest, .. } | Self::UnknownType { nearest, .. } => !nearest.is_empty(),
-            Self::TensorType { .. } | Self::Pattern { .. } | Self::Layer { .. } | Self::Override { .. } => {
-                false
-            }
+            Self::TensorType { .. }
+            | Self::Pattern { .. }
+            | Self::Layer { .. }
+            | Self::Override { .. }
+            | Self::OverrideLength { .. } => false,
         }
     }
 }
@@ -401,10 +409,17 @@ impl Hint for OptionError {
                 vec![format!("`{name}` is a file type; tensors have block types such as `q4_k`")]
             }
             Self::UnknownType { nearest, .. } => {
-                let names: Vec<_> =
-                    GgmlType::all().filter(|ty| ty.is_quantized()).map(GgmlType::name).collect();
+                let is_block_type = |ty: &GgmlType| ty.is_quantized() && can_quantize(*ty);
+                let names: Vec<_> = GgmlType::all().filter(is_block_type).map(GgmlType::name).collect();
                 let offer = did_you_mean(nearest.iter().map(String::as_str));
                 offer.into_iter().chain([format!("the block types are {}", names.join(", "))]).collect()
+            }
+            Self::OverrideLength { key, .. } => {
+                let command = match key.starts_with("tokenizer.chat_template") {
+                    true => "template FILE --set TEXT_FILE".to_owned(),
+                    false => format!("set FILE {}=@TEXT_FILE", escape(key)),
+                };
+                vec![format!("write it into the finished file: `gguf-inspect {command}`")]
             }
             _ => Vec::new(),
         }
@@ -421,6 +436,9 @@ mod tests {
         assert_eq!((rule.pattern.as_str(), rule.ty), ("attn_(q|k)", GgmlType::Q6K));
         assert!(rule.matches("blk.0.attn_k.weight"));
         assert!(!rule.matches("blk.0.attn_v.weight"));
+        let spaced = TensorTypeRule::parse("attn_q = q8_0").unwrap();
+        assert_eq!((spaced.pattern.as_str(), spaced.ty), ("attn_q", GgmlType::Q8_0));
+        assert_eq!(TensorTypeRule::parse_list("\u{feff}a=f16").unwrap()[0].pattern, "a");
         assert_eq!(TensorTypeRule::parse_list(" a=f16\n\tb=q8_0 ").unwrap().len(), 2);
     }
 
@@ -447,7 +465,10 @@ mod tests {
         for text in ["a", "a=int", "=int:1", "a=int:1.5", "a=bool:1", "a=u8:1"] {
             assert!(matches!(Override::parse(text), Err(OptionError::Override { .. })), "{text}");
         }
-        assert!(Override::parse(&format!("a=str:{}", "x".repeat(128))).is_err());
+        let long = |key: &str| Override::parse(&format!("{key}=str:{}", "x".repeat(128))).unwrap_err();
+        assert_eq!(long("a").to_string(), "metadata `a`: a text of 128 bytes, at most 127 expected");
+        assert!(long("a").hints()[0].ends_with("`gguf-inspect set FILE a=@TEXT_FILE`"));
+        assert!(long("tokenizer.chat_template").hints()[0].contains("gguf-inspect template"));
     }
 
     #[test]
@@ -469,6 +490,8 @@ mod tests {
         );
         let rule = TensorTypeRule::parse("attn_q=q4k").map(|_| ()).unwrap_err();
         assert_eq!(rule.hints()[0], "did you mean `q4_k`?");
+        let far = TensorTypeRule::parse("attn_q=q8_2").map(|_| ()).unwrap_err().hints();
+        assert!(far.iter().all(|hint| !hint.contains("q8_1") && !hint.contains("Q8_K")), "{far:?}");
     }
 
     #[test]

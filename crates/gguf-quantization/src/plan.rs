@@ -180,10 +180,16 @@ impl<'a> QuantizePlan<'a> {
 
         let layers = PrunedLayers::new(&options.prune_layers, input.metadata, found)?;
         let mut pruned = Pruned::new(&options.prune_layers);
+        // ref: tensors of language models and towers pass through ggml; those of image models do not.
+        let shape = |tensor: &TensorMeta| match facts.diffusion {
+            Some(_) => tensor.shape.clone(),
+            None => tensor.shape.of_ggml(),
+        };
         let mut kept: Vec<(usize, TensorMeta)> = Vec::with_capacity(order.len());
         for index in order {
-            if let Some(name) = pruned.rename(&found[index].name) {
-                kept.push((index, TensorMeta { name, ..found[index].clone() }));
+            let tensor = &found[index];
+            if let Some(name) = pruned.rename(&tensor.name) {
+                kept.push((index, TensorMeta { name, shape: shape(tensor), ty: tensor.ty }));
             }
         }
         let n_layers = pruned.n_layers();

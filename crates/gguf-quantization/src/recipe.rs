@@ -226,6 +226,15 @@ impl Recipe {
         has_base || (!is_other && self.has_bits_of(file_type, BITS_RATIO))
     }
 
+    /// File type that a file with these tensors is named after: the first of `wanted` if it may be, else that of the
+    /// tensors, else another one that it may be named after; `None` if there is none.
+    pub fn label(&self, wanted: &[FileType]) -> Option<FileType> {
+        let (first, others) = wanted.split_at(wanted.len().min(1));
+        let all = first.iter().copied().chain(self.file_type(None)).chain(others.iter().copied());
+        let named = FileType::all().filter(|file_type| *file_type != FileType::Copy);
+        all.chain(named).find(|&file_type| self.may_be_called(file_type))
+    }
+
     /// Returns true if the bits per weight are those of a file type, within a factor.
     pub fn has_bits_of(&self, file_type: FileType, factor: f64) -> bool {
         let Some(expected) = self.bits_per_weight_as(file_type) else { return false };
@@ -348,6 +357,20 @@ mod tests {
         let one = recipe(FileType::Q3KM, |name| (name == "blk.3.attn_q.weight").then_some(GgmlType::Q6K));
         assert_eq!(one.describe(None), "Q3_K_M with attn_q in Q6_K");
         assert!(!one.may_be_called(FileType::Q4KS));
+    }
+
+    #[test]
+    fn a_label_is_the_first_that_the_tensors_do_not_contradict() {
+        let sizes = [FileType::Q3KL, FileType::Q4KS, FileType::Q3KM];
+        for ty in [GgmlType::Q4K, GgmlType::Iq4Nl, GgmlType::Q4_1] {
+            let pure = recipe(FileType::Q4KM, |_| Some(ty));
+            assert!(!pure.may_be_called(sizes[0]), "{ty}");
+            assert!(
+                pure.label(&sizes).is_some_and(|label| label.base() == Some(ty) && pure.may_be_called(label))
+            );
+        }
+        let own = recipe(FileType::Q3KL, |name| name.contains("attn_q").then_some(GgmlType::Q6K));
+        assert_eq!(own.label(&sizes), Some(FileType::Q3KL));
     }
 
     #[test]

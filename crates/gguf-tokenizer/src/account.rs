@@ -9,10 +9,12 @@ mod config;
 mod known;
 mod model;
 mod pieces;
+mod settings;
 mod steps;
 mod template;
 
 pub(super) use pieces::pieces;
+pub(super) use settings::settings;
 
 use crate::Result;
 use gguf_core::text::escape;

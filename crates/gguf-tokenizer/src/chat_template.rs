@@ -9,9 +9,13 @@ use super::TokenizerWarning;
 use super::files::{CONFIG, Directory};
 
 const JINJA: &str = "chat_template.jinja";
+/// Folder of the named templates beside it.
+const FOLDER: &str = "additional_chat_templates";
 /// Files that hold templates, in order of precedence. transformers prefers the template file over the configuration,
 /// and also reads the processor's files for multimodal models.
 const SOURCES: [&str; 4] = [JINJA, CONFIG, "chat_template.json", "processor_config.json"];
+/// Maximum number of characters of a template in messages.
+const SHOWN: usize = 60;
 /// Name of the template that applies by default.
 const DEFAULT: &str = "default";
 
@@ -50,6 +54,8 @@ impl ChatTemplates {
                 CONFIG => Self::of_member(config, file, warnings),
                 _ => Self::of_member(&directory.lenient_tree(file)?, file, warnings),
             };
+            let is_default = templates.default_text().is_some();
+            let file = if file == JINJA && !is_default { FOLDER } else { file };
             let found = FoundTemplates { file, templates };
             match &mut taken {
                 _ if found.templates == Self::None => {}
@@ -79,7 +85,8 @@ impl ChatTemplates {
         }
     }
 
-    /// Parses a member `chat_template`; `None` if it is neither a text nor a list of names and texts.
+    /// Parses a member `chat_template`; `None` if it is neither a text, a list of names and texts, nor a table of texts by
+    /// name.
     pub fn of(member: &Json) -> Option<Self> {
         Some(match member {
             Json::Null => Self::None,
@@ -93,6 +100,10 @@ impl ChatTemplates {
                     })
                     .collect(),
             ),
+            Json::Object(choices) => {
+                let text = |(name, text): (&String, &Json)| Some((name.clone(), text.as_str()?.to_owned()));
+                Self::Many(choices.iter().map(text).collect::<Option<_>>()?)
+            }
             _ => return None,
         })
     }
@@ -171,6 +182,9 @@ impl FoundTemplates {
     /// Adds the templates of a file that agrees. If both have one, it is spelled as in the tokenizer's configuration,
     /// like in files of the reference.
     fn complete(&mut self, other: &Self) {
+        if self.templates.default_text().is_none() && other.templates.default_text().is_some() {
+            self.file = other.file;
+        }
         let (first, second) = if other.file == CONFIG {
             (&other.templates, &self.templates)
         } else {
@@ -209,7 +223,6 @@ fn of_files(directory: &Directory<'_>, warnings: &mut Vec<TokenizerWarning>) -> 
 }
 
 fn additional(directory: &Directory<'_>) -> Result<Vec<(String, String)>> {
-    const FOLDER: &str = "additional_chat_templates";
     let folder = directory.join(FOLDER);
     if !folder.is_dir() {
         return Ok(Vec::new());
@@ -240,7 +253,13 @@ pub(super) fn settle(
     let found = ChatTemplates::find(directory, &config, &mut Vec::new())?;
     match (found, written) {
         (Some(found), _) => match found.templates.default_text() {
-            Some(text) if written == Some(text) => {}
+            Some(text) if written == Some(text) => {
+                // A name of a file, for example: no message has a place in it.
+                if !text.contains("{{") {
+                    let (file, text) = (found.file, text.chars().take(SHOWN).collect());
+                    warnings.push(TokenizerWarning::PlainChatTemplate { file, text });
+                }
+            }
             Some(_) => warnings.push(TokenizerWarning::ChatTemplateNotWritten { file: found.file }),
             None if written.is_none() => {
                 warnings.push(TokenizerWarning::NoDefaultTemplate { file: found.file });
@@ -316,6 +335,40 @@ mod tests {
         templates.write(&mut out);
         let names = vec!["rag".to_owned(), "tool_use".to_owned()];
         assert_eq!(out.get("tokenizer.chat_templates"), Some(&names.into()));
+    }
+
+    #[test]
+    fn a_table_has_templates_by_name() {
+        let pair = |a: &str, b: &str| (a.to_owned(), b.to_owned());
+        let table = ChatTemplates::of(&json!({"default": "D", "rag": "R"}));
+        assert_eq!(table, Some(ChatTemplates::Many(vec![pair("default", "D"), pair("rag", "R")])));
+        assert_eq!(ChatTemplates::of(&json!({"default": 1})), None);
+    }
+
+    #[test]
+    fn a_template_that_takes_no_message_and_one_without_a_default_are_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join(CONFIG);
+        let said = || {
+            let directory = Directory::new(dir.path(), Limits::default());
+            let (mut rows, mut warnings) = (Metadata::new(), Vec::new());
+            let config = directory.tree(CONFIG).unwrap();
+            ChatTemplates::read(&directory, &config, &mut Vec::new()).unwrap().write(&mut rows);
+            settle(&directory, &rows, &mut warnings).unwrap();
+            warnings.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        fs_err::write(&config, json!({"chat_template": "{{ messages }}"}).to_string()).unwrap();
+        assert_eq!(said(), [""; 0]);
+        fs_err::write(&config, json!({"chat_template": "chat_template.jinja"}).to_string()).unwrap();
+        assert!(said()[0].contains("is the plain text `chat_template.jinja`"), "{:?}", said());
+        fs_err::remove_file(&config).unwrap();
+        fs_err::create_dir(dir.path().join(FOLDER)).unwrap();
+        fs_err::write(dir.path().join(FOLDER).join("rag.jinja"), "{{ messages }}").unwrap();
+        assert!(
+            said()[0].starts_with("additional_chat_templates: no chat template is named"),
+            "{:?}",
+            said()
+        );
     }
 
     #[test]

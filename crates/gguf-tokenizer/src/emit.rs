@@ -153,18 +153,18 @@ pub(crate) fn check_texts(path: &Path, rows: &Metadata) -> Result<()> {
     Ok(())
 }
 
-/// Returns a warning about a vocabulary of pieces that has only a part of the 256 byte tokens.
-pub(crate) fn missing_bytes(rows: &Metadata) -> Option<TokenizerWarning> {
+/// Returns a warning about a vocabulary of pieces that lacks some of the 256 byte tokens.
+pub fn missing_bytes(rows: &Metadata) -> Option<TokenizerWarning> {
     let is_of_pieces = rows.get("tokenizer.ggml.model").and_then(Value::as_str) == Some("llama");
     let Some(Array::String(tokens)) = rows.get("tokenizer.ggml.tokens").and_then(Value::as_array) else {
         return None;
     };
     let tokens: HashSet<&[u8]> = tokens.iter().map(Vec::as_slice).collect();
-    let (has, lacks): (Vec<u8>, Vec<u8>) =
-        (0..=u8::MAX).partition(|byte| tokens.contains(format!("<0x{byte:02X}>").as_bytes()));
     // The runtime takes the character for its byte, where there is one.
-    let lacks: Vec<u8> = lacks.into_iter().filter(|&byte| !tokens.contains(&[byte][..])).collect();
-    let first = lacks.first().filter(|_| is_of_pieces && !has.is_empty())?;
+    let has =
+        |byte: u8| tokens.contains(format!("<0x{byte:02X}>").as_bytes()) || tokens.contains(&[byte][..]);
+    let lacks: Vec<u8> = (0..=u8::MAX).filter(|&byte| !has(byte)).collect();
+    let first = lacks.first().filter(|_| is_of_pieces)?;
     Some(TokenizerWarning::BytesMissing { first: format!("<0x{first:02X}>"), n: lacks.len() })
 }
 
@@ -203,9 +203,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_part_of_the_byte_tokens_is_told() {
-        let warning = |model: &str, lacks: std::ops::Range<u8>| {
-            let bytes = (0..=u8::MAX).filter(|byte| !lacks.contains(byte));
+    fn missing_byte_tokens_are_told() {
+        let warning = |model: &str, lacks: std::ops::Range<u16>| {
+            let bytes = (0..=u8::MAX).filter(|&byte| !lacks.contains(&byte.into()));
             let tokens = bytes.map(|byte| format!("<0x{byte:02X}>").into_bytes());
             let mut rows = Metadata::new();
             rows.set("tokenizer.ggml.model", model);
@@ -218,7 +218,8 @@ mod tests {
         let said = warning("llama", 10..12).unwrap();
         assert!(said.contains("2 of the 256") && said.contains("<0x0A>"), "{said}");
         // `a` stands for its byte.
-        assert_eq!(warning("llama", b'a'..b'b'), None);
+        assert_eq!(warning("llama", 97..98), None);
+        assert!(warning("llama", 0..256).unwrap().contains("255 of the 256"));
         assert_eq!((warning("llama", 0..0), warning("gpt2", 10..12)), (None, None));
     }
 

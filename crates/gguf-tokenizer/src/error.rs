@@ -221,6 +221,10 @@ impl Hint for TokenizerError {
                 "put tokenizer.json or tokenizer.model of the original model next to config.json".to_owned(),
                 no_tokenizer,
             ],
+            Self::ModelType { .. } | Self::JsonModel { .. } => vec![
+                "llama.cpp has no algorithm for this kind of vocabulary".to_owned(),
+                no_tokenizer,
+            ],
             Self::KeyTwice { .. } => vec!["leave one of the two out; transformers reads the last".to_owned(), no_tokenizer],
             Self::Json { .. }
             | Self::SentencePiece { .. }
@@ -311,6 +315,11 @@ pub enum TokenizerWarning {
          transformers takes it"
     )]
     ChatTemplatesDiffer { taken: &'static str, n_taken: usize, other: &'static str, n_other: usize },
+    #[error(
+        "{file}: the chat template is the plain text `{}`, in which no message has a place; `--chat-template FILE` takes one",
+        escape(text)
+    )]
+    PlainChatTemplate { file: &'static str, text: String },
     #[error("{file} is empty, left out")]
     EmptyChatTemplate { file: &'static str },
     #[error("{file}: the chat template is not written, `--chat-template FILE` takes one")]
@@ -326,13 +335,14 @@ pub enum TokenizerWarning {
     )]
     NoChatTemplate { name: String },
     #[error(
-        "tokenizer_config.json: {} of `added_tokens_decoder` {} not in tokenizer.json, and the vocabulary of {size} tokens has no \
-         row for {}: left out",
+        "{file}: {}{} {} not in tokenizer.json: transformers appends {}, and the vocabulary of {size} tokens has no further row: left \
+         out",
         listed(tokens),
+        if file == key { String::new() } else { format!(" of `{}`", escape(key)) },
         if tokens.len() == 1 { "is" } else { "are" },
         if tokens.len() == 1 { "it" } else { "them" }
     )]
-    AddedTokensWithoutRow { tokens: Vec<String>, size: u64 },
+    AddedTokensWithoutRow { file: &'static str, key: String, tokens: Vec<String>, size: u64 },
     #[error(
         "{file}: token `{}` with id {id} is beyond the vocabulary of {size} tokens, left out",
         escape(token)
@@ -415,7 +425,7 @@ pub enum TokenizerWarning {
         escape(piece)
     )]
     PiecesReplaced { n: usize, id: u64, piece: String, token: String },
-    #[error("{file}: `chat_template` is neither text nor a list of templates, left out")]
+    #[error("{file}: `chat_template` is neither text nor a list or table of templates, left out")]
     BadChatTemplate { file: &'static str },
     #[error(
         "the vocabulary lacks {n} of the 256 byte tokens, the first `{first}`: llama.cpp fails at texts with such a byte"
@@ -451,12 +461,13 @@ impl TokenizerWarning {
             Self::ReadOtherwise { file, member, .. } => (*file, member.as_str()),
             Self::AddedFlag { flag, .. } => return Some((FILE, format!("added_tokens.{flag}"))),
             Self::AddedAsText { .. } | Self::AddedInside { .. } => (FILE, "added_tokens"),
-            Self::AddedTokensWithoutRow { .. } => (CONFIG, "added_tokens_decoder"),
+            Self::AddedTokensWithoutRow { file, key, .. } if file != key => (*file, key.as_str()),
             Self::ConfigContradicts { key, .. } => (CONFIG, *key),
             Self::FlagsDiffer { file, name, .. } => (*file, name.as_str()),
             Self::NoDefaultTemplate { file }
             | Self::ChatTemplateNotWritten { file }
             | Self::BadChatTemplate { file }
+            | Self::PlainChatTemplate { file, .. }
                 if *file == CONFIG =>
             {
                 (*file, "chat_template")

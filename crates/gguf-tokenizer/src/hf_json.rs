@@ -291,9 +291,13 @@ impl HfJson {
 
     /// Returns true for text pieces with byte tokens as a fallback (Llama 2 and similar).
     pub(crate) fn is_byte_fallback(&self) -> bool {
+        let steps = self.decoder.get("decoders").and_then(Json::as_array);
+        // Letters stand for all bytes: no character is left for the flag.
+        let mut kinds = steps.into_iter().flatten().map(|step| step.get("type").and_then(Json::as_str));
         self.model.kind.as_deref() == Some("BPE")
             && self.model.byte_fallback == Some(true)
             && self.decoder_kind() == Some("Sequence")
+            && !kinds.any(|kind| kind == Some("ByteLevel"))
     }
 
     /// Returns the algorithm of the file's model; `None` for one that GGUF does not support.
@@ -355,5 +359,15 @@ mod tests {
         assert!(file.added_tokens.is_empty());
         assert_eq!(file.pre_tokenizer, Json::Null);
         assert!(!file.is_byte_fallback());
+    }
+
+    #[test]
+    fn bytes_as_letters_need_no_fallback() {
+        let kind = |step: &str| {
+            let text = r#"{"model": {"type": "BPE", "byte_fallback": true}, "decoder": {"type": "Sequence", "decoders": [{"type": "STEP"}]}}"#;
+            serde_json::from_str::<HfJson>(&text.replace("STEP", step)).unwrap().kind()
+        };
+        assert_eq!(kind("ByteFallback"), Some(HfKind::ByteFallback));
+        assert_eq!(kind("ByteLevel"), Some(HfKind::ByteLevel));
     }
 }

@@ -22,9 +22,16 @@ use super::{Moved, TokenizerError, TokenizerWarning};
 const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// Special tokens that a tokenizer class has by default.
-const CLASS_DEFAULTS: [(&str, &[(&str, &str)]); 12] = [
-    ("Llama", &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")]),
+/// Keys of further special tokens: a list, or a table of the roles that only one model has. Each other key `*_token`
+/// names such a role, too.
+const LISTS: [&str; 3] =
+    ["additional_special_tokens", "extra_special_tokens", "model_specific_special_tokens"];
+
+const SPECIAL_TOKENS_MAP: &str = "special_tokens_map.json";
+const ADDED_TOKENS: &str = "added_tokens.json";
+
+/// Special tokens that a tokenizer class has by default. (transformers 5 reads a Llama's file without its class.)
+const CLASS_DEFAULTS: [(&str, &[(&str, &str)]); 11] = [
     ("CodeLlama", &[("bos_token", "<s>"), ("eos_token", "</s>"), ("unk_token", "<unk>")]),
     (
         "GPT2",
@@ -53,7 +60,8 @@ const CLASS_DEFAULTS: [(&str, &[(&str, &str)]); 12] = [
     ("T5", &[("eos_token", "</s>"), ("unk_token", "<unk>"), ("pad_token", "<pad>")]),
 ];
 
-const BERT: &[(&str, &str)] = &[
+/// Special tokens of BERT's class.
+pub(super) const BERT: &[(&str, &str)] = &[
     ("unk_token", "[UNK]"),
     ("sep_token", "[SEP]"),
     ("pad_token", "[PAD]"),
@@ -109,7 +117,7 @@ impl<'a> HfVocabulary<'a> {
     /// Assembles the vocabulary.
     ///
     /// Tokens that only the configuration names get no id at or above `size`, the rows of the embedding: nothing
-    /// encodes to them. (transformers adds them after the last row.)
+    /// encodes to them. (transformers adds them after the last row.) Those that no check of roles reports are a warning.
     ///
     /// # Errors
     /// I/O errors, malformed JSON, a model without a table of ids, an id of `added_tokens_decoder` that is not a
@@ -122,10 +130,11 @@ impl<'a> HfVocabulary<'a> {
     ) -> Result<Self> {
         let mut vocabulary = Self::of_file(hf, directory.join(FILE), warnings)?;
         let config = directory.tree(CONFIG)?;
-        vocabulary.special = special_texts(directory, &config)?;
-        let mut decoder = match config.get("added_tokens_decoder") {
-            Some(listed) => decoder_tokens(listed, directory)?,
-            None => added_tokens(directory)?,
+        let special = special_tokens(directory, &config)?;
+        vocabulary.special = special.iter().map(|token| token.text.clone()).collect();
+        let (source, mut decoder) = match config.get("added_tokens_decoder") {
+            Some(listed) => ((CONFIG, "added_tokens_decoder"), decoder_tokens(listed, directory)?),
+            None => ((ADDED_TOKENS, ADDED_TOKENS), added_tokens(directory)?),
         };
         for (_, token) in &mut decoder {
             token.special |= vocabulary.special.contains(&token.content);
@@ -138,19 +147,28 @@ impl<'a> HfVocabulary<'a> {
                 TokenPlacement::At(used) if used != stated => {
                     moved.push(vocabulary.moved(content, stated, used));
                 }
-                // A missing token with a role is reported by its role.
-                TokenPlacement::Nowhere if !vocabulary.is_special(&content) => without_row.push(content),
+                TokenPlacement::Nowhere if !vocabulary.is_special(&content) => {
+                    without_row.push((source.0, source.1.to_owned(), content));
+                }
                 TokenPlacement::At(_) | TokenPlacement::Nowhere | TokenPlacement::Known => {}
             }
         }
-        for content in vocabulary.special.clone() {
-            let token =
-                AddedToken { content, special: true, normalized: Some(false), ..AddedToken::default() };
-            vocabulary.add_within(token, size);
+        for NamedToken { text: content, source } in special {
+            let token = AddedToken {
+                content: content.clone(),
+                special: true,
+                normalized: Some(false),
+                ..AddedToken::default()
+            };
+            if vocabulary.add_within(token, size) == TokenPlacement::Nowhere
+                && let Some((file, key)) = source.filter(|(_, key)| !is_role(key))
+            {
+                without_row.push((file, key, content));
+            }
         }
-        say_moved(CONFIG, moved, warnings);
-        if let Some(size) = size.filter(|_| !without_row.is_empty()) {
-            warnings.push(TokenizerWarning::AddedTokensWithoutRow { tokens: without_row, size });
+        say_moved(source.0, moved, warnings);
+        if let Some(size) = size {
+            say_without_row(without_row, size, warnings);
         }
         Ok(vocabulary)
     }
@@ -282,37 +300,96 @@ fn say_moved(file: &'static str, moved: Vec<Moved>, warnings: &mut Vec<Tokenizer
     }
 }
 
+/// Warns about tokens without a row, once for each key that names some.
+fn say_without_row(
+    mut lost: Vec<(&'static str, String, String)>,
+    size: u64,
+    warnings: &mut Vec<TokenizerWarning>,
+) {
+    while let Some((file, key, _)) = lost.first().cloned() {
+        let (own, rest): (Vec<_>, Vec<_>) = lost.into_iter().partition(|row| row.0 == file && row.1 == key);
+        let tokens = own.into_iter().map(|row| row.2).collect();
+        warnings.push(TokenizerWarning::AddedTokensWithoutRow { file, key, tokens, size });
+        lost = rest;
+    }
+}
+
+/// Returns true for the key of a role whose missing token is reported with the role.
+fn is_role(key: &str) -> bool {
+    ROLES.contains(&key) && key != "cls_token"
+}
+
+/// A special token, with the file and the key that name it; `None` for one that the class has by default.
+struct NamedToken {
+    text: String,
+    source: Option<(&'static str, String)>,
+}
+
 /// Returns the texts of all special tokens: from the configuration, else `special_tokens_map.json`, else the class's
 /// own.
 pub(super) fn special_texts(directory: &Directory<'_>, config: &Json) -> Result<Vec<String>> {
-    let map = match config.get("added_tokens_decoder") {
-        Some(_) => Json::Null,
-        None => directory.tree("special_tokens_map.json")?,
+    Ok(special_tokens(directory, config)?.into_iter().map(|token| token.text).collect())
+}
+
+/// Returns the special tokens of single roles: of the configuration, else of `special_tokens_map.json`, else `defaults`.
+pub(super) fn role_texts(
+    directory: &Directory<'_>,
+    config: &Json,
+    defaults: &[(&'static str, &str)],
+) -> Result<Vec<(&'static str, String)>> {
+    let map = special_map(directory, config)?;
+    let text = |role: &'static str| {
+        let text = match map.get(role).or_else(|| config.get(role)) {
+            Some(entry) => token_text(entry),
+            None => defaults.iter().find(|row| row.0 == role).map(|row| row.1),
+        };
+        text.map(|text| (role, text.to_owned()))
     };
+    Ok(ROLES.into_iter().filter_map(text).collect())
+}
+
+/// Returns `special_tokens_map.json`, unless the configuration is complete without it.
+fn special_map(directory: &Directory<'_>, config: &Json) -> Result<Json> {
+    match config.get("added_tokens_decoder") {
+        Some(_) => Ok(Json::Null),
+        None => directory.tree(SPECIAL_TOKENS_MAP),
+    }
+}
+
+fn special_tokens(directory: &Directory<'_>, config: &Json) -> Result<Vec<NamedToken>> {
+    let map = special_map(directory, config)?;
     let defaults = match config.get("tokenizer_class").and_then(Json::as_str) {
         Some(class) => class_defaults(class),
         None => model_class(&directory.tree("config.json")?).map_or(&[][..], class_defaults),
     };
-    let mut texts: Vec<String> = Vec::new();
-    let mut push = |text: &str| {
-        if !text.is_empty() && !texts.iter().any(|known| known == text) {
-            texts.push(text.to_owned());
+    let mut tokens: Vec<NamedToken> = Vec::new();
+    let mut push = |text: &str, source: Option<(&'static str, &str)>| {
+        if !text.is_empty() && !tokens.iter().any(|known| known.text == text) {
+            let source = source.map(|(file, key)| (file, key.to_owned()));
+            tokens.push(NamedToken { text: text.to_owned(), source });
         }
     };
+    let sources = [(SPECIAL_TOKENS_MAP, &map), (CONFIG, config)];
     for role in ROLES {
-        match map.get(role).or_else(|| config.get(role)) {
-            Some(entry) => token_text(entry).map(&mut push),
-            None => defaults.iter().find(|row| row.0 == role).map(|row| push(row.1)),
+        match sources.iter().find_map(|(file, json)| Some((*file, json.get(role)?))) {
+            Some((file, entry)) => token_text(entry).map(|text| push(text, Some((file, role)))),
+            None => defaults.iter().find(|row| row.0 == role).map(|row| push(row.1, None)),
         };
     }
-    for source in [&map, config] {
-        let more = source.get("additional_special_tokens").and_then(Json::as_array);
-        more.into_iter().flatten().filter_map(token_text).for_each(&mut push);
+    for (file, json) in sources {
+        let lists = LISTS.iter().filter_map(|&key| Some((key, json.get(key)?)));
+        for (key, listed) in lists {
+            // A table has roles that only one model has, such as its image token.
+            let of_list = listed.as_array().into_iter().flatten();
+            let of_table = listed.as_object().into_iter().flatten().map(|(_, entry)| entry);
+            of_list.chain(of_table).filter_map(token_text).for_each(|text| push(text, Some((file, key))));
+        }
+        let own = json.as_object().into_iter().flatten();
+        for (key, entry) in own.filter(|(key, _)| key.ends_with("_token") && !ROLES.contains(&key.as_str())) {
+            token_text(entry).into_iter().for_each(|text| push(text, Some((file, key))));
+        }
     }
-    // Roles that only one model has, such as its image token.
-    let own = config.get("extra_special_tokens").and_then(Json::as_object);
-    own.into_iter().flatten().filter_map(|(_, entry)| token_text(entry)).for_each(&mut push);
-    Ok(texts)
+    Ok(tokens)
 }
 
 fn class_defaults(class: &str) -> &'static [(&'static str, &'static str)] {
@@ -324,7 +401,6 @@ fn class_defaults(class: &str) -> &'static [(&'static str, &'static str)] {
 /// Returns the tokenizer class that transformers selects by `model_type`.
 fn model_class(config: &Json) -> Option<&'static str> {
     Some(match config.get("model_type")?.as_str()? {
-        "llama" | "mistral" | "mixtral" => "Llama",
         "gpt2" | "starcoder2" | "gpt_bigcode" => "GPT2",
         "gpt_neox" | "olmo" | "stablelm" => "GPTNeoX",
         "qwen2" | "qwen2_moe" | "qwen3" | "qwen3_moe" => "Qwen2",
@@ -351,10 +427,10 @@ fn decoder_tokens(listed: &Json, directory: &Directory<'_>) -> Result<Vec<(u64, 
 
 /// Returns the tokens of `added_tokens.json`, which transformers reads if the configuration lists none.
 fn added_tokens(directory: &Directory<'_>) -> Result<Vec<(u64, AddedToken)>> {
-    const FILE: &str = "added_tokens.json";
-    let listed = directory.tree(FILE)?;
+    let listed = directory.tree(ADDED_TOKENS)?;
     let token = |(content, id): (&String, &Json)| {
-        let bad = || TokenizerError::BadId { path: directory.join(FILE), key: "id", found: id.to_string() };
+        let bad =
+            || TokenizerError::BadId { path: directory.join(ADDED_TOKENS), key: "id", found: id.to_string() };
         Ok((id.as_u64().ok_or_else(bad)?, AddedToken { content: content.clone(), ..AddedToken::default() }))
     };
     listed.as_object().into_iter().flatten().map(token).collect()

@@ -23,7 +23,7 @@ use crate::Result;
 use gguf_format::Metadata;
 
 use super::chat_template::ChatTemplates;
-use super::emit::TokenList;
+use super::emit::{TokenList, n_tokens};
 use super::files::Directory;
 use super::given::GivenVocabulary;
 use super::hf_json::HfJson;
@@ -88,11 +88,22 @@ impl Context<'_> {
         self.request.rows
     }
 
+    /// Returns the number of tokens that have a row and a place in a list of the declared size, if known.
+    fn n_places(&self) -> Option<u64> {
+        let size = self.request.size.map(|size| n_tokens(self.request, size));
+        self.request.rows.into_iter().chain(size).min()
+    }
+
     /// Collects the special tokens named by files and card.
     fn special(&mut self, tokens: &TokenList) -> Result<SpecialTokens> {
+        self.special_of(tokens, self.hf)
+    }
+
+    /// Collects the special tokens, with those of a file in the form of `tokenizer.json`.
+    fn special_of(&mut self, tokens: &TokenList, hf: Option<&HfJson>) -> Result<SpecialTokens> {
         let n_tokens = tokens.len();
         let roles = self.request.types.as_deref();
-        let mut special = SpecialTokens::read(&self.directory, self.hf, n_tokens, roles, self.warnings)?;
+        let mut special = SpecialTokens::read(&self.directory, hf, n_tokens, roles, self.warnings)?;
         for (role, value) in &self.mode.special {
             if special.id(role).is_none() {
                 let id = self.special_id(tokens, role, value)?;

@@ -42,10 +42,11 @@ pub(super) fn settle(
         let claims = sources.claims(role, &vocab, hf);
         let is_read = request.types.as_ref().is_none_or(|types| types.iter().any(|own| own == role));
         let Some(key) = id_key(role).filter(|key| is_read && !is_by_hand(key)) else { continue };
-        if !rows.contains(key)
-            && let Some(id) = next_source(role, &claims, &vocab, hf.is_some())
-        {
-            rows.set(key, id);
+        if !rows.contains(key) {
+            let found = next_source(role, &claims, &vocab, hf.is_some());
+            if let Some(id) = found.or_else(|| unknown_piece(role, &vocab)) {
+                rows.set(key, id);
+            }
         }
         let roles = DeclaredRole { name: role, claims: &claims, vocab: &vocab, rows };
         warnings.extend(roles.rejected(key));
@@ -87,6 +88,16 @@ fn next_source(role: &str, claims: &[Claim], vocab: &Vocab, has_hf: bool) -> Opt
     let is_default = |id: u32| default == Some(id) && is_meant(id, vocab);
     let found = of(Some(GENERATION_CONFIG)).or_else(|| of(Some(MODEL_CONFIG))).or_else(|| of(None));
     found.filter(|&id| !is_default(id))
+}
+
+/// Returns the token for unknown text by its type, if the runtime takes another one by default.
+///
+/// # Exactness
+/// llama.cpp 0.5.0's converter writes no such key.
+fn unknown_piece(role: &str, vocab: &Vocab) -> Option<u32> {
+    let is_unknown = |id: &u32| vocab.kind(*id) == TokenType::Unknown;
+    let default = vocab.unk.filter(|_| role == "unk").filter(|id| !is_unknown(id))?;
+    (0..=u32::MAX).take(vocab.len()).find(is_unknown).filter(|id| *id != default)
 }
 
 /// Returns true if a default token of the runtime is meant for this kind of vocabulary.
@@ -233,7 +244,13 @@ fn flags(
         if is_by_hand(&flag) || is_by_hand(key) {
             continue;
         }
-        if adds && !rows.contains(key) && (token.is_none() || vocab.has_arbitrary_defaults()) {
+        // A default token that has another role is not that of a model without one.
+        let has_other_role = |id: u32| {
+            let keys = ["bos", "eos", "unk"].into_iter().filter_map(id_key);
+            keys.filter_map(|key| rows.get(key)?.as_u64()).any(|own| own == u64::from(id))
+        };
+        let is_absent = token.is_none_or(|id| vocab.has_arbitrary_defaults() || has_other_role(id));
+        if adds && !rows.contains(key) && is_absent {
             let default = token.map(|id| shown(&vocab, id));
             warnings.push(TokenizerWarning::AddsNoToken { flag: flag.clone(), key, default });
             rows.set(flag, false);

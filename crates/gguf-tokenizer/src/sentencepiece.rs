@@ -39,20 +39,32 @@ pub struct TrainerSpec {
     /// Model type: 1 unigram, 2 BPE, 3 word, 4 char.
     #[prost(int32, optional, tag = "3", default = "1")]
     pub model_type: Option<i32>,
+    /// True if the blank of a word is behind it, not in front of it.
+    #[prost(bool, optional, tag = "24", default = "false")]
+    pub treat_whitespace_as_suffix: Option<bool>,
+    /// True if unknown characters become byte tokens.
+    #[prost(bool, optional, tag = "35", default = "false")]
+    pub byte_fallback: Option<bool>,
 }
 
 /// Message `sentencepiece.NormalizerSpec`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct NormalizerSpec {
+    /// Name of the rules that the table was made of.
+    #[prost(string, optional, tag = "1")]
+    pub name: Option<String>,
     /// Compiled table of character replacements.
     #[prost(bytes = "vec", optional, tag = "2")]
     pub precompiled_charsmap: Option<Vec<u8>>,
     /// True if a space is put in front of the text.
     #[prost(bool, optional, tag = "3", default = "true")]
-    pub(crate) add_dummy_prefix: Option<bool>,
+    pub add_dummy_prefix: Option<bool>,
     /// True if spaces at both ends are removed, and repeated ones are collapsed.
     #[prost(bool, optional, tag = "4", default = "true")]
     pub remove_extra_whitespaces: Option<bool>,
+    /// True if blanks are written as `▁`.
+    #[prost(bool, optional, tag = "5", default = "true")]
+    pub escape_whitespaces: Option<bool>,
 }
 
 /// Value of `model_type` for a unigram model.
@@ -130,6 +142,16 @@ impl ModelProto {
     /// Returns `trainer_spec.model_type`.
     pub fn model_type(&self) -> i32 {
         self.trainer_spec.as_ref().map_or(UNIGRAM, TrainerSpec::model_type)
+    }
+
+    /// Returns true if unknown characters become byte tokens.
+    pub(crate) fn falls_back_to_bytes(&self) -> bool {
+        self.trainer_spec.as_ref().is_some_and(TrainerSpec::byte_fallback)
+    }
+
+    /// Returns true if the blank of a word is behind it.
+    pub(crate) fn has_blank_suffixes(&self) -> bool {
+        self.trainer_spec.as_ref().is_some_and(TrainerSpec::treat_whitespace_as_suffix)
     }
 
     /// Returns the normalizer's settings, or their defaults.

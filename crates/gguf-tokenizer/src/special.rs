@@ -285,7 +285,8 @@ impl SpecialTokens {
         }
     }
 
-    fn add_default(&mut self, role: &str, add: bool) {
+    /// Sets the flag of a role unless a file does.
+    pub(crate) fn add_default(&mut self, role: &str, add: bool) {
         if !self.add.iter().any(|entry| entry.0 == role) {
             self.add.push((role.to_owned(), add));
         }

@@ -18,8 +18,8 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Serde};
-use minijinja::{Environment, Error, ErrorKind, Value as Jinja};
+use minijinja::value::{Kwargs, Rest, Serde, from_args};
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value as Jinja};
 use serde_json::Value as Json;
 
 use gguf_core::isolated::IsolatedError;
@@ -179,7 +179,7 @@ impl ChatTemplate {
     }
 
     fn with_named(self, named: Vec<(String, String)>) -> Self {
-        let prepared = named.into_iter().map(|(name, source)| (name, without_generation(&source)));
+        let prepared = named.into_iter().map(|(name, source)| (name, prepared(&source)));
         Self { named: prepared.collect(), ..self }
     }
 
@@ -198,14 +198,20 @@ impl ChatTemplate {
         environment.set_syntax(config);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(DEPTH);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.set_unknown_method_callback(method);
+        environment.set_formatter(write_value);
         environment.add_filter("tojson", to_json);
+        environment.add_filter("truncate", truncate);
+        environment.add_filter("urlencode", |text: String| urlencode(&text));
         environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", |message: String| -> Result<Jinja, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(RaisedException(message)))
         });
         environment.add_function("strftime_now", |format: String| strftime(&format));
-        let source = without_generation(source);
+        environment
+            .add_function("cycler", |items: Rest<Jinja>| minijinja_contrib::globals::cycler(items.to_vec()));
+        environment.add_function("joiner", minijinja_contrib::globals::joiner);
+        let source = prepared(source);
         let template = Self { environment, source, named: Vec::new(), tokens };
         template.environment.template_from_str(&template.source).map_err(syntax)?;
         Ok(template)
@@ -316,6 +322,11 @@ impl io::Write for BoundedBuffer {
     }
 }
 
+/// Returns the text that is parsed: with the line ends that Jinja reads, and without blocks that it does not know.
+fn prepared(source: &str) -> String {
+    without_generation(&source.replace("\r\n", "\n").replace('\r', "\n"))
+}
+
 /// Replaces the block `generation`, which marks the assistant's text and is only used in training. It becomes a block
 /// that is always rendered, so that the rules for blanks around blocks stay the same.
 fn without_generation(source: &str) -> String {
@@ -343,6 +354,82 @@ fn without_generation(source: &str) -> String {
     }
     out.push_str(rest);
     out
+}
+
+/// Implements methods of Python's types.
+fn method(state: &mut State, value: &Jinja, name: &str, args: &[Jinja]) -> Result<Jinja, Error> {
+    let (Some(text), "rsplit") = (value.as_str(), name) else {
+        return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args);
+    };
+    let (by, most): (Option<&str>, Option<i64>) = from_args(args)?;
+    let most =
+        most.and_then(|most| usize::try_from(most).ok()).map_or(usize::MAX, |most| most.saturating_add(1));
+    let mut parts: Vec<&str> = match by {
+        Some("") => return Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
+        Some(by) => text.rsplitn(most, by).collect(),
+        None => {
+            let mut parts = Vec::new();
+            let mut rest = text.trim_end();
+            while !rest.is_empty() {
+                let at = rest.rfind(char::is_whitespace).filter(|_| parts.len() + 1 < most);
+                let start = at.map_or(0, |at| at + rest[at..].chars().next().map_or(0, char::len_utf8));
+                parts.push(&rest[start..]);
+                rest = at.map_or("", |at| rest[..at].trim_end());
+            }
+            parts
+        }
+    };
+    parts.reverse();
+    Ok(parts.into_iter().map(Jinja::from).collect())
+}
+
+/// Writes a value as text: floats as in Python.
+fn write_value(out: &mut Output, state: &mut State, value: &Jinja) -> Result<(), Error> {
+    if value.is_number() && !value.is_integer() {
+        return Ok(out.write_str(&python_float(f64::try_from(value.clone())?, ["nan", "inf"]))?);
+    }
+    minijinja::escape_formatter(out, state, value)
+}
+
+/// Formats a float as Python's `repr`: with an exponent below 1e-4 and from 1e16 on. `names` are those of what is no
+/// number, and of infinity.
+fn python_float(number: f64, names: [&str; 2]) -> String {
+    let size = number.abs();
+    if number.is_nan() {
+        names[0].to_owned()
+    } else if number.is_infinite() {
+        format!("{}{}", if number > 0.0 { "" } else { "-" }, names[1])
+    } else if size != 0.0 && !(1e-4..1e16).contains(&size) {
+        let text = format!("{number:e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let exponent: i32 = exponent.parse().unwrap_or(0);
+        let sign = if exponent < 0 { '-' } else { '+' };
+        format!("{digits}e{sign}{:02}", exponent.abs())
+    } else {
+        format!("{number:?}")
+    }
+}
+
+/// Implements the filter `truncate` with its arguments by place or by name.
+fn truncate(state: &mut State, value: &Jinja, args: Rest<Jinja>, named: Kwargs) -> Result<Jinja, Error> {
+    let by_place = ["length", "killwords", "end", "leeway"].into_iter().zip(args.iter().cloned());
+    let mut all: Vec<(String, Jinja)> = by_place.map(|(name, value)| (name.to_owned(), value)).collect();
+    for name in named.args() {
+        all.push((name.to_owned(), named.get(name)?));
+    }
+    minijinja_contrib::filters::truncate(state, value, all.into_iter().collect())
+}
+
+/// Implements the filter `urlencode` for a text.
+fn urlencode(text: &str) -> String {
+    text.bytes().fold(String::new(), |mut out, byte| {
+        if byte.is_ascii_alphanumeric() || b"_.-~/".contains(&byte) {
+            out.push(byte.into());
+        } else {
+            let _ = write!(out, "%{byte:02X}");
+        }
+        out
+    })
 }
 
 /// Implements the test `iterable` as in Python: undefined values and strings are iterable, `none` is not.
@@ -450,27 +537,13 @@ impl JsonWriter {
         }
     }
 
-    /// Writes integers as they are, and floats as Python's `repr`: with an exponent below 1e-4 and from 1e16 on.
+    /// Writes integers as they are, and floats as Python does.
     fn number(&mut self, value: &Jinja) -> Result<(), Error> {
         if value.is_integer() {
             let _ = write!(self.out, "{value}");
             return Ok(());
         }
-        let number = f64::try_from(value.clone())?;
-        let size = number.abs();
-        if number.is_nan() {
-            self.out.push_str("NaN");
-        } else if number.is_infinite() {
-            self.out.push_str(if number > 0.0 { "Infinity" } else { "-Infinity" });
-        } else if size != 0.0 && !(1e-4..1e16).contains(&size) {
-            let text = format!("{number:e}");
-            let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-            let exponent: i32 = exponent.parse().unwrap_or(0);
-            let sign = if exponent < 0 { '-' } else { '+' };
-            let _ = write!(self.out, "{digits}e{sign}{:02}", exponent.abs());
-        } else {
-            let _ = write!(self.out, "{number:?}");
-        }
+        self.out.push_str(&python_float(f64::try_from(value.clone())?, ["NaN", "Infinity"]));
         Ok(())
     }
 

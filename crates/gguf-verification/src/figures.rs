@@ -518,7 +518,7 @@ mod tests {
     use super::*;
 
     fn ppl(value: f64) -> Perplexity {
-        Perplexity { value, stderr: 0.5, tokens: 1, total_nll: 0.0 }
+        Perplexity { value, stderr: 0.5, tokens: 1, ids_digest: None, total_nll: 0.0 }
     }
 
     #[test]

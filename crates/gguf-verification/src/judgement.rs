@@ -206,7 +206,8 @@ mod tests {
     }
 
     fn open(mut report: Report, tokens: usize, share: f64, kld: f64) -> Vec<Aspect> {
-        let perplexity = Perplexity { value: 10.0, stderr: 10.0 * share, tokens, total_nll: 0.0 };
+        let perplexity =
+            Perplexity { value: 10.0, stderr: 10.0 * share, tokens, ids_digest: None, total_nll: 0.0 };
         let defaults = Thresholds::default().with(Figure::Kld, Some(kld));
         let measured = Measured {
             perplexity: Some(&perplexity),

@@ -47,6 +47,9 @@ pub struct Perplexity {
     pub stderr: f64,
     /// Number of scored tokens.
     pub tokens: usize,
+    /// Digest of the ids of the scored tokens (FNV-1a of 32 bits), by which a later report knows the same text; absent
+    /// where they are not those of one text.
+    pub ids_digest: Option<u32>,
     /// Sum of the negative log likelihoods.
     #[serde(skip)]
     pub total_nll: f64,
@@ -55,7 +58,12 @@ pub struct Perplexity {
 impl Perplexity {
     /// Computes the perplexity of the positions that count; `None` if none does.
     pub fn of<'a>(positions: impl Iterator<Item = &'a Position> + Clone) -> Option<Self> {
-        Self::of_nll(positions.filter(|p| p.is_scored).map(|p| p.score.nll))
+        let scored = positions.filter(|p| p.is_scored);
+        let bytes = scored.clone().flat_map(|p| p.token.to_le_bytes());
+        let digest =
+            bytes.fold(0x811c_9dc5_u32, |all, byte| (all ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        let found = Self::of_nll(scored.map(|p| p.score.nll))?;
+        Some(Self { ids_digest: Some(digest), ..found })
     }
 
     /// Computes the perplexity of negative log likelihoods; `None` if there are none.
@@ -67,7 +75,7 @@ impl Perplexity {
         let mean = Estimate::of_mean(nll.clone());
         let value = mean.value.exp();
         // Standard error of the logarithm, propagated through the exponential.
-        Some(Self { value, stderr: mean.stderr * value, tokens, total_nll: nll.sum() })
+        Some(Self { value, stderr: mean.stderr * value, tokens, ids_digest: None, total_nll: nll.sum() })
     }
 }
 

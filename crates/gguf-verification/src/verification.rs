@@ -269,6 +269,7 @@ pub(super) fn examine(
         vocabulary::leave_out(&mut report);
         None
     } else if options.weights_only {
+        graph::check_missing(model, &mut report);
         None
     } else {
         graph::check(model, &mut report)?

@@ -87,6 +87,15 @@ impl<'a> Decoded<'a> {
         }
         Ok(Self { source, weights, places, level })
     }
+
+    /// Gives the weights other shapes of the same elements, by their names.
+    #[must_use]
+    pub fn reshaped(mut self, shape: impl Fn(&str, &Shape) -> Shape) -> Self {
+        for weight in &mut self.weights {
+            weight.shape = shape(&weight.name, &weight.shape);
+        }
+        self
+    }
 }
 
 thread_local! {

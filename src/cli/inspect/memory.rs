@@ -8,6 +8,7 @@ use clap::Args;
 use clap::builder::PossibleValuesParser;
 use serde::Serialize;
 
+use crate::cli::job::failure;
 use crate::cli::memory::{ContextMemory, KeptByLayers, ModelMemory, weight_bytes};
 use crate::cli::remote::open_header;
 use crate::cli::render::{Align, Table, count, plural};
@@ -17,6 +18,7 @@ use crate::core::text::{bytes, escape};
 use crate::core::written::as_path;
 use crate::core::{GgmlType, TensorSource};
 use crate::gguf::OpenOptions;
+use crate::job::input::must_be_model;
 
 #[cfg(feature = "remote")]
 pub(in crate::cli) use fit::is_first;
@@ -87,6 +89,7 @@ impl MemoryArgs {
             return Err(UsageError("several models go with `--fit SIZE`".to_owned()).into());
         };
         let file = open_header(session, path, &OpenOptions::foreign())?;
+        must_be_model(&file).map_err(failure)?;
         let weight_bytes = weight_bytes(&file);
         let memory = ModelMemory::of(file.metadata(), file.tensors())?;
         let asked = if self.ctx.is_empty() { memory.usual_contexts() } else { self.ctx.clone() };

@@ -137,6 +137,11 @@ fn preset(name: &str) -> Result<Preset, String> {
 impl LadderArgs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let start = Instant::now();
+        if self.output.is_file() {
+            let name = self.output.display().to_string();
+            let text = format!("-o {}: a folder for the files expected, this is a file", escape(&name));
+            return Err(UsageError(text).into());
+        }
         // Types that are written alone, towers and the verification open the model again.
         session.progress.warn_once();
         let rungs = self.rungs(session)?;

@@ -53,7 +53,11 @@ impl Earlier {
         };
         let now = &entry.report;
         let perplexity = now.perplexity.as_ref();
-        let is_same_text = old["perplexity"]["tokens"].as_u64() == perplexity.map(|own| own.tokens as u64);
+        let (tokens, ids) = (old["perplexity"]["tokens"].as_u64(), old["perplexity"]["ids_digest"].as_u64());
+        let is_same_text = perplexity.is_some_and(|own| {
+            let own_ids = own.ids_digest.map(u64::from);
+            tokens == Some(own.tokens as u64) && (ids.is_none() || own_ids.is_none() || ids == own_ids)
+        });
         let figures = [
             (
                 "mean KLD",
@@ -98,7 +102,8 @@ mod tests {
 
     fn entry(name: &str, value: f64) -> ModelReport {
         let mut report = Report::new(None, None, Thresholds::default());
-        report.perplexity = Some(Perplexity { value, stderr: 0.3, tokens: 100, total_nll: 0.0 });
+        report.perplexity =
+            Some(Perplexity { value, stderr: 0.3, tokens: 100, ids_digest: None, total_nll: 0.0 });
         ModelReport::new(name.into(), report, Vec::new())
     }
 
@@ -111,7 +116,10 @@ mod tests {
             Earlier::open(&path)
         };
         let old = r#"{"file": "x/a.gguf", "verdict": "pass", "perplexity": {"value": 10.0, "stderr": 0.4, "tokens": 100}}"#;
-        for text in [old.to_owned(), format!(r#"{{"verdict": "pass", "models": [{old}], "run": {{}}}}"#)] {
+        let marked = old.replace("\"tokens\": 100", "\"tokens\": 100, \"ids_digest\": 5");
+        for text in
+            [old.to_owned(), marked, format!(r#"{{"verdict": "pass", "models": [{old}], "run": {{}}}}"#)]
+        {
             let old = open(&text).unwrap();
             let found = |entry: &ModelReport, is_alone| {
                 let found = old.findings(entry, is_alone);
@@ -129,6 +137,13 @@ mod tests {
             let mut other = entry("a.gguf", 10.6);
             other.report.perplexity.as_mut().unwrap().tokens = 99;
             assert_eq!(found(&other, true).unwrap().0, Severity::Unchecked, "another text");
+            let mut other = entry("a.gguf", 10.6);
+            other.report.perplexity.as_mut().unwrap().ids_digest = Some(7);
+            let is_told = !text.contains("ids_digest");
+            assert_eq!(
+                found(&other, true).unwrap().0,
+                if is_told { Severity::Error } else { Severity::Unchecked }
+            );
         }
         for text in ["{}", "[]", "{\"models\": 1}", "no JSON"] {
             assert!(open(text).is_err(), "{text}");

@@ -12,7 +12,7 @@ use crate::job::recipe::near::{decoded, follows};
 use crate::job::recipe::report::{
     BlockDifference, FileRecipe, ImportanceFinding, ImportanceUse, TensorFinding, TensorStatus,
 };
-use crate::job::recipe::trial::{Compared, Way, compare, probe, whole};
+use crate::job::recipe::trial::{Compared, Way, compare, has_rows_of, probe, whole};
 use crate::job::recipe::{RecipeSource, keys};
 
 /// Largest deviation between the first rows of two tensors, as a share of their magnitude, at which one is tried as the
@@ -88,7 +88,7 @@ impl Examiner<'_> {
             Some(_) => TensorStatus::NotFromSource,
             None => TensorStatus::NoSuchTensor,
         };
-        let namesake = same_name.filter(|&at| self.source.tensors()[at].shape == meta.shape);
+        let namesake = same_name.filter(|&at| has_rows_of(&self.source.tensors()[at], meta));
         let trial = namesake.map(|at| self.best(tensor, at)).transpose()?.flatten();
         if let Some(trial) = trial.as_ref().filter(|trial| trial.compared.is_exact()) {
             return Ok(self.examined(tensor, TensorStatus::Reproduced, Some(trial)));
@@ -183,7 +183,7 @@ impl Examiner<'_> {
         let meta = &self.file.tensors()[tensor];
         let first = [std::ops::Range { start: 0, end: 1 }];
         for (source, other) in self.source.tensors().iter().enumerate() {
-            if Some(source) == same_name || other.shape != meta.shape || !self.is_related(tensor, source)? {
+            if Some(source) == same_name || !has_rows_of(other, meta) || !self.is_related(tensor, source)? {
                 continue;
             }
             for way in self.ways() {

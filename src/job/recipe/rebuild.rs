@@ -13,7 +13,7 @@ use crate::gguf::{Header, Strictness, WriteError, parse_head};
 use crate::job::recipe::compression::{Frames, decompress};
 use crate::job::recipe::file::{GAPS, HEADER, RecipeFile, digest_of, tensor_part};
 use crate::job::recipe::layout::gaps;
-use crate::job::recipe::trial::{chunks, make, whole};
+use crate::job::recipe::trial::{chunks, has_rows_of, make, whole};
 use crate::job::recipe::{RecipeError, RecipeOutput, RecipeSource, bounds, delta};
 use crate::job::{JobError, Result};
 use crate::quantize::MadeTensor;
@@ -85,7 +85,7 @@ impl<'a> Rebuild<'a> {
                 made.push(None);
                 continue;
             };
-            let own = source.tensors().get(at).filter(|own| own.shape == tensor.shape);
+            let own = source.tensors().get(at).filter(|own| has_rows_of(own, tensor));
             let own = own.and_then(|_| source.made(at, tensor.ty, way));
             let name = escape(&tensor.name);
             made.push(Some(

@@ -66,6 +66,12 @@ pub(super) fn raw_rows<'f>(file: &'f GgufFile, tensor: usize, rows: &Range<u64>)
     bytes.get(usize::try_from(start).ok()?..usize::try_from(end).ok()?)
 }
 
+/// Returns true if one tensor has the rows of another: outer dimensions of 1 are no difference, because llama.cpp drops
+/// them when it quantizes.
+pub(super) fn has_rows_of(tensor: &TensorMeta, other: &TensorMeta) -> bool {
+    tensor.shape.of_ggml() == other.shape.of_ggml()
+}
+
 pub(super) fn file_row_bytes(tensor: &TensorMeta) -> u64 {
     // Rows are whole blocks, which was checked when the file was opened.
     tensor.row_bytes().unwrap_or(0).max(1)

@@ -52,7 +52,7 @@ fn nearly_every_class_of_the_peer_is_claimed() {
     let missing: Vec<&&str> = names.difference(&claimed).collect();
     assert_eq!(missing, WITHOUT.iter().collect::<Vec<_>>());
     // Mistral's own format names no class, and the reference's name for its tower is not a registered class. The others
-    // are names that configurations use where the reference expects the class of the tower.
+    // are names that configurations use where the reference expects the class of the tower, and those of thinkers alone.
     let further = [
         "Glm46VForConditionalGeneration",
         "InternS1ForConditionalGeneration",
@@ -65,6 +65,9 @@ fn nearly_every_class_of_the_peer_is_claimed() {
         "PaddleOCRVLForConditionalGeneration",
         "PixtralModel",
         "QianfanOCRForConditionalGeneration",
+        "Qwen2_5OmniForConditionalGeneration",
+        "Qwen2_5OmniThinkerForConditionalGeneration",
+        "Qwen3OmniMoeThinkerForConditionalGeneration",
     ];
     assert_eq!(claimed.difference(&names).copied().collect::<Vec<_>>(), further);
 }

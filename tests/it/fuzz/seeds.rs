@@ -285,7 +285,7 @@ fn pieces_model(model_type: i32) -> Vec<u8> {
     pieces.extend((0..=255).map(|byte| piece(&format!("<0x{byte:02X}>"), 0.0, 6)));
     let words = ["▁", "a", "b", "▁a", "ab", "é"];
     pieces.extend(words.iter().zip(1..).map(|(text, rank)| piece(text, -(rank as f32), 1)));
-    let trainer_spec = Some(TrainerSpec { model_type: Some(model_type) });
+    let trainer_spec = Some(TrainerSpec { model_type: Some(model_type), ..TrainerSpec::default() });
     ModelProto { pieces, trainer_spec, normalizer_spec: None }.encode_to_vec()
 }
 

@@ -30,6 +30,29 @@ fn permissions_survive_an_edit() {
     assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
+#[test]
+fn a_vocabulary_that_contradicts_the_model_is_refused() {
+    let bench = Bench::new().with_layers(1);
+    let tokens = |n: usize| {
+        let list: Vec<String> = (0..n).map(|token| format!("\"t{token}\"")).collect();
+        format!("tokenizer.ggml.tokens=[{}]", list.join(","))
+    };
+    let set = |file: &str, assignments: &[&str], more: &[&str]| {
+        bench.run(&[&["set", file, "-o", "out.gguf"], assignments, more].concat())
+    };
+    let (few, many) = (tokens(2), tokens(2000));
+    set("tiny.gguf", &[&few], &[]).says(1, "key `tokenizer.ggml.token_type` has 1024 entries for 2 tokens");
+    set("tiny.gguf", &[&many], &[])
+        .says(1, "key `tokenizer.ggml.token_type` has 1024 entries for 2000 tokens");
+    // The list alone, and the embedding.
+    bench.run(&["remove", "tiny.gguf", "tokenizer.ggml.token_type", "--force"]).ok();
+    set("tiny.gguf", &[&many], &[])
+        .says(1, "tensor `token_embd.weight`: shape [1024, 256], expected [2000, 256]");
+    set("tiny.gguf", &[&many], &["--force"]).ok();
+    // A fault that was there before is no objection.
+    bench.run(&["set", "out.gguf", "tokenizer.ggml.pre=llama-bpe"]).ok();
+}
+
 #[cfg(unix)]
 #[test]
 fn an_output_beyond_the_limit_fails_and_leaves_nothing() {

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use gguf_foundry::gguf::{Array, GgufFile, Value};
+use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value};
 
 use super::run;
 use crate::support::programs::run_unsynced;
 use crate::support::{fixture, names};
+use crate::testkit::memory::{MemoryTensors, write_source};
 
 /// Writes the bundled model as F16, and a copy with keys set.
 fn tiny(dir: &Path) {
@@ -54,6 +55,29 @@ fn arrays_and_counts_follow_pruned_layers() {
         run(dir, &["--prune-layers", layers, "arrays.gguf", "none.gguf", "q8_0"]).says(1, said);
     }
     assert_eq!(names(dir), ["arrays.gguf", "out.gguf", "tiny.gguf"]);
+}
+
+/// Files that are no model or that llama.cpp does not open, and an output that is no folder.
+#[test]
+fn what_is_taken_for_something_else_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let source = MemoryTensors::default().with_f32("blk.0.ffn_up.weight", &[2, 32], &[1.0; 64]);
+    let mut metadata = Metadata::new();
+    metadata.set("general.type", "imatrix");
+    write_source(&dir.join("m.gguf"), &metadata, &source);
+    tiny(dir);
+    let model = GgufFile::open(&dir.join("tiny.gguf")).unwrap();
+    let mut metadata = model.metadata().clone();
+    metadata.set("mine.pairs", Value::Array(Array::Array(vec![Array::U8(vec![1]), Array::U8(vec![2])])));
+    write_source(&dir.join("in.gguf"), &metadata, &model);
+    run(dir, &["in.gguf", "q.gguf", "--type", "q8_0", "--dry-run"])
+        .says(0, "key `mine.pairs` must be of type arr of numbers, bools or strings, not arr[arr]");
+    run(dir, &["in.gguf", "q.gguf", "--like", "m.gguf"]).says(1, "this is an importance matrix, not a model");
+    run_unsynced("gguf-inspect", dir, &["memory", "m.gguf"])
+        .says(1, "this is an importance matrix, not a model");
+    run(dir, &["ladder", "in.gguf", "-o", "in.gguf", "--types", "q8_0"])
+        .says(2, "a folder for the files expected");
 }
 
 /// What a key given by an option may not have is refused, and what nothing reads is told: when a model is converted,

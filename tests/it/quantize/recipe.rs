@@ -16,6 +16,7 @@ use super::{convert_two_layers as convert, run};
 use crate::support::programs::Outcome;
 use crate::support::tiers::{Tier, deep_test, two_tiers};
 use crate::support::{files, fixture, programs};
+use crate::testkit::memory::{MemoryTensors, write_source};
 
 fn program(dir: &Path, command: &str, args: &[&str]) -> Outcome {
     let args = [&[command], args, &["--no-sync"]].concat();
@@ -90,6 +91,38 @@ fn files_of_all_types_are_explained_and_made_again(tier: Tier) {
         }
     }
     assert_eq!(n_used, weighted.len());
+}
+
+/// llama-quantize writes `[1, 256]` as `[256]`, and the converter does not.
+#[test]
+fn outer_dimensions_of_one_are_dropped_and_are_no_difference() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let values: Vec<f32> = (0..512u16).map(|n| f32::from(n % 37) - 11.0).collect();
+    let source = MemoryTensors::default()
+        .with_f32("blk.0.ffn_gate_inp_shexp.weight", &[1, 256], &values[..256])
+        .with_f32("blk.0.ffn_up_exps.weight", &[1, 2, 256], &values)
+        .with_f32("blk.0.shortconv.conv.weight", &[256, 1], &values[..256]);
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "qwen2moe");
+    metadata.set("general.file_type", 0u32);
+    write_source(&dir.join("in.gguf"), &metadata, &source);
+    for ty in ["q8_0", "copy"] {
+        run(dir, &["in.gguf", "q.gguf", "--type", ty]).ok();
+        let file = GgufFile::open(&dir.join("q.gguf")).unwrap();
+        let shapes: Vec<&[u64]> = file.tensors().iter().map(|tensor| tensor.shape.dims()).collect();
+        assert_eq!(shapes, [&[256][..], &[2, 256], &[256, 1]], "{ty}");
+        let (code, report) = examine(dir, "q.gguf", &[]);
+        assert_eq!((code, &report["reproduced"]), (0, &3.into()), "{ty}: {report:#}");
+        rebuild(dir, "q.gguf", &[]);
+    }
+    run(dir, &["in.gguf", "like.gguf", "--like", "q.gguf"]).ok();
+    let [one, other] = ["q.gguf", "like.gguf"].map(|name| fs_err::read(dir.join(name)).unwrap());
+    assert!(one == other);
+    let differences =
+        programs::run("gguf-inspect", dir, &["diff", "in.gguf", "q.gguf", "--json"]).exits_with(1).json();
+    let tensors = differences["tensors"].as_array().unwrap();
+    assert!(tensors.len() == 2 && tensors.iter().all(|tensor| tensor["data"].is_null()), "{differences:#}");
 }
 
 deep_test!(mixtures_of_rules_and_claims_are_told);

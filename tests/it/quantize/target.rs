@@ -4,6 +4,7 @@ use std::path::Path;
 
 use gguf_foundry::core::TensorSource;
 use gguf_foundry::gguf::GgufFile;
+use gguf_foundry::verify::label_findings;
 use serde_json::Value as Json;
 
 use super::{calibrate, convert, convert_two_layers, run};
@@ -34,6 +35,12 @@ fn the_file_has_the_size_that_the_plan_says_and_its_types_can_be_read_again(tier
         assert_eq!(open("out.gguf").tensors(), open("again.gguf").tensors());
         fs_err::remove_file(dir.join("out.gguf")).unwrap();
     }
+    // Nearly all tensors have the smaller type: the mixture that is nearest in size is no label for them.
+    let types = ["--target-bpw", "4.62", "--types", "q4_k,q6_k", "in.gguf", "out.gguf"];
+    run(dir, &types).ok();
+    let file = GgufFile::open(&dir.join("out.gguf")).unwrap();
+    let findings = label_findings(file.metadata(), file.tensors(), Path::new("out.gguf"));
+    assert!(findings.is_empty(), "{findings:?}");
 }
 
 #[test]

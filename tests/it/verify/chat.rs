@@ -93,6 +93,24 @@ fn json_is_written_as_python_does() {
 }
 
 #[test]
+fn what_jinja_and_python_have_is_understood() {
+    for (source, expected) in [
+        ("a\r\n{% if true %}\r\nb\r{% endif %}\r\nc", "a\nb\nc"),
+        ("{{ 'a-b-c'.rsplit('-', 1)|join('|') }} {{ ' a  b c '.rsplit()|join('|') }}", "a-b|c a|b|c"),
+        ("{{ ' a  b c '.rsplit(none, 1)[0] }}{{ 'a-b'.rsplit('-')[0] }}", " a  ba"),
+        (
+            "{{ 'some long text'|truncate(8) }}{{ 'some long text'|truncate(8, end='.', killwords=true) }}",
+            "some...some lo.",
+        ),
+        ("{{ 'a b/é'|urlencode }}", "a%20b/%C3%A9"),
+        ("{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}", "aba"),
+        ("{{ 1.5e300 }} {{ 1e-7 }} {{ 2.0 }} {{ 3 }} {{ 1e16 }}", "1.5e+300 1e-07 2.0 3 1e+16"),
+    ] {
+        assert_eq!(render(source).unwrap(), expected, "{source:?}");
+    }
+}
+
+#[test]
 fn limits_stop_templates_that_do_not() {
     let error = |source: &str| render(source).unwrap_err().to_string();
     assert!(

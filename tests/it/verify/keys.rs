@@ -7,10 +7,11 @@ use gguf_foundry::core::GgmlType;
 use gguf_foundry::core::progress::Silent;
 use gguf_foundry::core::simd::SimdLevel;
 use gguf_foundry::gguf::{Array, Metadata, Value};
-use gguf_foundry::verify::{Finding, Severity, StructureOptions, check_structure};
+use gguf_foundry::verify::{Finding, Severity, StructureOptions, VerifyOptions, check_structure};
 use serde_json::{Value as Json, json};
 
 use super::metadata::value;
+use super::{judged_with, llama, options};
 use crate::support::goldens::{Goldens, conformance_tests};
 use crate::support::{files, fixture, report_cases};
 use crate::testkit::memory::MemoryTensors;
@@ -59,6 +60,36 @@ fn what_llama_cpp_does_not_load_fails() {
         let errors: Vec<&Finding> = found.iter().filter(is_error).collect();
         assert_eq!(errors.len(), 1, "{key}: {found:?}");
         assert!(errors[0].message.starts_with(&format!("key `{key}` {said}")), "{errors:?}");
+    }
+}
+
+/// A number from which llama.cpp computes shapes has no default; and what it requires is required of weights alone, too.
+#[test]
+fn what_the_loader_needs_is_missed_in_every_kind_of_run() {
+    let base = Tiny::new();
+    let errors = |tiny: &Tiny, weights_only: bool| {
+        let options = VerifyOptions { weights_only, ..options(Some(1)) };
+        let report = judged_with(tiny, Some(tiny), &llama(), &options);
+        let errors = report.findings.into_iter().filter(|f| f.severity == Severity::Error);
+        errors.map(|f| f.message).collect::<Vec<_>>()
+    };
+    for weights_only in [false, true] {
+        assert_eq!(errors(&base, weights_only), [""; 0]);
+        let mut damaged = base.clone();
+        damaged.metadata.remove("llama.feed_forward_length");
+        let found = errors(&damaged, weights_only);
+        assert!(
+            found[0].contains("key `llama.feed_forward_length` is missing: llama.cpp computes"),
+            "{found:?}"
+        );
+        let mut damaged = base.clone();
+        damaged.tensors.remove("blk.0.ffn_norm.weight");
+        let found = errors(&damaged, weights_only);
+        assert!(found.iter().any(|text| text.contains("without `blk.0.ffn_norm.weight`")), "{found:?}");
+        let mut damaged = base.clone();
+        damaged.metadata.set("general.name", "Samantha Phi3");
+        let found = errors(&damaged, weights_only);
+        assert!(found[0].starts_with("`general.name` contains `phi3`"), "{found:?}");
     }
 }
 

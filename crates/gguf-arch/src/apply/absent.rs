@@ -3,7 +3,7 @@
 use serde_json::{Map, Value as Json};
 
 use crate::error::ArchError;
-use crate::error::missing_input::MissingInput;
+use crate::error::missing_input::{MissingInput, PREPROCESSOR};
 use crate::language::eval::error::EvalError;
 use crate::language::expr::{Expr, Function, PathStep};
 use crate::mapping::inputs::Inputs;
@@ -46,9 +46,9 @@ fn lack(
     };
     match root {
         "preprocessor" if inputs.preprocessor.is_none() => {
-            MissingInput::FileMissing { file: "preprocessor_config.json", key: key.to_owned() }
+            MissingInput::FileMissing { file: PREPROCESSOR, key: key.to_owned() }
         }
-        "preprocessor" => MissingInput::of_file("preprocessor_config.json", key.to_owned()),
+        "preprocessor" => MissingInput::of_file(PREPROCESSOR, key.to_owned()),
         "generation" => MissingInput::of_file("generation_config.json", key.to_owned()),
         "tokenizer_config" => MissingInput::of_file("tokenizer_config.json", key.to_owned()),
         "rope" | "rope_full" | "rope_swa" => {

@@ -14,7 +14,9 @@ use crate::error::missing_input::MissingInput;
 use crate::error::similarity::Similarity;
 use crate::error::warning::ArchWarning;
 use crate::judge::similar::similar;
-use crate::judge::{carried, config_values, layer_lists, long_rope, rope_members, tower_activations};
+use crate::judge::{
+    carried, config_values, layer_lists, long_rope, rope_members, tower_values, unread_biases,
+};
 use crate::keys::origins::{self, Origin, Origins};
 use crate::keys::{hparams, runtime_keys, shapes, target};
 use crate::language::datum::Datum;
@@ -129,12 +131,18 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
         tokenizer: TokenizerRequest::default(),
         read: scope.values.read(),
         lost: Vec::new(),
+        differs: Vec::new(),
         config_keys: Vec::new(),
         tie: None,
         warnings,
     };
     if options.is_part {
         return Ok(mapping);
+    }
+    for (condition, message) in &card.differs {
+        if eval(card, "`differs`", &scope, condition)?.truth() {
+            mapping.differs.push(message.clone());
+        }
     }
 
     // Metadata sees changes of the configuration that tensors must not see, so metadata is computed after the tensors.
@@ -166,10 +174,11 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
         let cards = registry.cards().iter();
         let rivals: Vec<&Card> = cards.filter(|rival| rival.classes.contains(&mapping.class)).collect();
         let outputs = &mapping.outputs;
+        mapping.differs.extend(unread_biases::warning(&config, outputs));
         (mapping.lost, mapping.config_keys) =
             carried::lost(card, &rivals, &config, scope, outputs, &mapping.origins, options.annotate)?;
     } else {
-        mapping.warnings.extend(tower_activations::warnings(&mapping.class, &config));
+        mapping.warnings.extend(tower_values::warnings(&mapping.class, &config));
         mapping.config_keys = carried::of_read(card, &config);
     }
     Ok(mapping)

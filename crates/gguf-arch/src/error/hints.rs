@@ -18,6 +18,10 @@ impl Hint for ArchError {
                 )],
                 None => vec!["add the model's class as `architectures`".to_owned()],
             },
+            Self::NoTower { layout: Some(layout), .. } => vec![format!(
+                "this class keeps the tower in a layout of its own: take the checkpoint that it was made of, whose config.json names \
+                 `{layout}`"
+            )],
             Self::NoTower { nearest, .. } => {
                 let similar = Some(format!("similar classes: {}", nearest.join(", ")));
                 let way = "a card with `kind = \"mmproj\"` describes what becomes of the towers' tensors: `--card FILE`";
@@ -136,21 +140,25 @@ impl Hint for ArchError {
                 keys.join(", ")
             )],
             Self::Required { .. } | Self::KeyValue { .. } => vec![of_weights(CONFIG)],
+            Self::Eval { .. } => vec![of_weights(CONFIG)],
+            Self::ConfigMissing { .. } => vec![add_to(CONFIG)],
+            Self::AmbiguousClass { class, .. } => vec![format!(
+                "what config.json counts of layers, heads and experts tells them apart: check it against the model that this one \
+                 was made of; or say in a card of your own when it takes `{}` (`when`), with `--card FILE`",
+                escape(class)
+            )],
             Self::Source(_)
-            | Self::AmbiguousClass { .. }
             | Self::NotZero { .. }
             | Self::Index { .. }
-            | Self::Eval { .. }
-            | Self::ConfigMissing { .. }
             | Self::Op { .. }
             | Self::Join { .. }
+            | Self::Shape { .. }
             | Self::ElementType { .. }
             | Self::UnknownArch { .. }
             | Self::Option { .. }
             | Self::NoHeads
             | Self::OnlyHeads
-            | Self::NoInverse { .. }
-            | Self::Shape { .. } => Vec::new(),
+            | Self::NoInverse { .. } => Vec::new(),
         }
     }
 }

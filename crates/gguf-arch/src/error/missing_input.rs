@@ -14,6 +14,8 @@ use gguf_core::text::escape;
 pub enum MissingInput {
     #[error("{file}: `{}` is missing", escape(key))]
     KeyMissing { file: &'static str, key: String, class_value: Option<Json> },
+    #[error("{file}: `{key}` is {}, expected {expected}", escape(value))]
+    FileValue { file: &'static str, key: &'static str, value: String, expected: &'static str },
     #[error("{file} is missing: the tower's file needs its `{}`", escape(key))]
     FileMissing { file: &'static str, key: String },
     #[error("{file}: no value for `{}` can be computed: {source}", escape(key))]
@@ -34,6 +36,15 @@ impl MissingInput {
         Self::KeyMissing { file, key, class_value: None }
     }
 
+    pub(crate) fn file_value(
+        file: &'static str,
+        key: &'static str,
+        value: &Json,
+        expected: &'static str,
+    ) -> Self {
+        Self::FileValue { file, key, value: value.to_string(), expected }
+    }
+
     /// Returns the error for a missing key of `config.json` or of the file in its place.
     pub fn of_config(file: &'static str, key: String, config: &Map<String, Json>) -> Self {
         let class_value = Attributes::of_text(config).and_then(|attributes| attributes.default_of(&key));
@@ -47,6 +58,9 @@ impl MissingInput {
 
 /// Name of the configuration's file.
 pub(crate) const CONFIG: &str = "config.json";
+
+/// Name of the file that says how images become numbers.
+pub(crate) const PREPROCESSOR: &str = "preprocessor_config.json";
 
 /// Returns the way out where a file lacks a key.
 pub(crate) fn add_to(file: &str) -> String {
@@ -78,7 +92,7 @@ impl Hint for MissingInput {
             Self::NoValue { file, source: EvalError::NotInTable { found, .. }, .. } => vec![format!(
                 "if one of the known values computes the same, write it in place of {found} in {file}"
             )],
-            Self::NoValue { file, .. } => vec![of_weights(file)],
+            Self::NoValue { file, .. } | Self::FileValue { file, .. } => vec![of_weights(file)],
             Self::TextOnly { .. } => vec!["without `--mmproj` the text model is converted".to_owned()],
             Self::NoTower { nearest, .. } | Self::TowerIncomplete { nearest, .. } => vec![match nearest {
                 Some(found) => {

@@ -47,10 +47,16 @@ pub enum ArchWarning {
     )]
     RopeWithoutType { name: String, factor: String },
     #[error(
-        "config.json: `{key}` = {} is lost: no key of a tower's file has it, and the runtime computes with \"{assumed}\"",
+        "config.json: `{key}` = {} is lost: no key of a tower's file has it, and the runtime computes with {assumed}",
         escape(value)
     )]
-    TowerActivation { key: &'static str, value: String, assumed: &'static str },
+    TowerValue { key: String, value: String, assumed: String },
+    #[error(
+        "config.json: `{key}` = {} is that of the text model: the tower's file has it, as llama.cpp writes it, and transformers' \
+         tower computes with {fixed}",
+        escape(value)
+    )]
+    TowerEpsilon { key: String, value: String, fixed: String },
     #[error(
         "config.json: rope type `{}`: llama.cpp reads no rope factors for `{arch}`, none are written; the model rotates \
          as if there were no scaling",

@@ -7,7 +7,7 @@ use super::inverse_rows;
 use super::member::{set_member, set_members};
 use super::tensors::blocks;
 use crate::error::ArchError;
-use crate::graph::YarnMu;
+use crate::graph::{YarnMu, log_magnitude, log_multiplier};
 use crate::language::datum::Datum;
 use crate::language::eval::Scope;
 use crate::language::names::Captures;
@@ -77,7 +77,8 @@ pub(super) fn rebuilt(
         _ => card.graph.as_ref().and_then(|graph| (!graph.rope.yarn_truncate).then_some(false)),
     };
     let factor_name = yarn_factor_name(card, scope);
-    if let Some(scaling) = rope_scaling(scope, truncate, factor_name, rope_freqs) {
+    let yarn_mu = card.graph.as_ref().map_or(YarnMu::None, |graph| graph.rope.yarn_mu);
+    if let Some(scaling) = rope_scaling(scope, truncate, factor_name, yarn_mu, rope_freqs) {
         if scaling.get("long_factor").is_some() {
             let first = scope.kv("rope.scaling.original_context_length");
             if !first.is_null() {
@@ -116,11 +117,6 @@ pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Jso
     Ok(config)
 }
 
-/// Returns YaRN's default factor of sine and cosine.
-fn usual_magnitude(factor: f64) -> f64 {
-    if factor <= 1.0 { 1.0 } else { 0.1 * factor.ln() + 1.0 }
-}
-
 /// Returns the configuration's name for the number in `rope.scaling.yarn_attn_factor`. Models compute with
 /// `attention_factor`; the runtime reads it from `rope.scaling.attn_factor`, which is absent if the factor is the
 /// default one. If that key is absent and the number differs from the default, the number was `attn_factor`, which
@@ -131,7 +127,7 @@ fn yarn_factor_name(card: &Card, scope: &Scope<'_>) -> &'static str {
     let has_key = card.graph.as_ref().is_some_and(|graph| graph.rope.yarn_mu == YarnMu::None);
     match keys.map(|key| scope.kv(key).as_float()) {
         [Some(stated), Some(factor), None]
-            if has_key && (stated / usual_magnitude(factor) - 1.0).abs() > FACTOR_TOLERANCE =>
+            if has_key && (stated / log_magnitude(factor, 1.0) - 1.0).abs() > FACTOR_TOLERANCE =>
         {
             "attn_factor"
         }
@@ -143,6 +139,7 @@ fn rope_scaling(
     scope: &Scope<'_>,
     truncate: Option<bool>,
     factor_name: &str,
+    yarn_mu: YarnMu,
     rope_freqs: Option<&RopeFreqsLlama3>,
 ) -> Option<Json> {
     if let Some(params) = rope_freqs {
@@ -182,11 +179,7 @@ fn rope_scaling(
         let used: Vec<Json> = sections.iter().take(used).map(Datum::to_json).collect();
         scaling.insert("mrope_section".to_owned(), Json::Array(used));
     }
-    // The key holds the quotient of the configuration's factor and the default one.
-    let numbers = ["rope.scaling.attn_factor", "rope.scaling.factor"].map(|key| scope.kv(key).as_float());
-    if let (Some(ratio), Some(factor), "yarn") = (numbers[0], numbers[1], kind) {
-        scaling.insert("attention_factor".to_owned(), json!(ratio * usual_magnitude(factor)));
-    }
+    magnitudes(scope, yarn_mu, kind, &mut scaling);
     // GGUF has no key for it: an annotation or the model's graph declares it.
     if kind == "yarn" && truncate == Some(false) {
         scaling.insert("truncate".to_owned(), json!(false));
@@ -199,6 +192,27 @@ fn rope_scaling(
         }
     }
     Some(Json::Object(scaling))
+}
+
+/// Adds the members with which a class computes the magnitudes that the runtime does.
+fn magnitudes(scope: &Scope<'_>, yarn_mu: YarnMu, kind: &str, scaling: &mut Map<String, Json>) {
+    let number = |key: &str| scope.kv(&format!("rope.scaling.{key}")).as_float();
+    let (Some(factor), "linear" | "yarn") = (number("factor"), kind) else { return };
+    let (is_yarn, attn_factor) = (kind == "yarn", number("attn_factor"));
+    let found =
+        yarn_mu.magnitudes(is_yarn, factor, number("yarn_log_multiplier"), attn_factor.unwrap_or(1.0));
+    let near = |other: f64| (found.angles / other - 1.0).abs() <= FACTOR_TOLERANCE;
+    let all = (log_multiplier(factor, found.scores) * 1e6).round() / 1e6;
+    if all != 0.0 {
+        scaling.insert("mscale_all_dim".to_owned(), json!(all));
+    }
+    if !is_yarn || (attn_factor.is_none() && !yarn_mu.scales_scores()) || near(log_magnitude(factor, 1.0)) {
+        return;
+    }
+    // One number for both means that the angles have no magnitude.
+    let (member, value) =
+        if near(1.0) && all != 0.0 { ("mscale", all) } else { ("attention_factor", found.angles) };
+    scaling.insert(member.to_owned(), json!(value));
 }
 
 /// Returns a number of an F32 tensor as the shortest decimal that reads back as the same number.

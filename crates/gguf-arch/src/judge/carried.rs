@@ -12,6 +12,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::attributes::{AttributeDefault, Attributes};
 use crate::error::lost_value::LostValue;
+use crate::graph::{GraphFeatures, RopeOn};
 use crate::judge::long_rope;
 use crate::keys::hparams::{self, ConfigMap};
 use crate::keys::origins::Origins;
@@ -120,7 +121,8 @@ fn config_plan(card: &Card, config: &ConfigMap, scope: &mut Scope<'_>) -> Result
     metadata_rows::apply_rows(card, "early", &card.early, scope, &mut early)?;
     metadata_rows::apply_rows(card, "metadata", &card.metadata, scope, &mut metadata)?;
     runtime_keys::add(card, scope, &early, &mut metadata)?;
-    for (key, _) in base().read_by.iter().filter(|(_, reader)| **reader != card.gguf) {
+    let is_reader = |archs: &str| archs.split(' ').any(|arch| arch == card.gguf);
+    for (key, _) in base().read_by.iter().filter(|(_, archs)| !is_reader(archs)) {
         metadata.remove(&format!("{}.{key}", card.gguf));
     }
     let annotations = metadata_rows::annotations(card, scope)?;
@@ -262,6 +264,11 @@ impl CarriedCheck<'_, '_> {
 
     /// Returns true unless other attributes make this one ineffective.
     fn acts(&self, name: &str, value: &Json) -> bool {
+        // Whether there is a window decides which layers rotate.
+        let is_rotation = |graph: &GraphFeatures| graph.rope.on == RopeOn::Windowed;
+        if name == "sliding_window" && self.card.graph.as_ref().is_some_and(is_rotation) {
+            return !value.is_null();
+        }
         // If neither the file nor the runtime has a window, all layers have full attention.
         let is_full = |layer: &Json| layer == "full_attention";
         if name == "layer_types"

@@ -8,6 +8,7 @@ use serde_json::{Map, Value as Json};
 use crate::attributes::{AttributeDefault, AttributeKind, Attributes};
 use crate::error::ArchError;
 use crate::judge::carried::number;
+
 use crate::read::base;
 
 /// Endings of keys that name tokens: several may stand in a list, and a negative one means none.
@@ -134,7 +135,8 @@ fn check_part(part: &Map<String, Json>, attributes: Option<&Attributes>) -> Resu
         let is_one =
             |value: &Json| value.as_f64().is_some_and(|number| rules.iter().all(|rule| rule.holds(number)));
         let is_right = match value {
-            Json::Null | Json::Bool(false) => true,
+            Json::Null => !is_required(key, attributes),
+            Json::Bool(false) => true,
             Json::Array(items) if base().by_layer.contains(key) || key == BASE => {
                 // A layer may have none.
                 let is_none = |item: &Json| item.is_null() || item.as_f64() == Some(0.0) && key != BASE;
@@ -171,6 +173,13 @@ pub(crate) fn shown(value: &Json) -> String {
 /// Returns true for a text that is meant as a boolean.
 fn is_switch(text: &str) -> bool {
     ["true", "false", "yes", "no", "on", "off", "1", "0"].iter().any(|word| text.eq_ignore_ascii_case(word))
+}
+
+/// Returns true for a null in place of a number with which every model computes and that the class requires. A null of
+/// other numbers (`head_dim`, `sliding_window`) means none, or the class's default, in older versions.
+fn is_required(key: &str, attributes: Option<&Attributes>) -> bool {
+    let is_computed_with = POSITIVE.iter().chain(&NOT_NEGATIVE).any(|end| key.ends_with(end));
+    is_computed_with && attributes.is_some_and(|attributes| attributes.refuses_null(key))
 }
 
 fn kind_of(key: &str, attributes: Option<&Attributes>) -> Option<AttributeKind> {
@@ -293,6 +302,10 @@ mod tests {
             (r#"{"vision_config": {"num_heads": true}}"#, "`num_heads` is true, expected a number"),
             (r#"{"text_config": {"x_config": {"n_y": []}}}"#, "`n_y` is [], expected a number"),
             (r#"{"swa_rope_theta": -1}"#, "`swa_rope_theta` is -1, expected a number above 0"),
+            (
+                r#"{"model_type": "llama", "rms_norm_eps": null}"#,
+                "`rms_norm_eps` is null, expected 0 or a number above it",
+            ),
             (r#"{"hidden_size": 0}"#, "`hidden_size` is 0, expected a whole number above 0"),
             (r#"{"rope_theta": -1e4}"#, "`rope_theta` is -10000.0, expected a number above 0"),
             (r#"{"rms_norm_eps": "1e-5"}"#, "`rms_norm_eps` is \"1e-5\", expected 0 or a number above it"),

@@ -6,10 +6,10 @@ use serde::Serialize;
 
 use crate::keys::{hparams, target};
 use crate::language::expr::{Expr, PathStep};
-use crate::language::names::{Pattern, Placeholder};
+use crate::language::names::Pattern;
 use crate::language::ops::OpSpec;
 use crate::mapping::heads::DraftHeads;
-use crate::read::roots::ROOTS;
+use crate::read::roots::{ROOTS, is_number};
 use crate::read::schema::{Card, CardKind, DefaultValue, Join, MetadataRow, Optional, TensorEntry};
 use crate::read::{metadata_rows, visit};
 use crate::registry::model_types::usual_text_part;
@@ -24,9 +24,7 @@ pub(crate) fn config_keys(card: &Card) -> BTreeSet<String> {
         if let Expr::Path(path) = expr {
             let name = path.key();
             let is_own = card.lets.contains_key(name) && !is_same_name(card, name);
-            let is_dim = name.strip_prefix('d').is_some_and(|n| n.parse::<u8>().is_ok());
-            let is_number = Placeholder::from_name(name).is_some() || is_dim;
-            if !is_own && !is_number && !ROOTS.contains(&name) {
+            if !is_own && !is_number(name) && !ROOTS.contains(&name) {
                 keys.insert(name.to_owned());
             }
         }

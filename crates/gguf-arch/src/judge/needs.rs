@@ -25,7 +25,9 @@ const AND_KEY: &str = " & ";
 
 /// Column of the architectures whose loader takes a tensor without requiring it by another column.
 const OPTIONAL: &str = "?";
-/// Stands in that column for all architectures whose loader takes the weight of the same name.
+/// Column of the architectures whose loader takes the width of all heads for that of the embedding in this matrix.
+const SQUARE: &str = "=";
+/// Stands in the column of optional tensors for all architectures whose loader takes the weight of the same name.
 const LIKE_ITS_WEIGHT: &str = "*";
 
 /// Architectures in which every block has experts but those that two keys name: the first `leading_dense_block_count`, and,
@@ -79,7 +81,7 @@ static NEEDS: LazyLock<BTreeMap<&'static str, Vec<Need>>> = LazyLock::new(|| {
             Some((start, name)) => (Some(start), name),
             None => (None, kind),
         };
-        for (&with, archs) in rows.iter().filter(|(with, _)| **with != OPTIONAL) {
+        for (&with, archs) in rows.iter().filter(|(with, _)| ![OPTIONAL, SQUARE].contains(*with)) {
             let (with, key) = match with.split_once(AND_KEY) {
                 Some((with, key)) => (with, Some(key)),
                 None => (with, None),
@@ -159,6 +161,12 @@ pub fn foreign_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Fo
 /// Returns true if llama.cpp has a loader for an architecture.
 pub fn has_loader(arch: &str) -> bool {
     KNOWN.contains(arch)
+}
+
+/// Returns true if llama.cpp's loader takes the width of all heads for that of the embedding in a matrix of blocks.
+pub(crate) fn is_square(arch: &str, name: &str) -> bool {
+    let archs = ROWS.get(format!("{EACH_BLOCK}{name}").as_str()).and_then(|row| row.get(SQUARE));
+    archs.is_some_and(|archs| archs.split(' ').any(|own| own == arch))
 }
 
 /// Returns true if llama.cpp's loader requires a tensor outside blocks in every file of an architecture.
@@ -317,7 +325,7 @@ mod tests {
     #[test]
     fn the_whole_table_is_read() {
         let table: BTreeMap<String, BTreeMap<String, String>> = serde_json::from_str(TABLE).unwrap();
-        let needs = table.values().flatten().filter(|(with, _)| *with != OPTIONAL);
+        let needs = table.values().flatten().filter(|(with, _)| ![OPTIONAL, SQUARE].contains(&with.as_str()));
         let rows: usize = needs.map(|(_, archs)| archs.split(' ').count()).sum();
         assert_eq!(NEEDS.values().map(Vec::len).sum::<usize>(), rows);
         for arch in NEEDS.keys() {

@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 use crate::language::eval::Scope;
 use crate::language::expr::{Expr, Path};
 use crate::read::metadata_rows;
-use crate::read::roots::ROOTS;
+use crate::read::roots::{ROOTS, is_number};
 use crate::read::schema::{Card, MetadataRow};
 use gguf_core::text::escape;
 
@@ -108,7 +108,7 @@ fn collect(card: &Card, expr: &Expr, open: &mut Vec<String>, names: &mut Vec<Str
                 collect(card, definition, open, names);
                 open.pop();
             }
-            _ if ROOTS.contains(&name) || names.iter().any(|known| known == name) => {}
+            _ if ROOTS.contains(&name) || is_number(name) || names.iter().any(|known| known == name) => {}
             _ => names.push(name.to_owned()),
         }
     }

@@ -10,7 +10,7 @@ use crate::Result;
 use serde_json::{Map, Value as Json};
 
 use crate::error::ArchError;
-use crate::graph::{GraphFeatures, Positions, WindowKind, WindowPattern, YarnMu};
+use crate::graph::{GraphFeatures, Magnitudes, Positions, WindowKind, WindowPattern, log_magnitude};
 use crate::keys::shapes::MAX_BLOCKS;
 use crate::language::eval::{Root, Scope};
 use crate::read::schema::{Card, CardKind};
@@ -82,6 +82,10 @@ impl RuntimeKeys<'_> {
         if self.get(name).is_none() {
             self.set(name, value);
         }
+    }
+
+    fn remove(&mut self, name: &str) {
+        self.metadata.remove(&format!("{}.{name}", self.arch));
     }
 
     /// Returns true if a layer has attention heads.
@@ -167,20 +171,54 @@ fn rotation(
             }
         }
     }
-    if keys.get("rope.scaling.type").and_then(Value::as_str) == Some("yarn")
-        && let Some(runtime) = runtime_magnitude(factor, graph, keys)
-    {
-        let ratio = yarn_magnitude(rope, factor) / runtime;
-        if (ratio - 1.0).abs() > FACTOR_TOLERANCE && ratio.is_finite() && ratio > 0.0 {
-            keys.set_if_absent("rope.scaling.attn_factor", ratio as f32);
-        }
-    }
+    let is_yarn = keys.get("rope.scaling.type").and_then(Value::as_str) == Some("yarn");
+    magnitudes(wanted_magnitudes(rope, config, is_yarn, factor), is_yarn, factor, graph, keys);
     Ok(())
 }
 
-/// Returns YaRN's magnitude with a multiplier of the logarithm.
-fn log_magnitude(factor: f64, mu: f64) -> f64 {
-    if factor <= 1.0 { 1.0 } else { 0.1 * mu * factor.ln() + 1.0 }
+/// Adds the keys without which the runtime computes other magnitudes.
+fn magnitudes(
+    wanted: Magnitudes,
+    is_yarn: bool,
+    factor: f64,
+    graph: &GraphFeatures,
+    keys: &mut RuntimeKeys<'_>,
+) {
+    const MULTIPLIER: &str = "rope.scaling.yarn_log_multiplier";
+    let mu = graph.rope.yarn_mu;
+    let near = |one: f64, other: f64| (one / other - 1.0).abs() <= FACTOR_TOLERANCE;
+    let stated = keys.number(MULTIPLIER);
+    let key = mu.key_for(is_yarn, factor, wanted);
+    let magnitude = |key: Option<f64>| log_magnitude(factor, key.unwrap_or(0.0) * 10.0);
+    let key = if mu.scales_scores() && !near(magnitude(key), magnitude(stated)) {
+        match key {
+            Some(key) => keys.set(MULTIPLIER, key as f32),
+            None => keys.remove(MULTIPLIER),
+        }
+        key
+    } else {
+        stated
+    };
+    let ratio = wanted.angles / mu.magnitudes(is_yarn, factor, key, 1.0).angles;
+    if !near(ratio, 1.0) && ratio.is_finite() && ratio > 0.0 {
+        keys.set_if_absent("rope.scaling.attn_factor", ratio as f32);
+    }
+}
+
+/// Returns the magnitudes that a class computes. Latent attention scales its scores by a number of the rotations'
+/// parameters.
+pub(crate) fn wanted_magnitudes(
+    rope: &Map<String, Json>,
+    config: &Map<String, Json>,
+    is_yarn: bool,
+    factor: f64,
+) -> Magnitudes {
+    let is_latent = config.get("qk_rope_head_dim").is_some_and(|width| !width.is_null());
+    let of_scores = number(rope, "mscale_all_dim").filter(|_| is_latent);
+    Magnitudes {
+        angles: if is_yarn { yarn_magnitude(rope, factor) } else { 1.0 },
+        scores: log_magnitude(factor, of_scores.unwrap_or(0.0)),
+    }
 }
 
 /// Returns the factor of sine and cosine under YaRN by the configuration.
@@ -192,17 +230,6 @@ fn yarn_magnitude(rope: &Map<String, Json>, factor: f64) -> f64 {
     match (nonzero("mscale"), nonzero("mscale_all_dim")) {
         (Some(one), Some(all)) => log_magnitude(factor, one) / log_magnitude(factor, all),
         _ => log_magnitude(factor, 1.0),
-    }
-}
-
-/// Returns the factor of sine and cosine under YaRN that the runtime computes; `None` if it also scales the scores by
-/// it.
-fn runtime_magnitude(factor: f64, graph: &GraphFeatures, keys: &RuntimeKeys<'_>) -> Option<f64> {
-    let mu = keys.number("rope.scaling.yarn_log_multiplier").filter(|&mu| mu != 0.0);
-    match (graph.rope.yarn_mu, mu) {
-        (YarnMu::Tenth, _) => None,
-        (YarnMu::Plain, Some(mu)) => Some(log_magnitude(factor, 1.0) / log_magnitude(factor, mu)),
-        (YarnMu::None, _) | (YarnMu::Plain, None) => Some(log_magnitude(factor, 1.0)),
     }
 }
 

@@ -138,6 +138,14 @@ pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
     check
 }
 
+/// Returns the shape of a tensor with the outer dimensions of 1 that llama.cpp drops when it quantizes a file.
+pub fn with_dropped_ones(arch: &str, name: &str, shape: &Shape) -> Shape {
+    let rank = Rules::of(arch).find(&rules::template(name).0).map_or(0, |(_, n)| n);
+    let n_dropped = rank.saturating_sub(shape.rank());
+    let dims = std::iter::repeat_n(1, n_dropped).chain(shape.dims().iter().copied()).collect();
+    Shape::new(dims).unwrap_or_else(|| shape.clone())
+}
+
 /// Returns true if the embedding of an architecture's files has a row for each token of the file. A draft model may
 /// have the rows of another model.
 pub fn embeds_all_tokens(arch: &str) -> bool {

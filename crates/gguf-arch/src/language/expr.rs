@@ -159,7 +159,7 @@ functions! {
     Find "find" 1 2 "`find(e[, n])`: the first value over bid that is not null.";
     Leading "leading" 2 2 "`leading(list, v)`: how many elements at the start equal v.";
     Lookup "lookup" 2 2 "`lookup(table, x)`: the table's number for a text; an unknown text is an error.";
-    Labels "labels" 1 1 "`labels(map)`: the texts of an object whose keys are integers, by key.";
+    Labels "labels" 1 1 "`labels(map)`: the texts of an object whose keys are integers, by key; of a number: so many names as transformers gives labels without names (`LABEL_0`).";
     Has "has" 1 1 "`has('name')`: the checkpoint has, or stores, a tensor that is called so, there or after rewriting; `{bid}` is the block at hand.";
     Count "count" 1 1 "`count('prefix')`: one more than the highest index after the prefix in tensor names.";
     File "file" 1 1 "`file('name')`: the checkpoint's directory has this file.";

@@ -31,6 +31,7 @@ const BASE_KEYS: &[&str] = &[
     "tied",
     "together",
     "tower_heads",
+    "tower_layouts",
     "tower_let",
     "widths",
     "wrapper_classes",
@@ -56,12 +57,14 @@ pub(crate) struct Base {
     /// Configuration keys, with the GGUF keys that restore them.
     pub(crate) inverse: IndexMap<String, String>,
     pub(crate) long_rope: Vec<String>,
-    /// GGUF keys, with the only architecture that reads them.
+    /// GGUF keys, with the only architectures that read them, separated by spaces.
     pub(crate) read_by: IndexMap<String, String>,
     /// Classes that no graph of the runtime computes, with what it lacks.
     pub(crate) no_graph: IndexMap<String, String>,
     /// Classes of models of several parts, with the `model_type` of a text part that names none.
     pub(crate) text_parts: IndexMap<String, String>,
+    /// Classes whose towers have a layout without a card, with the class of the same models that has one.
+    pub(crate) tower_layouts: IndexMap<String, String>,
     /// Beginnings of names.
     pub(crate) tower_heads: Vec<String>,
     /// Model types.
@@ -148,6 +151,7 @@ fn parsed(text: &str) -> Read<Base> {
         long_rope: top.texts("long_rope")?,
         read_by: names(&top, "read_by")?,
         no_graph: names(&top, "no_graph")?,
+        tower_layouts: names(&top, "tower_layouts")?,
         text_parts: names(&top, "text_parts")?,
         tower_heads: top.texts("tower_heads")?,
         by_modality: top.texts("by_modality")?,
@@ -176,7 +180,8 @@ mod tests {
         let base = parsed(TEXT).unwrap();
         let lengths = [base.lets.len(), base.tower_lets.len(), base.tables.len(), base.inverse.len()];
         assert!(lengths.iter().all(|&n| n > 0), "{lengths:?}");
-        let named = base.long_rope.iter().chain(base.read_by.values());
+        let named = base.long_rope.iter().map(String::as_str);
+        let named = named.chain(base.read_by.values().flat_map(|archs| archs.split(' ')));
         for arch in named {
             assert!(Registry::knows(arch), "{arch}");
         }

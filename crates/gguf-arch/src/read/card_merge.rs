@@ -10,7 +10,7 @@ use crate::read::kept_ops;
 /// Keys that children do not inherit.
 const NOT_INHERITED: &[&str] = &["abstract", "classes", "examples", "extends", "gguf", "variant", "when"];
 /// Lists of rows in which `["include", "parent"]` and `["-key"]` are instructions.
-const ROW_LISTS: &[&str] = &["annotate", "early", "metadata", "metadata_set", "require", "set"];
+const ROW_LISTS: &[&str] = &["annotate", "differs", "early", "metadata", "metadata_set", "require", "set"];
 /// Lists to which a child's items are added.
 const UNITED: &[&str] = &["config_keys", "model_types"];
 const TABLES: &[&str] = &[

@@ -7,7 +7,7 @@ use crate::language::expr::{Expr, Function};
 use crate::language::names::{BOUNDS, Pattern, PatternNames, Placeholder, SUFFIXES, Stars, nearest};
 use crate::language::ops::OpSpec;
 use crate::read::config_keys::ConfigKeys;
-use crate::read::roots::ROOTS;
+use crate::read::roots::{ROOTS, is_number};
 use crate::read::schema::{Card, CardKind, Join, MetadataRow, TensorEntry};
 use crate::read::visit::each_expr;
 use crate::read::{metadata_rows, not_built};
@@ -162,14 +162,10 @@ fn names(card: &Card, known: &ConfigKeys<'_>) -> Result<(), CardProblem> {
 }
 
 fn is_known(card: &Card, known: &ConfigKeys<'_>, name: &str) -> bool {
-    let is_dim = |name: &str| {
-        name.strip_prefix('d').is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
-    };
-    Placeholder::from_name(name).is_some()
+    is_number(name)
         || card.lets.contains_key(name)
         || ROOTS.contains(&name)
         || known.contains(name)
-        || is_dim(name)
         || card.defaults.values().any(|defaults| defaults.contains_key(name))
         || card
             .aliases

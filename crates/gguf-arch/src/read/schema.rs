@@ -61,6 +61,8 @@ pub struct Card {
     pub fuse: Vec<Fusion>,
     /// Conditions that must hold, with error messages.
     pub(crate) require: Vec<(Expr, String)>,
+    /// Conditions under which runtimes compute something else than transformers, with warnings.
+    pub(crate) differs: Vec<(Expr, String)>,
     /// Changes of the configuration: keys and their new values.
     pub set: Vec<(String, Expr)>,
     /// Keys removed from the configuration.
@@ -355,6 +357,13 @@ pub enum EntryType {
     I64,
     /// Blocks of a quantized weight if a block type holds them exactly; else as `Auto`.
     Blocks,
+}
+
+impl EntryType {
+    /// Returns true if the type of the file does not decide: what computes with the tensor takes no other type.
+    pub(crate) fn is_fixed(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::Conv | Self::I32 | Self::I64)
+    }
 }
 
 /// Position of an entry's tensors in the file.

@@ -101,7 +101,7 @@ fn outcome(lines: &str) -> Result<String, String> {
                 mapping.tokenizer,
                 mapping.card.companions,
                 mapping.card.graph,
-                (&mapping.card.fuse, mapping.card.mtp_export, &mapping.card.mtp_keep),
+                (&mapping.card.fuse, mapping.card.mtp_export, &mapping.card.mtp_keep, &mapping.differs),
             );
         }
         Err(error) => shown.push_str(&error.to_string()),

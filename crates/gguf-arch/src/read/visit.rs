@@ -49,7 +49,8 @@ pub(crate) fn each_structural(card: &Card, check: Check<'_>) -> Result<(), CardP
     for ignore in &card.ignore {
         ignore.when.iter().try_for_each(|expr| check(&format!("[ignore] `{}`", ignore.pattern), expr))?;
     }
-    card.require.iter().try_for_each(|rule| check("`require`", &rule.0))
+    card.require.iter().try_for_each(|rule| check("`require`", &rule.0))?;
+    card.differs.iter().try_for_each(|rule| check("`differs`", &rule.0))
 }
 
 /// Calls `check` for every expression of the card, with its place in the card.

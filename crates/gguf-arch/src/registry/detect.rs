@@ -171,7 +171,8 @@ pub(crate) fn choose<'r>(
     if candidates.is_empty() {
         let nearest = similar(registry, class);
         if registry.kind() == CardKind::Mmproj {
-            return Err(ArchError::NoTower { class: class.to_owned(), nearest });
+            let layout = base().tower_layouts.get(class).map(String::as_str);
+            return Err(ArchError::NoTower { class: class.to_owned(), nearest, layout });
         }
         let has_task = TASKS.iter().any(|task| class.ends_with(task));
         let lacks = base().no_graph.get(class).map(String::as_str).or(has_task.then_some(NO_HEAD));

@@ -9,6 +9,8 @@ use crate::language::expr::{Expr, Function};
 use crate::language::names::{BOUNDS, Captures, Pattern};
 use crate::read::schema::{Card, CardKind, MetadataRow, Optional, Required, TensorEntry};
 use crate::registry::Registry;
+use gguf_core::TensorMeta;
+use gguf_format::Metadata;
 
 pub(crate) const WEIGHT: &str = ".weight";
 const VISION_BLOCK: &str = "v.blk.{bid}.";
@@ -245,11 +247,32 @@ fn gaps_of(card: &Card, file: &TowerFile<'_>) -> TowerGaps {
     TowerGaps { missing, may_be_short }
 }
 
+/// Returns the tensors of a tower file whose type its card fixes: kernels of convolutions, and weights that the runtime
+/// transposes or adds, which it cannot do with blocks.
+pub fn tower_fixed(metadata: &Metadata, tensors: &[TensorMeta]) -> BTreeSet<String> {
+    let projectors: Vec<&str> = metadata
+        .iter()
+        .filter(|row| row.0.ends_with("projector_type"))
+        .filter_map(|row| row.1.as_str())
+        .collect();
+    let Ok(registry) = Registry::embedded_of(CardKind::Mmproj) else { return BTreeSet::new() };
+    let cards = registry.cards().iter().filter(|card| !projectors.is_empty() && is_of(card, &projectors));
+    let entries = cards.flat_map(|card| &card.entries).filter(|entry| entry.ty.is_fixed());
+    let targets: Vec<&Pattern> =
+        entries.flat_map(|entry| &entry.targets).map(|target| &target.name).collect();
+    let is_fixed = |name: &&str| targets.iter().any(|target| is_named(target, name));
+    tensors.iter().map(|tensor| tensor.name.as_str()).filter(is_fixed).map(str::to_owned).collect()
+}
+
+/// Returns true if a target is this tensor, with its ending or without.
+fn is_named(target: &Pattern, name: &str) -> bool {
+    let stem = name.rsplit_once('.').map_or(name, |parts| parts.0);
+    target.matches(name).is_some() || target.matches(stem).is_some()
+}
+
 /// Returns true if the card writes such a tensor.
 fn knows(card: &Card, name: &str) -> bool {
-    let mut targets = card.entries.iter().flat_map(|entry| &entry.targets);
-    let stem = name.rsplit_once('.').map_or(name, |parts| parts.0);
-    targets.any(|target| target.name.matches(name).is_some() || target.name.matches(stem).is_some())
+    card.entries.iter().flat_map(|entry| &entry.targets).any(|target| is_named(&target.name, name))
 }
 
 /// Returns true if the card writes all of these projectors.

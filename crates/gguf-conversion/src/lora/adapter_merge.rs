@@ -1,6 +1,6 @@
 //! Merge of an adapter into the weights of its base, at the level of the checkpoint: cards see the sums.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -8,20 +8,27 @@ use serde_json::{Map, Value as Json};
 
 use crate::lora::config::AdapterConfig;
 use crate::lora::error::Stray;
+use crate::lora::mapped::transposed_source;
 use crate::lora::names::{WeightNames, is_head};
 use crate::lora::pair::{MatrixPair, ProductForm};
 use crate::lora::parts::{AdapterParts, WholeTensor};
 use crate::lora::{AdapterError, adapter_vocabulary, experts, mlx, pieces, settings, tokenizer};
+use crate::mapping::{CardScope, map};
 use crate::source::MergedAdapter;
-use crate::{ConvertError, ConvertOptions, ModelSource, left_out};
+use crate::{ConvertError, ConvertOptions, ModelSource, drops, left_out, sentence};
 use gguf_arch::{CardKind, Mapping};
 use gguf_checkpoint::{AdapterDir, ModelDir};
 use gguf_core::text::escape;
 use gguf_core::{Shape, WeightMeta, WeightSource};
 use gguf_dequant::{AdapterChanges, AddedBias, LoraPair, LoraPart, Replaced, ReplacedRows, with_adapter};
+use gguf_format::OtherFiles;
 
 /// Configuration key for models whose output is their embeddings.
 const TIED: &str = "tie_word_embeddings";
+/// Name of the output.
+const HEAD: &str = "lm_head.weight";
+/// Endings of the classes that have an output.
+const WITH_OUTPUT: [&str; 3] = ["ForCausalLM", "ForConditionalGeneration", "LMHeadModel"];
 /// Endings of the embeddings' names.
 const EMBEDDINGS: [&str; 4] =
     ["embed_tokens.weight", "wte.weight", "word_embeddings.weight", "embed_in.weight"];
@@ -34,14 +41,14 @@ impl ModelSource {
     /// # Errors
     /// An adapter that cannot be read or merged, or that belongs to another model.
     pub fn merged(mut self, path: &Path, options: &ConvertOptions) -> Result<Self, ConvertError> {
-        let Some(base) = self.weights.take() else { return Ok(self) };
+        let Some(base) = self.weights.clone() else { return Ok(self) };
         let mut adapter = AdapterDir::open(path, &options.limits)?;
         let config = AdapterConfig::of(&adapter)?;
         let saved_by_mlx = mlx::original(&mut adapter, config.mlx.is_some(), self.dir.config())?;
         if !config.invocation_tokens.is_empty() {
             return Err(AdapterError::Activated { path: adapter.config_path() }.into());
         }
-        let parts = AdapterParts::of(adapter.weights(), &config, |_| true)?;
+        let parts = AdapterParts::of(adapter.weights(), &config, |_| true, &options.drop)?;
         if parts.is_empty() {
             return Err(AdapterError::Empty { path: path.to_owned() }.into());
         }
@@ -51,8 +58,16 @@ impl ModelSource {
             return Err(AdapterError::MlxNorm { path: saved.path, tensor: norm.name.clone() }.into());
         }
         let names = WeightNames::of(base.weights(), parts.base_names());
-        let merge =
-            Merge { config: &config, adapter: &adapter, parts: &parts, names: &names, base: base.weights() };
+        let transposed = transposed_weights(&self, &parts, options);
+        let merge = Merge {
+            config: &config,
+            adapter: &adapter,
+            parts: &parts,
+            names: &names,
+            base: base.weights(),
+            transposed,
+            is_tied: has_tied_output(self.dir.config()) && !config.ties_output,
+        };
         let mut changes = merge.changes()?;
         let is_tied = self.dir.config().get(TIED) == Some(&Json::Bool(true));
         let resized =
@@ -61,7 +76,7 @@ impl ModelSource {
             self.dir = resized.configured(self.dir);
             self.warnings.push(resized.to_string());
         }
-        let untied = (!changes.copies.is_empty()).then_some(base.weights().len());
+        let untied = changes.copies.first().map(|copy| (base.weights().len(), copy.0));
         if untied.is_some() {
             self.dir = untied_config(self.dir);
         }
@@ -69,12 +84,10 @@ impl ModelSource {
         self.warnings.extend_from_slice(adapter.warnings());
         self.warnings.extend(parts.other_ranks(&config));
         self.warnings.extend(settings::doubts(&adapter));
-        if let Some(own) = tokenizer::of_adapter(&self.dir, &adapter)? {
-            self.paths.extend(own.paths());
-            self.warnings.push(own.warning);
-            self.dir = self.dir.with_others(own.files);
+        self.take_files(&adapter)?;
+        if untied.is_none() {
+            self.warn_of_shared_embeddings(&parts, base.weights());
         }
-        self.warn_of_shared_embeddings(&parts, base.weights());
         self.paths.extend(adapter.paths());
         let changed = changed(&changes);
         if let Some(quantization) = &mut self.quantization {
@@ -92,8 +105,32 @@ impl ModelSource {
         let matrices: Arc<dyn WeightSource + Send> = adapter.clone();
         self.weights = Some(with_adapter(base, &matrices, &changes, options.level)?);
         let made = made_of(&changes, self.metas(), adapter.weights().len());
-        self.pieces.extend(pieces::of(&config, &adapter, made, &HashMap::new()));
+        let mut pieces = pieces::of(&config, &adapter, made, &HashMap::new());
+        self.warnings = drops::of_adapter(&options.drop, std::mem::take(&mut self.warnings), &mut pieces);
+        self.pieces.extend(pieces);
         Ok(self)
+    }
+
+    /// Takes the adapter's tokenizer, and what sentence-transformers has there, in place of the base's.
+    fn take_files(&mut self, adapter: &AdapterDir) -> Result<(), ConvertError> {
+        let own = adapter.dir();
+        let mut names = sentence::files(own)?;
+        if !names.is_empty() && self.dir.file(&names[0]).is_some() {
+            self.warnings.push(format!(
+                "the adapter's `{}`, with the modules of sentence-transformers that it lists, takes the place of the base model's",
+                names[0]
+            ));
+        }
+        if let Some(tokenizer) = tokenizer::of_adapter(&self.dir, adapter)? {
+            self.warnings.push(tokenizer.warning);
+            names.extend(tokenizer.names);
+        }
+        if !names.is_empty() {
+            self.paths.extend(names.iter().filter_map(|name| own.file(name)));
+            let others = OtherFiles { dir: own.path().to_owned(), names };
+            self.dir = self.dir.clone().with_others(others);
+        }
+        Ok(())
     }
 
     /// Warns if a change of the embeddings also changes the output.
@@ -124,16 +161,33 @@ impl MergedAdapter {
         if kind == CardKind::Mmproj && self.changes.iter().all(|&at| is_dropped(at)) {
             warnings.push("the adapter changes nothing of the towers: they are the base model's".to_owned());
         }
-        let Some(head) = self.untied.filter(|_| kind == CardKind::Text) else { return Ok(warnings) };
-        let tensor = weights.get(head).map(|meta| meta.name.clone()).unwrap_or_default();
+        let Some((head, embeddings)) = self.untied.filter(|_| kind == CardKind::Text) else {
+            return Ok(warnings);
+        };
+        let name = |at: usize| weights.get(at).map(|meta| meta.name.clone()).unwrap_or_default();
+        let tensor = name(head);
         if is_dropped(head) {
-            return Err(AdapterError::SharedOutput { tensor });
+            return Err(match is_changed(head) {
+                true => AdapterError::SharedOutput { tensor },
+                false => AdapterError::KeptOutput { tensor: name(embeddings) },
+            });
         }
-        warnings.push(format!(
-            "the adapter changes the output `{}`, which is the embeddings in the base model: it is written as a tensor of \
-             its own, and the embeddings stay as they are",
-            escape(&tensor)
-        ));
+        let output = escape(&tensor);
+        warnings.push(match (is_changed(head), is_changed(embeddings)) {
+            (true, false) => format!(
+                "the adapter changes the output `{output}`, which is the embeddings in the base model: it is written as a tensor \
+                 of its own, and the embeddings stay as they are"
+            ),
+            (true, true) => format!(
+                "the adapter changes the embeddings and the output `{output}`, which are one tensor in the base model: the output \
+                 is written as a tensor of its own"
+            ),
+            (false, _) => format!(
+                "the adapter replaces the embeddings `{}`, and PEFT keeps the base model's as the output: they are written as \
+                 `{output}`",
+                escape(&name(embeddings))
+            ),
+        });
         Ok(warnings)
     }
 }
@@ -181,33 +235,30 @@ struct Merge<'a> {
     parts: &'a AdapterParts,
     names: &'a WeightNames<'a>,
     base: &'a [WeightMeta],
+    /// Weights that the base stores transposed.
+    transposed: BTreeSet<usize>,
+    /// True if the base's output is its embeddings, and need not remain so.
+    is_tied: bool,
 }
 
 impl Merge<'_> {
     fn changes(&self) -> Result<AdapterChanges, AdapterError> {
-        let mut changes = AdapterChanges {
-            biases: self.biases()?,
-            rows: self.rows()?,
-            lengths: self.lengths()?,
-            ..AdapterChanges::default()
-        };
+        let mut changes =
+            AdapterChanges { biases: self.biases()?, rows: self.rows()?, ..AdapterChanges::default() };
         let mut layers = Vec::new();
         for pair in &self.parts.pairs {
-            match self.names.find(&pair.name) {
-                Ok(at) if pair.n_experts == 1 => layers.push((pair, at)),
-                Err(error) if is_head(&pair.name) => {
-                    layers.push((pair, self.base.len()));
-                    changes.copies.push(self.tied_head(&pair.name, &pair.meta.shape).ok_or(error)?);
-                }
-                _ => changes.pairs.extend(experts::merged(pair, self.names, self.base, self.scale(pair))?),
+            if pair.n_experts == 1 && (self.names.find(&pair.name).is_ok() || is_head(&pair.name)) {
+                layers.push((pair, self.find(&pair.name, &pair.meta.shape, &mut changes.copies)?));
+            } else {
+                changes.pairs.extend(experts::merged(pair, self.names, self.base, self.scale(pair))?);
             }
         }
+        changes.lengths = self.lengths(&layers)?;
         let copies: Vec<&WeightMeta> = changes.copies.iter().filter_map(|row| self.base.get(row.0)).collect();
         let meta = |at: usize| self.base.get(at).or_else(|| copies.first().copied());
         let found: Vec<_> = layers.iter().filter_map(|(pair, at)| Some((*pair, *at, meta(*at)?))).collect();
-        let transposes_layers = transposes_layers(self.config, &found);
         for (pair, base, meta) in found {
-            let is_transposed = is_transposed(pair, meta, transposes_layers);
+            let is_transposed = is_transposed(pair, meta, self.transposed.contains(&base));
             if let Some(own) = changes.lengths.iter().find(|own| own.0 == base)
                 && is_transposed
                 && !pair.is_of_mlx
@@ -226,6 +277,25 @@ impl Merge<'_> {
         (self.config.effective_alpha(&pair.module, pair.rank) / pair.rank as f64) as f32
     }
 
+    /// Returns the weight of a name. An output that is the base's embeddings becomes a tensor of its own, behind the
+    /// base's.
+    fn find(
+        &self,
+        name: &str,
+        shape: &Shape,
+        copies: &mut Vec<(usize, String)>,
+    ) -> Result<usize, AdapterError> {
+        match self.names.find(name) {
+            Err(error) if is_head(name) => {
+                if copies.is_empty() {
+                    copies.push(self.tied_head(name, shape).ok_or(error)?);
+                }
+                Ok(self.base.len())
+            }
+            found => found,
+        }
+    }
+
     /// Returns the embeddings that are the base's output, with the name of the output: it becomes a tensor of its own.
     fn tied_head(&self, name: &str, shape: &Shape) -> Option<(usize, String)> {
         let mut found = EMBEDDINGS.iter().filter_map(|name| self.names.find(name).ok());
@@ -233,23 +303,31 @@ impl Merge<'_> {
     }
 
     fn replaced(&self, copies: &mut Vec<(usize, String)>) -> Result<Vec<Replaced>, AdapterError> {
-        let tensor = |whole: &WholeTensor| {
-            let base = self.names.find(&whole.name)?;
-            Ok::<_, AdapterError>(Replaced { base, by: whole.index, resizes: false })
-        };
         let mut replaced = Vec::with_capacity(self.parts.whole.len());
         for whole in &self.parts.whole {
             let shape = &self.adapter.weights()[whole.index].shape;
-            replaced.push(match tensor(whole) {
-                Err(error) if is_head(&whole.name) && copies.is_empty() => {
-                    copies.push(self.tied_head(&whole.name, shape).ok_or(error)?);
-                    Replaced { base: self.base.len(), by: whole.index, resizes: false }
-                }
-                found => found?,
-            });
+            let tied =
+                || self.tied_head(&whole.name, shape).filter(|_| self.names.find(&whole.name).is_err());
+            let base = match tied().filter(|_| self.config.ties_output && is_head(&whole.name)) {
+                Some((embeddings, _)) => embeddings,
+                None => self.find(&whole.name, shape, copies)?,
+            };
+            replaced.push(Replaced { base, by: whole.index, resizes: false });
+            // ref: PEFT wraps a copy of the module, and the output keeps the base's
+            if self.is_tied
+                && copies.is_empty()
+                && self.names.find(HEAD).is_err()
+                && self.config.saves(&whole.name)
+            {
+                copies.extend(self.tied_head(HEAD, shape).filter(|kept| kept.0 == base));
+            }
         }
+        let tensor = |whole: &WholeTensor| {
+            let base = self.names.find(&whole.name).ok()?;
+            Some(Replaced { base, by: whole.index, resizes: false })
+        };
         // ref: PEFT loads the tensors that its matrices change in place of the base's, if the adapter has them
-        replaced.extend(self.parts.bases.iter().filter_map(|whole| tensor(whole).ok()));
+        replaced.extend(self.parts.bases.iter().filter_map(tensor));
         Ok(replaced)
     }
 
@@ -266,9 +344,11 @@ impl Merge<'_> {
         rows.collect()
     }
 
-    /// Returns the weights whose rows have lengths of their own.
-    fn lengths(&self) -> Result<Vec<(usize, usize)>, AdapterError> {
-        self.parts.lengths.iter().map(|own| Ok((self.names.find(&own.name)?, own.index))).collect()
+    /// Returns the weights whose rows have lengths of their own: those of pairs.
+    fn lengths(&self, layers: &[(&MatrixPair, usize)]) -> Result<Vec<(usize, usize)>, AdapterError> {
+        let of_pair = |own: &WholeTensor| layers.iter().find(|(pair, _)| pair.name == own.name);
+        let find = |own| of_pair(own).map_or_else(|| self.names.find(&own.name), |(_, at)| Ok(*at));
+        self.parts.lengths.iter().map(|own| Ok((find(own)?, own.index))).collect()
     }
 
     fn biases(&self) -> Result<Vec<AddedBias>, AdapterError> {
@@ -288,23 +368,35 @@ impl Merge<'_> {
     }
 }
 
-/// Returns true if the model's square linear layers are stored transposed: if any non-square layer is, or else by
-/// `fan_in_fan_out`.
-fn transposes_layers(config: &AdapterConfig, found: &[(&MatrixPair, usize, &WeightMeta)]) -> bool {
-    let linear = found.iter().filter(|(pair, ..)| pair.form == ProductForm::Linear);
-    let shown = linear.into_iter().find_map(|(pair, _, meta)| {
-        let (dims, own) = (meta.shape.dims(), pair.meta.shape.dims());
-        let is_open = own.iter().rev().eq(own.iter());
-        (!is_open && own.iter().rev().eq(dims.iter())).then_some(true)
-    });
-    shown.unwrap_or(config.fan_in_fan_out)
+/// Returns the weights that the base stores transposed, by its card. PEFT, too, goes by the class of each layer
+/// (`Conv1D`), whatever `fan_in_fan_out` says; only square matrices do not tell it by their shapes.
+fn transposed_weights(
+    source: &ModelSource,
+    parts: &AdapterParts,
+    options: &ConvertOptions,
+) -> BTreeSet<usize> {
+    let is_square = |pair: &MatrixPair| matches!(pair.meta.shape.dims(), &[n, k] if n == k);
+    if !parts.pairs.iter().any(|pair| pair.form == ProductForm::Linear && is_square(pair)) {
+        return BTreeSet::new();
+    }
+    let mapping = map(source, source.metas(), options, CardScope::Part, &mut Vec::new());
+    mapping.iter().flat_map(|mapping| &mapping.outputs).filter_map(transposed_source).collect()
 }
 
-fn is_transposed(pair: &MatrixPair, meta: &WeightMeta, transposes_layers: bool) -> bool {
+/// Returns true for models that write text by an output that is their embeddings. The class tells those that have an
+/// output: encoders have none, and tie it all the same.
+fn has_tied_output(config: &Map<String, Json>) -> bool {
+    let class = config.get("architectures").and_then(|classes| classes.get(0)?.as_str()).unwrap_or_default();
+    let text = config.get("text_config").and_then(Json::as_object);
+    let is_untied = |config: &Map<String, Json>| config.get(TIED) == Some(&Json::Bool(false));
+    WITH_OUTPUT.iter().any(|end| class.ends_with(end)) && !is_untied(config) && !text.is_some_and(is_untied)
+}
+
+fn is_transposed(pair: &MatrixPair, meta: &WeightMeta, is_stored_so: bool) -> bool {
     let (dims, own) = (meta.shape.dims(), pair.meta.shape.dims());
     let is_turned = match pair.form {
         ProductForm::Embedding => true,
-        ProductForm::Linear if own.iter().rev().eq(own.iter()) => transposes_layers,
+        ProductForm::Linear if own.iter().rev().eq(own.iter()) => is_stored_so,
         ProductForm::Linear => dims != own && own.iter().rev().eq(dims.iter()),
     };
     is_turned != pair.is_of_mlx

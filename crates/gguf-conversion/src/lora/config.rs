@@ -35,8 +35,10 @@ pub(super) struct AdapterConfig {
     use_rslora: bool,
     /// Alphas of single modules; the first pattern that matches applies.
     alpha_pattern: Vec<(Regex, f64)>,
-    /// True if the base stores its matrices transposed (`Conv1D`).
-    pub(super) fan_in_fan_out: bool,
+    /// Modules of which the adapter has a copy of its own.
+    modules_to_save: Vec<String>,
+    /// True if embeddings and output stay one tensor.
+    pub(super) ties_output: bool,
     /// True if the adapter also sets the magnitude of each row (DoRA).
     pub(super) use_dora: bool,
     /// Parameters of modules that are trained in place of layers: experts that transformers stacks.
@@ -101,6 +103,8 @@ impl AdapterConfig {
                 .as_array()
                 .and_then(|list| list.iter().map(|one| one.as_str().map(str::to_owned)).collect()),
         };
+        let saved = config.get("modules_to_save").and_then(Json::as_array).into_iter().flatten();
+        let modules_to_save = saved.filter_map(Json::as_str).map(str::to_owned).collect();
         let is_true = |key: &str| config.get(key) == Some(&Json::Bool(true));
         let base = config.get("base_model_name_or_path").and_then(Json::as_str);
         Ok(Self {
@@ -110,7 +114,8 @@ impl AdapterConfig {
             rank,
             rank_pattern,
             tokens: trained_tokens(config).map_err(|key| wrong(key, "a list of token ids"))?,
-            fan_in_fan_out: is_true("fan_in_fan_out"),
+            modules_to_save,
+            ties_output: is_true("ensure_weight_tying"),
             use_dora: is_true("use_dora"),
             target_parameters: parameters.ok_or_else(|| wrong("target_parameters", "a list of names"))?,
             invocation_tokens,
@@ -132,7 +137,8 @@ impl AdapterConfig {
             alpha: settings.scale * rank.unwrap_or(1) as f64,
             use_rslora: false,
             alpha_pattern: Vec::new(),
-            fan_in_fan_out: false,
+            modules_to_save: Vec::new(),
+            ties_output: false,
             use_dora: false,
             target_parameters: Vec::new(),
             invocation_tokens: Vec::new(),
@@ -168,6 +174,14 @@ impl AdapterConfig {
         self.rank_of(name).ok_or_else(|| AdapterError::NoRank { tensor: name.to_owned() })
     }
 
+    /// Returns true if a tensor belongs to a module of which the adapter has a copy of its own.
+    pub(super) fn saves(&self, tensor: &str) -> bool {
+        let module = tensor.rsplit_once('.').map_or(tensor, |(module, _)| module);
+        // ref: PEFT compares the ends of names
+        self.modules_to_save.iter().any(|saved| module.ends_with(saved.as_str()))
+    }
+
+    /// Returns the tokens whose rows of a module the adapter has.
     pub(super) fn token_rows(&self, module: &str) -> Option<&[u64]> {
         match &self.tokens {
             TrainedTokens::None => None,

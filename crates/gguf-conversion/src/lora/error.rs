@@ -180,6 +180,12 @@ pub enum AdapterError {
         escape(tensor)
     )]
     SharedOutput { tensor: String },
+    #[error(
+        "the adapter replaces the embeddings `{}`, and PEFT keeps the base model's as the output, which is always the embeddings in \
+         this architecture",
+        escape(tensor)
+    )]
+    KeptOutput { tensor: String },
     #[error("{}: nothing of the adapter can be written to a GGUF adapter: {why}", path.display())]
     Nothing { path: PathBuf, why: String },
     #[error(
@@ -223,6 +229,10 @@ impl Hint for AdapterError {
             }
             Self::SharedOutput { .. } => {
                 "no file can hold it: train the adapter without `lm_head`, or remove its two matrices"
+            }
+            Self::KeptOutput { .. } => {
+                "`\"ensure_weight_tying\": true` in adapter_config.json takes the adapter's embeddings as the output, too: another \
+                 model than that of the training"
             }
             Self::Nothing { .. } => "a GGUF adapter changes the text model's own tensors only",
             Self::Stacked { .. } => {

@@ -109,7 +109,7 @@ fn refusal(error: ConvertError, parts: &AdapterParts) -> ConvertError {
 }
 
 /// Index of the weight that the card transposes first, if the output is made of that weight alone.
-fn transposed_source(output: &OutputSpec) -> Option<usize> {
+pub(super) fn transposed_source(output: &OutputSpec) -> Option<usize> {
     let TensorContent::Sources(assembly) = &output.content else { return None };
     let [source] = assembly.sources.as_slice() else { return None };
     let first = source.ops.iter().chain(&assembly.ops).next();

@@ -69,6 +69,21 @@ impl MlxSettings {
     }
 }
 
+/// Returns a warning about an alpha next to the scale, which mlx-lm reads no more.
+pub(super) fn other_scale(config: &Map<String, Json>) -> Option<String> {
+    let parameters = config.get(PARAMETERS)?;
+    let [scale, alpha, rank] = ["scale", "alpha", "rank"].map(|key| parameters.get(key).and_then(as_f64));
+    let (scale, alpha, rank) = (scale?, alpha?, rank.filter(|rank| *rank > 0.0)?);
+    let older = scale * alpha / rank;
+    (older.to_bits() != scale.to_bits()).then(|| {
+        format!(
+            "adapter_config.json: `lora_parameters` has `alpha` {alpha} next to `scale` {scale}: mlx-lm takes the scale alone, as \
+             is done here, but older versions multiplied it by alpha / rank; if one of those trained the adapter, set `scale` to \
+             {older}"
+        )
+    })
+}
+
 /// Gives the tensors of an adapter of MLX the names that transformers has in a model with this configuration. Returns what
 /// MLX changes in such a model; `None` for other adapters.
 pub(super) fn original(

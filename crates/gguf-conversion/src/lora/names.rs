@@ -28,7 +28,7 @@ const IN_MEMORY: [(&str, &str); 12] = [
 ];
 
 /// Returns the name of a module without PEFT's wrapper, as transformers has it.
-pub(super) fn module_name(stem: &str) -> String {
+pub(crate) fn module_name(stem: &str) -> String {
     let name = stem.replace(WRAPPER, "");
     if name.rsplit('.').next() == Some(TINKER_HEAD) { HEAD.to_owned() } else { name }
 }

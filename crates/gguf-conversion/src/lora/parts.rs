@@ -1,8 +1,10 @@
 //! Classification of an adapter's tensors: pairs of matrices, and whole tensors.
 
 use indexmap::IndexMap;
+use regex::Regex;
 use serde_json::{Map, Value as Json};
 
+use crate::drops;
 use crate::lora::config::AdapterConfig;
 use crate::lora::error::Stray;
 use crate::lora::names::module_name;
@@ -156,6 +158,7 @@ impl AdapterParts {
     }
 
     /// Classifies the tensors of an adapter. `takes` returns whether a whole tensor is accepted; others are refused.
+    /// Tensors that `drop` matches are passed over.
     ///
     /// # Errors
     /// [`AdapterError`]: a tensor of another kind, a matrix without its counterpart, matrices that cannot be
@@ -164,6 +167,7 @@ impl AdapterParts {
         weights: &[WeightMeta],
         config: &AdapterConfig,
         takes: fn(&str) -> bool,
+        drop: &[Regex],
     ) -> Result<Self, AdapterError> {
         let mut parts = Self::default();
         // Halves by module, in the order of the first half of each pair.
@@ -171,6 +175,9 @@ impl AdapterParts {
         let adapter = adapter_name(weights);
         let halves_of: &[_] = if config.mlx.is_some() { &MLX_HALVES } else { &HALVES };
         for (index, meta) in weights.iter().enumerate() {
+            if drop.iter().any(|pattern| drops::matches(pattern, &meta.name)) {
+                continue;
+            }
             let own = without_adapter_name(&meta.name, adapter);
             let found = halves_of.iter().find_map(|row| Some((own.strip_suffix(row.0)?, row.1, row.2)));
             let Some((stem, half, form)) = found else {
@@ -361,7 +368,7 @@ mod tests {
             meta("k.lora_B.weight", &[8, 3]),
         ];
         weights[2].ty = ElementType::F32;
-        let parts = AdapterParts::of(&weights, &config(), is_norm).unwrap();
+        let parts = AdapterParts::of(&weights, &config(), is_norm, &[]).unwrap();
         let rows: Vec<_> = parts
             .pairs
             .iter()
@@ -390,7 +397,7 @@ mod tests {
             meta("lm_head.original_module.weight", &[9, 6]),
             meta("e.token_adapter.trainable_tokens_delta.default", &[1, 6]),
         ];
-        let parts = AdapterParts::of(&weights, &config(), |_| true).unwrap();
+        let parts = AdapterParts::of(&weights, &config(), |_| true, &[]).unwrap();
         let names: Vec<&str> = parts.pairs.iter().map(|pair| pair.name.as_str()).collect();
         assert_eq!(names, ["q.weight", "e.weight"]);
         let whole = |name: &str, index| [WholeTensor { name: name.to_owned(), index }];
@@ -444,7 +451,7 @@ mod tests {
             ),
         ] {
             let weights: Vec<_> = names.iter().map(|name| meta(name, &[2, 3])).collect();
-            assert_eq!(AdapterParts::of(&weights, &config(), is_norm).unwrap_err().to_string(), want);
+            assert_eq!(AdapterParts::of(&weights, &config(), is_norm, &[]).unwrap_err().to_string(), want);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value as Json};
 
-use crate::lora::AdapterError;
+use crate::lora::{AdapterError, mlx};
 use gguf_checkpoint::AdapterDir;
 use gguf_checkpoint::pieces::{NOTHING, is_nothing, is_off};
 use gguf_core::account::{Fate, Piece, PieceKind};
@@ -100,6 +100,7 @@ pub(super) fn doubts(adapter: &AdapterDir) -> Vec<String> {
             add(key, "is on");
         }
     }
+    doubts.extend(mlx::other_scale(config));
     let is_integer = |meta: &&WeightMeta| !meta.ty.is_plain_float();
     if let Some(first) = weights.iter().find(is_integer) {
         doubts.push(format!(
@@ -201,7 +202,7 @@ mod tests {
             (json!({"enable_lora": [true, false]}), "`enable_lora` is on: some outputs"),
             (json!({"use_rslora": "true"}), "`use_rslora` is not `true` or `false`"),
             (json!({"use_dora": 1}), "`use_dora` is not `true` or `false`"),
-            (json!({"fan_in_fan_out": "True"}), "`fan_in_fan_out` is not `true` or `false`"),
+            (json!({"ensure_weight_tying": "True"}), "`ensure_weight_tying` is not `true` or `false`"),
             (json!({"alpha_pattern": ["q_proj"]}), "`alpha_pattern` is not an object"),
             (json!({"rank_pattern": "q_proj"}), "`rank_pattern` is not an object"),
             (json!({"r": "8"}), "`r` is not a whole number"),

@@ -1,11 +1,8 @@
 //! Tokenizer files in an adapter's directory, as used in its training.
 
-use std::path::PathBuf;
-
 use serde_json::{Map, Value as Json};
 
 use gguf_checkpoint::{AdapterDir, CheckpointError, ModelDir};
-use gguf_format::OtherFiles;
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
@@ -28,17 +25,9 @@ const ROLES: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 /// Tokenizer files of an adapter that differ from its base model's.
 #[derive(Debug)]
 pub(super) struct AdapterTokenizer {
-    pub(super) files: OtherFiles,
+    pub(super) names: Vec<String>,
     /// Description of the differences.
     pub(super) warning: String,
-}
-
-impl AdapterTokenizer {
-    /// Iterates over the paths of the files that exist.
-    pub(super) fn paths(&self) -> impl Iterator<Item = PathBuf> {
-        let paths = self.files.names.iter().map(|name| self.files.dir.join(name));
-        paths.filter(|path| path.is_file())
-    }
 }
 
 /// Returns the tokenizer files that replace the base model's; `None` if the adapter has none, or the same.
@@ -69,7 +58,7 @@ pub(super) fn of_adapter(
         "the adapter's tokenizer files take the place of the base model's: {}",
         differences.join(", ")
     );
-    Ok(Some(AdapterTokenizer { files: OtherFiles { dir: own.path().to_owned(), names }, warning }))
+    Ok(Some(AdapterTokenizer { names, warning }))
 }
 
 /// Returns a warning if an adapter's tokenizer differs from its base model's, for a file that holds no tokenizer.

@@ -223,8 +223,8 @@ fn beside() -> Vec<(&'static str, Json)> {
         (
             "special_tokens_map.json",
             json!({
-                "written": {"bos_token": "<s>", "additional_special_tokens": ["<a>"]},
-                "without-effect": {"image_token": "<image>"},
+                "written": {"bos_token": "<s>", "additional_special_tokens": ["</s>"]},
+                "left-out": {"image_token": "<image>"},
             }),
         ),
         (

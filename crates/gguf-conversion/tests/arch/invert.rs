@@ -164,6 +164,33 @@ fn difference(at: &str, there: &Content, back: &Content, is_exact: bool) -> Opti
     (!rows.is_empty()).then(|| format!("keys: {rows:?}"))
 }
 
+/// Tensors of a conversion without the outer dimensions of 1, as llama.cpp writes them when it quantizes.
+struct OfGgml<'a> {
+    conversion: &'a Conversion,
+    tensors: Vec<TensorMeta>,
+}
+
+impl<'a> OfGgml<'a> {
+    fn new(conversion: &'a Conversion) -> Self {
+        // Checkpoints of Kimi Linear have `A_log` in several shapes, which only the file's own tells.
+        let of_ggml = |tensor: &TensorMeta| match tensor.name.ends_with(".ssm_a") {
+            true => tensor.clone(),
+            false => TensorMeta { shape: tensor.shape.of_ggml(), ..tensor.clone() },
+        };
+        Self { conversion, tensors: conversion.tensors().iter().map(of_ggml).collect() }
+    }
+}
+
+impl TensorSource for OfGgml<'_> {
+    fn tensors(&self) -> &[TensorMeta] {
+        &self.tensors
+    }
+
+    fn read_rows(&self, tensor: usize, first_row: u64, out: &mut [u8]) -> Result<(), SourceError> {
+        self.conversion.read_rows(tensor, first_row, out)
+    }
+}
+
 /// Converts a case to F32, back to a checkpoint, and to F32 again; returns a difference.
 fn complaint(registry: &Registry, case: &CardFixture) -> Option<String> {
     round_trip(registry, case).err().map(|why| format!("{}: {why}", case.at))
@@ -184,7 +211,7 @@ fn round_trip(registry: &Registry, case: &CardFixture) -> Result<(), String> {
         let tokens = (0..n_tokens).map(|token| format!("t{token}").into_bytes()).collect();
         metadata.set("tokenizer.ggml.tokens", Value::Array(Array::String(tokens)));
     }
-    write_gguf(&gguf, &metadata, &conversion, &write, &Silent).map_err(|error| text(&error))?;
+    write_gguf(&gguf, &metadata, &OfGgml::new(&conversion), &write, &Silent).map_err(|error| text(&error))?;
     let file = GgufFile::open(&gguf).unwrap();
     let options = ToHfOptions { tokenizer: false, sync: false, ..ToHfOptions::default() };
     let report = gguf_to_hf(registry, file.metadata(), &file, &back, &options, &Silent);

@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use gguf_arch::{OutType, Registry};
+use gguf_conversion::Conversion;
+use gguf_core::TensorSource;
 use gguf_format::{Metadata, Value};
 use rayon::prelude::*;
 use serde_json::{Map, Value as Json, json};
@@ -42,8 +44,8 @@ const UNROTATED: &[&str] = &[
     "wavtokenizer-dec",
 ];
 const OWN_BASE: &[&str] = &["codeshell", "dbrx", "lfm2", "neo-bert", "openelm"];
-/// Architectures that scale the scores by the same number as the angles: GGUF has no key for one of the two.
-const SCALED_SCORES: &[&str] = &["deepseek2", "deepseek32", "glm-dsa", "hy_v4", "mistral4"];
+/// Architectures that scale the scores, too, so that the factor of the angles is another one.
+const SCALED_SCORES: &[&str] = &["deepseek2", "deepseek32", "glm-dsa", "mistral4"];
 /// Cases whose configuration is elsewhere, or has another form than the change.
 const OTHER_FORM: &[&str] = &[
     "dflash/deepseek_v4_dspark.json",
@@ -228,6 +230,53 @@ fn what_a_class_does_without_a_word_in_its_configuration_is_written() {
     assert_eq!((rotates(json!("rope")), rotates(json!("nope"))), (Some(true), Some(false)));
 }
 
+/// Factors of angles and scores in llama.cpp's graph of DeepSeek, by the keys of a file; as its source has it.
+fn latent_magnitudes(arch: &str, metadata: &Metadata, factor: f64) -> (f64, f64) {
+    let key = |name: &str| number(metadata, &format!("{arch}.rope.scaling.{name}"));
+    let is_yarn = metadata.get(&format!("{arch}.rope.scaling.type")).and_then(Value::as_str) == Some("yarn");
+    let mu = if arch == "glm-dsa" { 0.0 } else { key("yarn_log_multiplier").unwrap_or(0.0) / 0.1 };
+    let log = |mu: f64| 0.1 * mu * factor.ln() + 1.0;
+    let own = if arch == "deepseek2" && mu != 1.0 { mu } else { 1.0 };
+    let quotient = if mu == 0.0 { log(1.0) } else { log(own) / log(mu) };
+    let of_context = if is_yarn { quotient / log(1.0) } else { 1.0 } * key("attn_factor").unwrap_or(1.0);
+    let of_graph = of_context * log(1.0);
+    (if is_yarn { of_graph } else { of_context }, of_graph * log(mu))
+}
+
+#[test]
+fn both_magnitudes_of_latent_attention_are_carried() {
+    let factor = 4.0;
+    let log = |mu: f64| 0.1 * mu * f64::ln(factor) + 1.0;
+    for (path, arch) in [
+        ("cards/deepseek2/deepseek_v3.json", "deepseek2"),
+        ("cards/deepseek2/glm4_moe_lite.json", "deepseek2"),
+        ("cards/deepseek32/deepseek_v32.json", "deepseek32"),
+        ("cards/glm-dsa/glm_moe_dsa.json", "glm-dsa"),
+    ] {
+        for (kind, more, angles, scores) in [
+            ("yarn", json!({}), log(1.0), 1.0),
+            ("yarn", json!({"mscale": 0.7}), log(1.0), 1.0),
+            ("yarn", json!({"mscale_all_dim": 0.5}), log(1.0), log(0.5)),
+            ("yarn", json!({"mscale": 1.0, "mscale_all_dim": 1.0}), 1.0, log(1.0)),
+            ("yarn", json!({"mscale": 0.7, "mscale_all_dim": 1.2}), log(0.7) / log(1.2), log(1.2)),
+            ("yarn", json!({"attention_factor": 1.0}), 1.0, 1.0),
+            ("linear", json!({}), 1.0, 1.0),
+            ("linear", json!({"mscale_all_dim": 0.5}), 1.0, log(0.5)),
+        ] {
+            let mut rope =
+                json!({"rope_type": kind, "factor": factor, "original_max_position_embeddings": 64});
+            rope.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let metadata = keys(path, |config| set(config.as_object_mut().unwrap(), "rope_scaling", &rope));
+            let found = latent_magnitudes(arch, &metadata, factor);
+            assert!((found.0 - angles).abs() < 1e-6, "{path} {rope}: {found:?}, not {angles}");
+            // This graph reads no key for the scores alone.
+            if arch != "glm-dsa" {
+                assert!((found.1 - scores).abs() < 1e-6, "{path} {rope}: {found:?}, not {scores}");
+            }
+        }
+    }
+}
+
 #[test]
 fn biases_that_the_runtime_has_no_place_for_are_named() {
     let warnings = |case: &CardFixture| {
@@ -252,4 +301,129 @@ fn biases_that_the_runtime_has_no_place_for_are_named() {
         ["llama.cpp loads no file of `granitehybrid` with `blk.0.ssm_in.bias`, `blk.1.ssm_in.bias`, \
              `blk.3.ssm_in.bias`: its loader has no such tensor (`wrong number of tensors`)"]
     );
+}
+
+fn plan_of(case: &CardFixture) -> Result<Conversion, String> {
+    let dir = tempfile::tempdir().unwrap();
+    case.write(dir.path());
+    case.plan(dir.path(), OutType::F32).map_err(|error| error.to_string())
+}
+
+fn has(plan: &Conversion, name: &str) -> bool {
+    plan.tensors().iter().any(|tensor| tensor.name == name)
+}
+
+#[test]
+fn a_file_that_the_loader_refuses_by_the_number_of_layers_is_named() {
+    let norms = plan_of(&fixture::case("command-r/qk_norm.json")).unwrap();
+    assert_eq!(
+        norms.warnings(),
+        [
+            "llama.cpp loads no file of `command-r` with 2 layers with `blk.0.attn_q_norm.weight`: its loader decides by the \
+          number of layers which tensors there are"
+        ]
+    );
+    // The key lets the runtime ask for queries without a latent.
+    let rank = |case: &str| {
+        let plan = plan_of(&fixture::case(case)).unwrap();
+        let is_refused = plan.warnings().iter().any(|warning| warning.contains("loads no file"));
+        assert!(has(&plan, "blk.0.attn_q.weight") && !is_refused, "{case}: {:?}", plan.warnings());
+        number(plan.metadata(), "deepseek2.attention.q_lora_rank")
+    };
+    assert_eq!(rank("deepseek2/v2_defaults.json"), Some(0.0));
+    assert_eq!(rank("deepseek2/deepseek_v2_lite_27.json"), None);
+}
+
+#[test]
+fn biases_that_the_runtime_asks_for_are_zero() {
+    let unbiased = |at: &str, key: &str, gone: &[&str]| {
+        fixture::case(at).edited(|content| {
+            content["config"][key] = json!(false);
+            let rows = content["tensors"].as_array_mut().unwrap();
+            rows.retain(|row| !gone.iter().any(|name| row[0].as_str().unwrap().ends_with(name)));
+        })
+    };
+    let linear = [
+        "attn.q_proj.bias",
+        "attn.k_proj.bias",
+        "attn.v_proj.bias",
+        "attn.o_proj.bias",
+        "c_fc.bias",
+        "c_proj.bias",
+    ];
+    for (case, names) in [
+        (fixture::case("gptneox/no_attention_bias.json"), &["attn_qkv.bias", "attn_output.bias"][..]),
+        (
+            unbiased("starcoder2/plain.json", "use_bias", &linear),
+            &["attn_output.bias", "ffn_up.bias", "ffn_down.bias"],
+        ),
+        (unbiased("gpt-oss/plain.json", "attention_bias", &linear), &["attn_output.bias"]),
+    ] {
+        let plan = plan_of(&case).unwrap();
+        assert_eq!(plan.warnings(), Vec::<String>::new(), "{}", case.at);
+        for name in names {
+            let index = plan.tensors().iter().position(|tensor| tensor.name == format!("blk.1.{name}"));
+            let index = index.unwrap_or_else(|| panic!("{}: {name}", case.at));
+            let mut bytes = vec![1; usize::try_from(plan.tensors()[index].n_bytes().unwrap()).unwrap()];
+            plan.read_rows(index, 0, &mut bytes).unwrap();
+            assert!(bytes.iter().all(|&byte| byte == 0), "{}: {name}", case.at);
+        }
+    }
+    // A configuration that promises them is not believed.
+    let lost = unbiased("starcoder2/plain.json", "attention_bias", &linear);
+    assert!(plan_of(&lost).unwrap_err().contains("o_proj.bias"));
+}
+
+#[test]
+fn what_the_runtime_cannot_do_is_refused_by_its_key() {
+    for (at, key, value) in [
+        ("qwen3moe/plain.json", "mlp_only_layers", json!([0])),
+        ("qwen2moe/qwen2_moe.json", "decoder_sparse_step", json!(2)),
+        ("lfm2/lfm2.json", "conv_bias", json!(true)),
+    ] {
+        let error = plan_of(&fixture::case(at).edited(|content| content["config"][key] = value)).unwrap_err();
+        assert!(error.contains(&format!("`{key}`")) && error.contains("the runtime"), "{at}: {error}");
+    }
+}
+
+#[test]
+fn biases_that_the_class_does_not_have_are_named() {
+    let biased = |at: &str| {
+        let case = fixture::case(at);
+        let rows = case.content()["tensors"].as_array().unwrap().clone();
+        let weights = rows.iter().filter_map(|row| {
+            let name = row[0].as_str()?.strip_suffix(".weight")?;
+            let is_biased = ["q_proj", "k_proj", "v_proj"].iter().any(|part| name.ends_with(part));
+            is_biased.then(|| (format!("{name}.bias"), row[2][0].as_u64().unwrap()))
+        });
+        let case = weights.fold(case, |case, (name, n_rows)| case.with(&name, &[n_rows]));
+        plan_of(&case).unwrap().warnings().join("\n")
+    };
+    let warning = biased("llama/mistral_window.json");
+    let named = ".bias` and 5 more: transformers' class of `mistral` has none";
+    assert!(warning.contains(named), "{warning}");
+    assert!(!biased("llama/plain.json").contains("has none"));
+}
+
+#[test]
+fn a_head_size_of_its_own_is_written() {
+    let keys = |head_dim: u64| {
+        let case = fixture::case("granite/plain.json").edited(|content| {
+            let before = content["config"]["head_dim"].as_u64().unwrap();
+            content["config"]["head_dim"] = json!(head_dim);
+            for row in content["tensors"].as_array_mut().unwrap() {
+                let axis = match row[0].as_str().unwrap() {
+                    name if name.contains("o_proj") => 1,
+                    name if name.contains("self_attn") => 0,
+                    _ => continue,
+                };
+                row[2][axis] = json!(row[2][axis].as_u64().unwrap() / before * head_dim);
+            }
+        });
+        let plan = plan_of(&case).unwrap();
+        assert_eq!(number(plan.metadata(), "granite.rope.dimension_count"), Some(head_dim as f64));
+        number(plan.metadata(), "granite.attention.key_length")
+    };
+    let usual = fixture::case("granite/plain.json").content()["config"]["head_dim"].as_u64().unwrap();
+    assert_eq!((keys(usual), keys(2 * usual)), (None, Some(2.0 * usual as f64)));
 }

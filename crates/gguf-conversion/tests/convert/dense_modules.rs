@@ -5,8 +5,9 @@ use std::path::Path;
 
 use gguf_arch::{OutType, Registry};
 use gguf_conversion::{Conversion, ConvertOptions, ToHfOptions, gguf_to_hf};
+use gguf_core::Hint;
 use gguf_core::progress::Silent;
-use gguf_format::GgufFile;
+use gguf_format::{GgufFile, Value};
 use serde_json::{Value as Json, json};
 
 use gguf_testkit::checkpoints::Safetensors;
@@ -191,7 +192,8 @@ fn modules_that_change_embeddings_are_named() {
         modes(json!({"pooling_mode_mean_tokens": true, "pooling_mode_cls_token": true}))
             .contains("only one is written")
     );
-    assert!(modes(json!({"pooling_mode": ["mean", "max"]})).contains("pools neither by mean"));
+    assert!(modes(json!({"pooling_mode": ["mean", "max"]})).contains("only one is written"));
+    assert!(modes(json!({"pooling_mode": ["max"]})).contains("pools neither by mean"));
     assert_eq!(modes(json!({"pooling_mode": ["cls"]})), "");
     assert!(
         modes(json!({"pooling_mode": "mean", "include_prompt": false})).contains("`include_prompt` = false")
@@ -214,4 +216,50 @@ fn a_list_of_modules_with_a_key_twice_is_refused() {
     fs_err::write(dir.path().join("modules.json"), list).unwrap();
     let error = Conversion::plan(dir.path(), &options(OutType::F32, false)).unwrap_err().to_string();
     assert!(error.contains("modules.json") && error.contains("path"), "{error}");
+}
+
+/// Older versions of sentence-transformers put the transformer into a folder of its own.
+#[test]
+fn a_transformer_in_a_folder_is_read_with_its_modules() {
+    let dir = tempfile::tempdir().unwrap();
+    let root = dir.path().join("of-all");
+    write_model(&root.join("0_Transformer"), "bert/bert", &[]);
+    let inner = root.join("0_Transformer");
+    fs_err::rename(inner.join("1_Pooling"), root.join("1_Pooling")).unwrap();
+    fs_err::remove_file(inner.join("modules.json")).unwrap();
+    let modules = json!([
+        {"path": "0_Transformer", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]);
+    fs_err::write(root.join("modules.json"), modules.to_string()).unwrap();
+    let plan = Conversion::plan(&root, &options(OutType::F32, false)).unwrap();
+    assert_eq!(plan.metadata().get("bert.pooling_type"), Some(&Value::U32(1)));
+    assert_eq!(plan.metadata().get("general.name"), Some(&Value::from("Of All")));
+}
+
+#[test]
+fn poolings_without_a_number_are_told_with_a_way_out() {
+    let dir = tempfile::tempdir().unwrap();
+    write_model(dir.path(), "bert/bert", &[]);
+    let plan = || Conversion::plan(dir.path(), &options(OutType::F32, false));
+    let pooling = |config: Json| {
+        fs_err::write(dir.path().join("1_Pooling/config.json"), config.to_string()).unwrap();
+    };
+    pooling(json!({"pooling_mode": "max"}));
+    let error = plan().unwrap_err();
+    assert!(error.hints()[0].starts_with("without `modules.json`"), "{:?}", error.hints());
+    pooling(json!({"pooling_mode": ["cls", "mean"]}));
+    let warnings = plan().unwrap().warnings().join("\n");
+    assert!(warnings.contains("of the modes `cls`, `mean` only one is written"), "{warnings}");
+    // Another module whose name ends alike is none that pools.
+    let modules = json!([
+        {"path": "", "type": "sentence_transformers.models.Transformer"},
+        {"path": "1_WeightedLayerPooling", "type": "sentence_transformers.models.WeightedLayerPooling"},
+        {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+    ]);
+    fs_err::write(dir.path().join("modules.json"), modules.to_string()).unwrap();
+    pooling(json!({"pooling_mode": "cls"}));
+    let plan = plan().unwrap();
+    assert_eq!(plan.metadata().get("bert.pooling_type"), Some(&Value::U32(2)));
+    assert!(plan.warnings().iter().any(|text| text.contains("(WeightedLayerPooling) is left out")));
 }

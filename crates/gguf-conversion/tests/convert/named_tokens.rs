@@ -135,7 +135,7 @@ fn the_first_generation_counts_from_behind_its_images() {
             piece("[gMASK]", -2.0, 4),
             piece("<sop>", 0.0, 4),
         ],
-        trainer_spec: Some(TrainerSpec { model_type: Some(1) }),
+        trainer_spec: Some(TrainerSpec { model_type: Some(1), ..TrainerSpec::default() }),
         normalizer_spec: None,
     };
     fs_err::write(dir.path().join("ice_text.model"), model.encode_to_vec()).unwrap();

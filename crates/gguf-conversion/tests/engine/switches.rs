@@ -203,23 +203,41 @@ fn windows_without_a_layer_are_not_named() {
     }
 }
 
-/// GGUF has one number for the two magnitudes of YaRN under latent attention.
+/// The graph of GLM has one number for the two magnitudes of YaRN under latent attention.
 #[test]
 fn two_magnitudes_of_yarn_are_told_apart() {
-    let lost = |one: Option<f64>, all: f64| {
+    let lost = |at: &str, one: Option<f64>, all: f64| {
         let rope = json!({
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "mscale": one,
             "mscale_all_dim": all,
         });
-        Changed::of(&case("deepseek2/deepseek_v3.json"), &json!({ "rope_scaling": rope })).lost(false)
+        let changes = json!({ "rope_scaling": rope, "rope_parameters": null });
+        Changed::of(&case(at), &changes).lost(false)
     };
-    assert_eq!(lost(Some(0.7), 0.7), []);
-    assert_eq!(lost(Some(1.0), 0.5), [("rope_scaling.mscale".to_owned(), json!(1.0))]);
-    // transformers takes neither for the rotation if it has only one of them.
-    assert_eq!(lost(None, 0.5), [("rope_scaling.mscale".to_owned(), json!(null))]);
-    assert_eq!(lost(Some(1.0), 0.0), []);
+    for (one, all) in [(Some(0.7), 0.7), (Some(1.0), 0.5), (None, 0.5), (Some(1.0), 0.0)] {
+        assert_eq!(lost("deepseek2/deepseek_v3.json", one, all), []);
+        let named = [("rope_scaling.mscale_all_dim".to_owned(), json!(all))];
+        assert_eq!(lost("glm-dsa/glm_moe_dsa.json", one, all), named, "{one:?} {all}");
+    }
     let gemma = Changed::of(&case("gemma3/gemma3_text.json"), &json!({ "attn_logit_softcapping": 50.0 }));
     assert_eq!(gemma.lost(false), [("attn_logit_softcapping".to_owned(), json!(50.0))]);
+}
+
+/// Values for which the file has a key that the runtime does not read.
+#[test]
+fn a_key_that_the_runtime_does_not_read_carries_nothing() {
+    let yarn = json!({
+        "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 16, "beta_slow": 1,
+    });
+    let lost = |at: &str, changes: Json| Changed::of(&case(at), &changes).lost(false);
+    let beta = [("rope_scaling.beta_fast".to_owned(), json!(16))];
+    assert_eq!(lost("llama/plain.json", json!({ "rope_scaling": yarn })), beta);
+    let window = [("sliding_window".to_owned(), json!(8))];
+    assert_eq!(lost("phi3/phi3.json", json!({ "sliding_window": 8 })), window);
+    // Without a window it has no effect.
+    assert_eq!(lost("phi3/phi3.json", json!({ "sliding_window": null })), []);
+    assert_eq!(lost("exaone4/exaone4.json", json!({ "sliding_window": 8 }))[..1], window);
+    assert_eq!(lost("exaone4/exaone4.json", json!({ "sliding_window": null })), []);
 }
 
 /// Omitted keys for which the class has another value than the file.

@@ -6,6 +6,7 @@
     reason = "a test stops by panicking, and prints for its reader"
 )]
 
+mod descriptors;
 mod floats;
 mod hostile;
 mod made;

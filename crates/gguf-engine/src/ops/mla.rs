@@ -22,7 +22,6 @@ use crate::ops::mla;
 use crate::ops::output_gate::OutputGate;
 use crate::resolve::resolver::Resolver;
 use crate::{EngineError, Result};
-use gguf_arch::graph::YarnMu;
 
 /// Projection to a latent row, which is normed before it is expanded.
 #[derive(Clone, Debug, PartialEq)]
@@ -479,20 +478,12 @@ fn expansion(
     })
 }
 
-/// Returns the factor of scores: `1 / sqrt(dk)`, times the square of YaRN's magnitude if the model applies it here and
-/// not to the angles.
+/// Returns the factor of scores: `1 / sqrt(dk)`, times the square of the magnitude that comes with a scaling of rotations.
 fn mla_scale(b: &Resolver<'_>, dk: usize) -> Result<f64> {
     if let Some(scale) = b.keys.number("attention.scale")?.filter(|&s| s > 0.0) {
         return Ok(scale);
     }
-    let magnitude = match b.keys.nonzero("rope.scaling.yarn_log_multiplier")? {
-        // The key's value is a tenth of the multiplier.
-        Some(tenth) if b.features.rope.yarn_mu == YarnMu::Tenth => {
-            let factor = b.keys.nonzero("rope.scaling.factor")?.unwrap_or(1.0);
-            if factor > 1.0 { tenth * factor.ln() + 1.0 } else { 1.0 }
-        }
-        Some(_) | None => 1.0,
-    };
+    let magnitude = b.rope_magnitudes()?.scores;
     Ok(magnitude * magnitude / (dk as f64).sqrt())
 }
 

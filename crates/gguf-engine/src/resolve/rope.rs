@@ -5,7 +5,7 @@ use crate::exec::rope::{LongFactors, PairLayout, Ramp, Rope, RopeScaling};
 use crate::exec::weights::Vector;
 use crate::resolve::resolver::Resolver;
 use crate::{EngineError, Result};
-use gguf_arch::graph::{GlobalRope, Positions, RopeOn, RopePairs, WindowRope, YarnMu};
+use gguf_arch::graph::{GlobalRope, Magnitudes, Positions, RopeOn, RopePairs, WindowRope};
 
 /// Smallest number of layers of the large model of a family whose sizes differ in their positions (Baichuan).
 const LARGE_DEPTH: usize = 40;
@@ -188,13 +188,27 @@ impl Resolver<'_> {
         Ok(base)
     }
 
+    /// Returns the factor by which positions are stretched.
+    fn rope_factor(&self) -> Result<f64> {
+        match self.keys.nonzero("rope.scaling.factor")? {
+            Some(factor) => Ok(factor),
+            None => Ok(self.keys.nonzero("rope.scale_linear")?.unwrap_or(1.0)),
+        }
+    }
+
+    /// Returns the factors of angles and scores that come with the scaling.
+    pub(crate) fn rope_magnitudes(&self) -> Result<Magnitudes> {
+        let kind = self.keys.text("rope.scaling.type")?.unwrap_or("linear");
+        let factor = if matches!(kind, "linear" | "yarn") { self.rope_factor()? } else { 1.0 };
+        let attn_factor = self.keys.nonzero("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        let key = self.keys.nonzero("rope.scaling.yarn_log_multiplier")?;
+        Ok(self.features.rope.yarn_mu.magnitudes(kind == "yarn", factor, key, attn_factor))
+    }
+
     fn rope_scaling(&self, n_dims: usize, base: f64, trained: Option<usize>) -> Result<Scaled> {
         let keys = self.keys;
-        let factor = match keys.nonzero("rope.scaling.factor")? {
-            Some(factor) => factor,
-            None => keys.nonzero("rope.scale_linear")?.unwrap_or(1.0),
-        };
-        let magnitude = keys.nonzero("rope.scaling.attn_factor")?.unwrap_or(1.0);
+        let factor = self.rope_factor()?;
+        let magnitude = self.rope_magnitudes()?.angles;
         match keys.text("rope.scaling.type")?.unwrap_or("linear") {
             "none" | "longrope" => Ok(Scaled { scaling: RopeScaling::Linear(1.0), magnitude }),
             "linear" => Ok(Scaled { scaling: RopeScaling::Linear(factor), magnitude }),
@@ -212,22 +226,10 @@ impl Resolver<'_> {
                 let ext_factor =
                     keys.number("rope.scaling.yarn_ext_factor")?.filter(|&e| e >= 0.0).unwrap_or(1.0);
                 let scaling = RopeScaling::Yarn { factor, ramp, ext_factor };
-                Ok(Scaled { scaling, magnitude: magnitude * self.yarn_magnitude(factor)? })
+                Ok(Scaled { scaling, magnitude })
             }
             other => Err(keys.unknown("rope.scaling.type", "none, linear, yarn or longrope", other)),
         }
-    }
-
-    /// Returns the factor of cos and sin under YaRN.
-    pub(crate) fn yarn_magnitude(&self, factor: f64) -> Result<f64> {
-        let of = |mu: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mu * factor.ln() + 1.0 };
-        let mu = self.keys.nonzero("rope.scaling.yarn_log_multiplier")?;
-        Ok(match (mu, self.features.rope.yarn_mu) {
-            (None, _) | (Some(_), YarnMu::None) => of(1.0),
-            // Ten times the key's value is the multiplier of both sides of the quotient, which is 1.
-            (Some(_), YarnMu::Tenth) => 1.0,
-            (Some(mu), YarnMu::Plain) => of(1.0) / of(mu),
-        })
     }
 
     fn rope_divisors(&mut self, layer: usize, len: usize, trained: Option<usize>) -> Result<Divisors> {

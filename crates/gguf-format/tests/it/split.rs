@@ -36,6 +36,27 @@ fn error(path: &Path, dir: &Path) -> String {
     GgufFile::open(path).unwrap_err().to_string().replace(&format!("{}/", dir.display()), "")
 }
 
+/// Parts without an id are llama-gguf-split's; all others give the file back when they are merged.
+#[test]
+fn outer_dimensions_of_one_are_dropped_where_llama_gguf_split_drops_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = Pattern::new(vec![tensor("t0", &[1, 32], GgmlType::F32), tensor("t1", &[1], GgmlType::F32)]);
+    for (style, without_id, is_dropped) in [
+        (SplitStyle::GgufSplit, true, true),
+        (SplitStyle::GgufSplit, false, false),
+        (SplitStyle::Converter, true, false),
+    ] {
+        let spec = SplitSpec { max_tensors: Some(1), style, without_id, ..SplitSpec::default() };
+        let options = WriteOptions { split: Some(spec), sync: false, ..WriteOptions::default() };
+        let paths =
+            write_gguf(&dir.path().join("m.gguf"), &metadata(), &source, &options, &Silent).unwrap().paths;
+        let file = GgufFile::open(&paths[0]).unwrap();
+        let shapes: Vec<&[u64]> = file.tensors().iter().map(|tensor| tensor.shape.dims()).collect();
+        let first: &[u64] = if is_dropped { &[32] } else { &[1, 32] };
+        assert_eq!(shapes, [first, &[1]], "{style:?} {without_id}");
+    }
+}
+
 #[test]
 fn any_part_opens_all_and_merging_gives_the_whole_back() {
     let dir = tempfile::tempdir().unwrap();

@@ -96,7 +96,7 @@ impl DataSums {
     }
 }
 
-/// A tensor that both files have in the same shape.
+/// A tensor that both files have with the same rows.
 pub(super) struct TensorPair<'a> {
     pub(super) a: &'a GgufFile,
     pub(super) b: &'a GgufFile,

@@ -2,7 +2,7 @@
 
 use crate::edit::Change;
 use gguf_arch::graph::GraphFeatures;
-use gguf_arch::{Registry, missing_tensors};
+use gguf_arch::{Registry, WrongShape, check_shapes, missing_tensors};
 use gguf_core::TensorMeta;
 use gguf_core::similar::{distance, nearest};
 use gguf_core::text::escape;
@@ -28,6 +28,8 @@ const LEAST_ALIGNED: i128 = 32;
 /// Every tensor is padded to the alignment, so with a larger one a file is mostly padding.
 const MOST_ALIGNED: i128 = 64 << 10;
 const TOKENS: &str = "tokenizer.ggml.tokens";
+/// Lists with an element for each token.
+const PER_TOKEN: [&str; 2] = ["tokenizer.ggml.token_type", "tokenizer.ggml.scores"];
 
 /// Objections to a change.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +41,8 @@ pub enum Objection {
     Number(NumberFault),
     #[error("key `{}`: token {id} is beyond the vocabulary of {n_tokens}", escape(key))]
     Token { key: String, id: i128, n_tokens: usize },
+    #[error("key `{key}` has {found} entries for {n_tokens} tokens")]
+    PerToken { key: &'static str, found: usize, n_tokens: usize },
     #[error("key `{}` is needed by every reader", escape(key))]
     Needed { key: String },
     #[error("key `{}` is needed by architecture `{}`: {why}", escape(key), escape(arch))]
@@ -84,6 +88,7 @@ impl ChangedModel<'_> {
         let new = number_faults(self.after).into_iter().filter(|fault| !numbers.contains(fault));
         found.extend(new.map(Objection::Number));
         found.extend(self.tokens_beyond());
+        found.extend(self.lists_of_other_length());
         if self.tensors.is_some_and(|tensors| !tensors.is_empty())
             && self.tensors_after.is_some_and(<[_]>::is_empty)
         {
@@ -91,7 +96,7 @@ impl ChangedModel<'_> {
         }
         // The reason is reported once: a required key is named above.
         if found.is_empty() {
-            found.extend(self.graph_lost());
+            found.extend(self.graph_lost().or_else(|| self.shape_lost()));
         }
         if found.is_empty() && self.changes.iter().any(|change| change.key.starts_with("tokenizer.")) {
             found.extend(self.tokenizer_lost());
@@ -157,6 +162,27 @@ impl ChangedModel<'_> {
             .filter(|(key, id)| was_beyond(key) != Some(*id))
             .map(|(key, id)| Objection::Token { key: key.to_owned(), id, n_tokens })
             .collect()
+    }
+
+    /// Returns the lists that have an element for each token before the change, and not after it.
+    fn lists_of_other_length(&self) -> impl Iterator<Item = Objection> {
+        let length = |metadata: &Metadata, key: &str| Some(metadata.get(key)?.as_array()?.len());
+        let contradiction = move |metadata: &Metadata, key: &str| {
+            let n_tokens = n_tokens(metadata)?;
+            length(metadata, key).filter(|&found| found != n_tokens).map(|found| (found, n_tokens))
+        };
+        PER_TOKEN.into_iter().filter_map(move |key| {
+            let (found, n_tokens) = contradiction(self.after, key)?;
+            contradiction(self.before, key).is_none().then_some(Objection::PerToken { key, found, n_tokens })
+        })
+    }
+
+    /// Returns a tensor whose shape contradicts the keys only after the change.
+    fn shape_lost(&self) -> Option<Objection> {
+        let before = check_shapes(self.before, self.tensors?).wrong;
+        let is_new = |wrong: &WrongShape| before.iter().all(|before| before.name != wrong.name);
+        let wrong = check_shapes(self.after, self.tensors_after?).wrong.into_iter().find(is_new)?;
+        Some(Objection::Model { why: format!("tensor `{}`: shape {wrong}", escape(&wrong.name)) })
     }
 
     fn graph_lost(&self) -> Option<Objection> {

@@ -137,14 +137,16 @@ impl<'s, 'a> Choices<'s, 'a> {
         let nearest = |mixes: &mut dyn Iterator<Item = &StandardMix>| {
             mixes.min_by_key(|mix| mix.file_bytes.abs_diff(file_bytes)).copied()
         };
-        let file_type = nearest(&mut mixes.iter()).map_or(FileType::Q4KM, |mix| mix.file_type);
         // A few more or fewer keys are no reason to compare with a smaller mix.
         let most = target_bytes as f64 * (1.0 + SIZE_TOLERANCE);
         let fitting = nearest(&mut mixes.iter().filter(|mix| mix.file_bytes as f64 <= most));
         let mix = fitting.or_else(|| nearest(&mut mixes.iter()));
         let only_types: Vec<GgmlType> = types.iter().map(|chosen| chosen.ty).collect();
+        let mut by_size: Vec<&StandardMix> = mixes.iter().collect();
+        by_size.sort_by_key(|mix| mix.file_bytes.abs_diff(file_bytes));
+        let by_size: Vec<FileType> = by_size.into_iter().map(|mix| mix.file_type).collect();
         Ok(Allocation {
-            options: self.survey.options_with(file_type, &only_types)?,
+            options: self.survey.labelled(&by_size, &only_types)?,
             expected_kld: set.expected_kld,
             types,
             target_bytes,

@@ -13,7 +13,7 @@ use crate::allocate::{AllocateError, SizeTarget, StandardMix};
 use crate::choice::{fit_columns, needs_imatrix};
 use crate::importance::{Lookup, STACK, lookup};
 use crate::{
-    ChoiceError, Input, ModelFacts, QuantizeError, QuantizeOptions, QuantizePlan, Reason, TensorClass,
+    ChoiceError, Input, ModelFacts, QuantizeError, QuantizeOptions, QuantizePlan, Reason, Recipe, TensorClass,
 };
 use gguf_blocks::can_quantize;
 use gguf_core::progress::Progress;
@@ -248,8 +248,22 @@ impl<'a> Survey<'a> {
         Ok(QuantizePlan::new(&self.input, &options, self.imatrix)?)
     }
 
+    /// Options with a rule for each tensor to choose for, and the first of these file types, or, if the tensors
+    /// contradict it, one that they do not contradict.
+    pub(super) fn labelled(
+        &self,
+        wanted: &[FileType],
+        types: &[GgmlType],
+    ) -> Result<QuantizeOptions, AllocateError> {
+        let file_type = wanted.first().copied().unwrap_or(FileType::Q4KM);
+        let options = self.options_with(file_type, types)?;
+        let plan = QuantizePlan::draft(&self.input, &options, self.imatrix)?;
+        let file_type = Recipe::of(plan.metadata(), plan.tensors()).label(wanted).unwrap_or(file_type);
+        Ok(QuantizeOptions { file_type, ..options })
+    }
+
     /// Options with a rule for each tensor to choose for.
-    pub(super) fn options_with(
+    fn options_with(
         &self,
         file_type: FileType,
         types: &[GgmlType],

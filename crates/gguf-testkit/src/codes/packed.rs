@@ -15,13 +15,17 @@ fn value(scale: f32, code: u32, zero: i64) -> f32 {
 fn group_map(noise: &mut Noise, n_cols: u64, size: u64, n_groups: u64) -> (Vec<u64>, Vec<u8>) {
     let kind = noise.below(3);
     let block = noise.bits();
-    let map: Vec<u64> = (0..n_cols)
+    let mut map: Vec<u64> = (0..n_cols)
         .map(|col| match kind {
             0 => col / size,
             1 => noise.below(n_groups),
             _ => (col / 32).wrapping_mul(block | 1) % n_groups,
         })
         .collect();
+    // All 0 would mean that there is no map.
+    if let Some(last) = map.last_mut().filter(|_| n_groups > 1) {
+        *last = n_groups - 1;
+    }
     let bytes = i32s(&map.iter().map(|&group| group as i32).collect::<Vec<_>>());
     (map, bytes)
 }

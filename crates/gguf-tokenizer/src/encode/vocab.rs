@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use gguf_format::{Array, Metadata, Value};
 
 use super::EncodeError;
+use crate::byte_alphabet::char_of;
 use crate::emit::{MAX_TOKENS, TokenType};
 use crate::pretokenizer::{PreTable, PreTokenizer, nearest_name};
 
@@ -283,6 +284,9 @@ impl Vocab {
             }
         }
         let [bos, eos, unk, sep] = special_ids(metadata, defaults, n)?;
+        // With a token for every byte, no text has an unknown part.
+        let has_byte = |byte| ids.contains_key(char_of(byte).to_string().as_bytes());
+        let unk = unk.filter(|_| !is_bpe || escape || !(0..=u8::MAX).all(has_byte));
         let flag = |key, default| Ok(optional(metadata, key, "bool", Value::as_bool)?.unwrap_or(default));
         let keeps_case = pre.is_some_and(|pre| pre.name == "whitespace");
         let lowercase = flag("tokenizer.ggml.normalizer.lowercase", !keeps_case)?;
@@ -306,7 +310,7 @@ impl Vocab {
             add_bos: (flag("tokenizer.ggml.add_bos_token", add_bos)? || always_bos) && !is_bare,
             add_eos: flag("tokenizer.ggml.add_eos_token", model == VocabModel::Unigram)? && !is_bare,
             add_sep: flag("tokenizer.ggml.add_sep_token", model == VocabModel::WordPiece)?,
-            add_space_prefix: flag("tokenizer.ggml.add_space_prefix", model == VocabModel::Spm)?,
+            add_space_prefix: flag("tokenizer.ggml.add_space_prefix", model == VocabModel::Spm)? && !is_bpe,
             remove_extra_whitespaces: flag("tokenizer.ggml.remove_extra_whitespaces", false)?,
             escape_whitespaces: !is_bpe || escape,
             lowercase,

@@ -31,7 +31,7 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
         return Ok(Attempt::Absent(format!("{FILE} is {kind}, not BPE")));
     }
     hf.bpe_vocab(path.clone())?;
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_rows(), context.warnings)?;
+    let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_places(), context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;
     let mut tokens = list(context, hf, &vocabulary)?;
     tokens.retype(context.request);

@@ -1,17 +1,18 @@
-//! SentencePiece models of the BPE kind: `tokenizer.model`.
+//! SentencePiece models: `tokenizer.model`.
 
 use crate::Result;
 use std::path::Path;
 
 use serde_json::Value as Json;
 
+use super::super::account::settings;
 use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
 use super::super::files::CONFIG;
 use super::super::hf_json::{self, HfJson, VocabTable};
-use super::super::sentencepiece::{ModelProto, Piece, PieceKind, first_of};
+use super::super::sentencepiece::{BPE, ModelProto, Piece, PieceKind, UNIGRAM, first_of};
 use super::super::{Mode, TokenizerError, TokenizerWarning};
 use super::added_tokens_decoder::{TokenOverride, decoder_entries};
-use super::{Attempt, Context};
+use super::{Attempt, Context, unigram};
 
 pub(crate) const MODEL_FILES: [&str; 3] = ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"];
 /// Start of the names of T5's sentinels, which mark gaps during training. llama.cpp's converter leaves their rows empty.
@@ -22,6 +23,7 @@ pub(super) const PAD_SCORE: f32 = -10000.0;
 pub(super) const ADDED_SCORE: f32 = -1000.0;
 /// End token of InternLM's chat models.
 const CHAT_END: &str = "<|im_end|>";
+const ADD_SPACE_PREFIX: &str = "tokenizer.ggml.add_space_prefix";
 
 /// Writes the keys of a SentencePiece vocabulary.
 pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
@@ -33,9 +35,10 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     }
 }
 
-/// Writes the keys of a model that was read.
+/// Writes the keys of a model that was read, of either kind.
 pub(super) fn write(context: &mut Context<'_>, path: &Path, model: &ModelProto) -> Result<()> {
     let mode = context.mode.mode;
+    check_type(path, model)?;
     let mut tokens = pieces(context, path, model)?;
     let mut chat_end = None;
     match mode {
@@ -61,20 +64,50 @@ pub(super) fn write(context: &mut Context<'_>, path: &Path, model: &ModelProto) 
     if let Some(id) = chat_end {
         special.force("eos", id);
     }
+    // transformers takes the settings of tokenizer.json, if there is one.
+    if context.hf.is_none() {
+        context.warnings.extend(settings(name_of(path), model));
+    }
+    if model.model_type() == UNIGRAM {
+        // The defaults of the classes that read such a model, not those of T5.
+        special.add_default("bos", true);
+        special.add_default("eos", false);
+        unigram::write(context, tokens, model, &special);
+        return Ok(());
+    }
     tokens.write("llama", "default", context.out);
     match mode {
-        Mode::SpmInternlm2 => {
-            context.out.set("tokenizer.ggml.add_space_prefix", model.normalizer().add_dummy_prefix());
-        }
+        Mode::SpmInternlm2 => context.out.set(ADD_SPACE_PREFIX, model.normalizer().add_dummy_prefix()),
         Mode::SpmInternlm3 => {
             if let Some(prefix) = config.get("add_prefix_space").and_then(Json::as_bool) {
-                context.out.set("tokenizer.ggml.add_space_prefix", prefix);
+                context.out.set(ADD_SPACE_PREFIX, prefix);
             }
         }
+        // A card states the key for its own models.
+        _ if [&*context.out, &context.mode.after, &context.request.after]
+            .iter()
+            .any(|keys| keys.contains(ADD_SPACE_PREFIX)) => {}
+        _ if !model.normalizer().add_dummy_prefix() => context.out.set(ADD_SPACE_PREFIX, false),
         _ => {}
     }
     special.write(context.out);
     Ok(())
+}
+
+/// Refuses a model whose algorithm llama.cpp does not have.
+pub(super) fn check_type(path: &Path, model: &ModelProto) -> Result<()> {
+    match model.model_type() {
+        UNIGRAM | BPE => Ok(()),
+        found => {
+            let (path, expected) = (path.to_owned(), "1 (unigram) or 2 (BPE)");
+            Err(TokenizerError::ModelType { path, found, expected })
+        }
+    }
+}
+
+/// Returns the name of a model file, for messages.
+pub(super) fn name_of(path: &Path) -> &'static str {
+    MODEL_FILES.into_iter().find(|name| path.ends_with(name)).unwrap_or("the SentencePiece model")
 }
 
 /// Returns the token that ends a turn of InternLM's chat models, if the card's mode uses it as the end of text. It
@@ -121,7 +154,7 @@ pub(super) fn token_type(piece: &Piece) -> TokenType {
         PieceKind::Control => TokenType::Control,
         PieceKind::Unused => TokenType::Unused,
         PieceKind::Byte => TokenType::Byte,
-        // User-defined pieces are written as normal ones; `added_tokens_decoder` names the relevant ones.
+        // As llama.cpp's converter writes user-defined pieces; `added_tokens_decoder` names the relevant ones.
         PieceKind::Normal | PieceKind::UserDefined => TokenType::Normal,
     }
 }
@@ -184,8 +217,7 @@ fn added_tokens_decoder(context: &mut Context<'_>, tokens: &mut TokenList) -> Re
 /// llama.cpp 0.5.0's converter leaves such rows without a token.
 pub(super) fn tokens_of_json(context: &mut Context<'_>, path: &Path, tokens: &mut TokenList) -> Result<()> {
     let Some(hf) = context.hf.filter(|hf| hf.kind().is_some()) else { return Ok(()) };
-    let taken =
-        MODEL_FILES.into_iter().find(|name| path.ends_with(name)).unwrap_or("the SentencePiece model");
+    let taken = name_of(path);
     let mut new = Vec::new();
     for token in &hf.added_tokens {
         let Ok(at) = usize::try_from(token.id) else { continue };

@@ -3,12 +3,12 @@
 use crate::Result;
 use serde_json::Value as Json;
 
-use super::super::TokenizerError;
+use super::super::account::settings;
 use super::super::emit::{TokenList, TokenType, check_size, is_byte_token, n_tokens};
 use super::super::files::CONFIG;
 use super::super::hf_json::{FILE, HfJson, HfKind};
 use super::super::hf_vocab::special_texts;
-use super::super::sentencepiece::{BPE, ModelProto, UNIGRAM, first_of};
+use super::super::sentencepiece::{ModelProto, UNIGRAM, first_of};
 use super::super::special::SpecialTokens;
 use super::preparation::Preparation;
 use super::spm::PAD_SCORE;
@@ -25,10 +25,11 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
         };
     };
     let path = context.directory.join(name);
-    match model.model_type() {
-        UNIGRAM => {}
-        BPE => return spm::write(context, &path, &model).map(|()| Attempt::Done),
-        found => return Err(TokenizerError::ModelType { path, found, expected: "1 (unigram) or 2 (BPE)" }),
+    if model.model_type() != UNIGRAM {
+        return spm::write(context, &path, &model).map(|()| Attempt::Done);
+    }
+    if context.hf.is_none() {
+        context.warnings.extend(settings(spm::name_of(&path), &model));
     }
     let mut tokens = spm::pieces(context, &path, &model)?;
     spm::set_added_tokens(context, &mut tokens)?;

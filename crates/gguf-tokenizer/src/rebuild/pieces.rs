@@ -28,7 +28,11 @@ pub(super) fn model(vocabulary: &GgufVocabulary, kind: PieceAlgorithm) -> Vec<u8
         (0..vocabulary.tokens.len()).rev().find(|&id| !vocabulary.is_padding(id)).map_or(0, |id| id + 1);
     let pieces = (0..end)
         .map(|id| Piece {
-            piece: Some(vocabulary.tokens[id].clone().into_bytes()),
+            piece: Some(match vocabulary.types[id] {
+                // Found in text whose blanks are `▁` already.
+                TokenType::UserDefined => vocabulary.tokens[id].replace(' ', "\u{2581}").into_bytes(),
+                _ => vocabulary.tokens[id].clone().into_bytes(),
+            }),
             score: Some(score(vocabulary, id)),
             kind: Some(match vocabulary.types[id] {
                 TokenType::Normal => 1,
@@ -46,6 +50,8 @@ pub(super) fn model(vocabulary: &GgufVocabulary, kind: PieceAlgorithm) -> Vec<u8
         pieces,
         trainer_spec: Some(TrainerSpec {
             model_type: Some(if kind == PieceAlgorithm::Bpe { BPE } else { UNIGRAM }),
+            byte_fallback: Some(vocabulary.types.contains(&TokenType::Byte)),
+            ..TrainerSpec::default()
         }),
         normalizer_spec: Some(NormalizerSpec {
             precompiled_charsmap: charsmap,
@@ -54,6 +60,7 @@ pub(super) fn model(vocabulary: &GgufVocabulary, kind: PieceAlgorithm) -> Vec<u8
                 "tokenizer.ggml.remove_extra_whitespaces",
                 kind == PieceAlgorithm::Unigram,
             ),
+            ..NormalizerSpec::default()
         }),
     }
     .encode_to_vec()

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use gguf_format::{Array, GgufFile, Metadata, Value};
-use gguf_tokenizer::{Encoder, Mode, TokenizerRequest, build};
+use gguf_tokenizer::{Encoder, Mode, TokenizerRequest, build, read_alike};
 use proptest::prelude::*;
 
 use super::{CASES, build_case, case};
@@ -113,6 +113,23 @@ fn bundled() -> (Metadata, tokenizers::Tokenizer) {
     let dir = fixture("tiny-llama");
     let built = build(&dir, &TokenizerRequest::of(&[Mode::Bpe])).unwrap();
     (built.rows, tokenizers::Tokenizer::from_file(dir.join("tokenizer.json")).unwrap())
+}
+
+/// Keys that llama.cpp does not look at where every byte is a token.
+#[test]
+fn keys_without_a_use_make_no_other_vocabulary() {
+    let (metadata, _) = bundled();
+    for (key, value) in [
+        ("tokenizer.ggml.unknown_token_id", Value::U32(3)),
+        ("tokenizer.ggml.add_space_prefix", Value::Bool(true)),
+    ] {
+        let mut changed = metadata.clone();
+        changed.set(key, value);
+        assert_eq!(read_alike(&metadata, &changed), Some(true), "{key}");
+    }
+    let mut changed = metadata.clone();
+    changed.set("tokenizer.ggml.add_bos_token", !metadata.contains("tokenizer.ggml.add_bos_token"));
+    assert_eq!(read_alike(&metadata, &changed), Some(false));
 }
 
 fn original_ids(tokenizer: &tokenizers::Tokenizer, text: &str) -> Vec<u32> {

@@ -2,16 +2,21 @@
 
 use crate::checks::input::{CheckedFile, FileContent};
 use crate::{Check, Finding};
-use gguf_arch::{ForeignTensors, foreign_tensors};
+use gguf_arch::{ForeignTensors, foreign_tensors, loader_faults};
 
-/// Returns one finding for all tensors of a model that the loader of its architecture does not take.
-pub(super) fn check(file: &CheckedFile<'_>) -> Option<Finding> {
+/// Returns what the loader of a model's architecture refuses: all tensors that it never takes in one finding, and what does
+/// not go with the keys.
+pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
     if file.content != FileContent::Model {
-        return None;
+        return Vec::new();
     }
-    let foreign = named(foreign_tensors(file.metadata, file.tensors())?)?;
-    let message = format!("{foreign}; `gguf-convert hf2gguf` of the checkpoint writes those that it has");
-    Some(Finding::error(Check::Tensors, message))
+    let foreign = foreign_tensors(file.metadata, file.tensors()).and_then(named);
+    let foreign = foreign.map(|foreign| {
+        format!("{foreign}; `gguf-convert hf2gguf` of the checkpoint writes those that it has")
+    });
+    let faults = loader_faults(file.metadata, file.tensors());
+    let faults = faults.iter().map(ToString::to_string);
+    foreign.into_iter().chain(faults).map(|message| Finding::error(Check::Tensors, message)).collect()
 }
 
 /// Leaves the heads that score texts to the graph, which knows by the keys whether they are used.

@@ -2,13 +2,19 @@
 
 use crate::checks::foreign::named;
 use crate::{Check, Finding, Model, Report, VerifyError};
-use gguf_arch::{foreign_tensors, missing_tensors};
+use gguf_arch::{MissingTensors, foreign_tensors, missing_tensors};
 use gguf_engine::{EngineError, GraphPlan};
+
+/// Adds a finding if the runtime's loader requires tensors that are missing, and returns them.
+pub(crate) fn check_missing(model: &Model<'_>, report: &mut Report) -> Option<MissingTensors> {
+    let missing = missing_tensors(model.metadata, model.source.tensors());
+    report.extend(missing.iter().map(|missing| Finding::error(Check::Graph, missing.to_string())));
+    missing
+}
 
 /// Returns the graph if there is one that can be run; otherwise adds a finding.
 pub(crate) fn check(model: &Model<'_>, report: &mut Report) -> Result<Option<GraphPlan>, VerifyError> {
-    let missing = missing_tensors(model.metadata, model.source.tensors());
-    report.extend(missing.iter().map(|missing| Finding::error(Check::Graph, missing.to_string())));
+    let missing = check_missing(model, report);
     let foreign = foreign_tensors(model.metadata, model.source.tensors());
     let has_foreign = foreign.is_some();
     let foreign = foreign.and_then(named);

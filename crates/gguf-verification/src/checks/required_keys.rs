@@ -13,6 +13,10 @@ const OF_MODELS: [&str; 2] = ["general.architecture", "tokenizer.ggml.model"];
 /// Required keys of models, after the architecture's name and a dot: llama.cpp opens no file without them.
 const OF_ARCHITECTURES: [&str; 3] = ["context_length", "embedding_length", "block_count"];
 
+/// Keys from which llama.cpp computes the shape of a tensor, with the end of the tensor's name.
+const OF_SHAPES: [(&str, &str); 2] =
+    [("feed_forward_length", ".ffn_up.weight"), ("rope.dimension_count", ".attn_kv_a_mqa.weight")];
+
 /// Keys that every runtime needs to load an adapter.
 const OF_ADAPTERS: [&str; 3] = ["general.architecture", "adapter.type", "adapter.lora.alpha"];
 
@@ -23,7 +27,9 @@ const OF_OLLAMA: [(&str, &str); 4] =
 /// Returns an error for each missing key that files with this content need. [`super::towers`] checks those of towers.
 pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
     match file.content {
-        FileContent::Model => required_of_models(file.metadata),
+        FileContent::Model => {
+            required_of_models(file.metadata).into_iter().chain(required_by_shapes(file)).collect()
+        }
         // An adapter has no vocabulary of its own.
         FileContent::Adapter => missing(file.metadata, &OF_ADAPTERS),
         // The other keys of such a file are those of the model that its vocabulary belongs to.
@@ -39,6 +45,23 @@ fn missing(metadata: &Metadata, keys: &[&str]) -> Vec<Finding> {
     absent
         .map(|key| Finding::error(Check::RequiredKeys, format!("key `{}` is missing", escape(key))))
         .collect()
+}
+
+/// Returns an error for each missing key from which llama.cpp computes the shape of a tensor that is there.
+fn required_by_shapes(file: &CheckedFile<'_>) -> Vec<Finding> {
+    let arch = file.metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+    let lacks = |key: &str| !file.metadata.contains(&format!("{arch}.{key}"));
+    let rows = OF_SHAPES.iter().filter(|(key, _)| has_loader(arch) && lacks(key));
+    let finding = |(key, end): &(&str, &str)| {
+        let tensor = file.tensors().iter().find(|tensor| tensor.name.ends_with(end))?;
+        let text = format!(
+            "key `{}.{key}` is missing: llama.cpp computes the shape of `{}` from it, and does not load the file",
+            escape(arch),
+            escape(&tensor.name)
+        );
+        Some(Finding::error(Check::RequiredKeys, text))
+    };
+    rows.filter_map(finding).collect()
 }
 
 /// Returns an error for each missing key that a model of a known architecture needs.

@@ -7,8 +7,9 @@ use crate::checks::towers::is_towers;
 use crate::{Aspect, Check, Finding, Report};
 use gguf_core::TensorMeta;
 use gguf_core::text::{escape, escape_bytes};
+use gguf_format::name_fault::name_fault;
 use gguf_format::{Array, Metadata, Value};
-use gguf_tokenizer::is_pre_tokenizer;
+use gguf_tokenizer::{emit::missing_bytes, is_pre_tokenizer};
 
 const CHECK: Check = Check::Tokenizer;
 /// Share of the tokens that no merge may make before it is an error: some models are shipped with a few such tokens.
@@ -68,6 +69,7 @@ pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
         return findings;
     };
     findings.extend(check_equal(tokens));
+    findings.extend(name_fault(metadata).map(|fault| Finding::error(CHECK, fault)));
     for key in ["tokenizer.ggml.scores", "tokenizer.ggml.token_type"] {
         let found = metadata.get(key).and_then(Value::as_array).map(Array::len);
         if let Some(found) = found.filter(|&found| found != tokens.len()) {
@@ -88,6 +90,8 @@ pub(super) fn check(metadata: &Metadata) -> Vec<Finding> {
             .push(Finding::error(CHECK, "`tokenizer.ggml.add_bos_token` is true, but there is no BOS id"));
     }
     findings.extend(check_charsmap(metadata));
+    let missing = missing_bytes(metadata);
+    findings.extend(missing.map(|missing| Finding::warning(CHECK, missing.to_string())));
     let pre = metadata.get("tokenizer.ggml.pre").and_then(Value::as_str).filter(|pre| !pre.is_empty());
     if MERGED.contains(&model) {
         if !metadata.contains(MERGES) && pre != Some(WITHOUT_MERGES) {
@@ -202,6 +206,17 @@ mod tests {
         assert!(
             findings[0].message.contains("1 of 2 tokens are made by no merge, first `abc`"),
             "{findings:?}"
+        );
+    }
+
+    #[test]
+    fn pieces_without_byte_tokens_are_a_warning() {
+        let mut metadata = vocabulary(&[]);
+        metadata.set("tokenizer.ggml.model", "llama");
+        let messages: Vec<String> = check(&metadata).into_iter().map(|f| f.message).collect();
+        assert!(
+            messages.len() == 1 && messages[0].contains("lacks 253 of the 256 byte tokens"),
+            "{messages:?}"
         );
     }
 

@@ -62,7 +62,8 @@ fn measured(path: &str, file_type: &str, size_bytes: u64, kld: f64) -> ModelRepo
         LimitLine::new(Figure::Kld, kld, None, 0.01, false),
         LimitLine::new(Figure::Top1, 0.95, None, 0.9, true),
     ];
-    report.perplexity = Some(Perplexity { value: 20.5, stderr: 0.25, tokens: 4000, total_nll: 1.0 });
+    report.perplexity =
+        Some(Perplexity { value: 20.5, stderr: 0.25, tokens: 4000, ids_digest: None, total_nll: 1.0 });
     report.divergence = Some(Divergence {
         kld: Spread {
             mean: kld,

@@ -7,6 +7,7 @@ use crate::attributes::AttributeDefault;
 use crate::error::ArchError;
 use crate::graph::{AttnScale, Cap, FfnKind, GraphFeatures, MaskKind, NormTopk, WindowKind, WindowPattern};
 use crate::judge::carried::{CarriedCheck, effects, repeated};
+use crate::judge::loader;
 use crate::language::names::Captures;
 use gguf_format::Value;
 
@@ -67,6 +68,12 @@ impl CarriedCheck<'_, '_> {
             for name in NORM_TOPK {
                 add(name, is_normed.into(), false);
             }
+        }
+        let [n_blocks, n_drafts] =
+            ["block_count", "nextn_predict_layers"].map(|key| self.count(key).unwrap_or(0));
+        let n_layers = n_blocks.saturating_sub(n_drafts);
+        if graph.window.kind != WindowKind::None && !loader::has_windows(&self.card.gguf, n_layers) {
+            add("sliding_window", Json::Null, true);
         }
         // Without the key, the runtime uses its own cap or window.
         for (name, value) in own_numbers(graph) {

@@ -4,10 +4,11 @@ use serde_json::Value as Json;
 
 use crate::attributes::AttributeDefault;
 use crate::error::lost_value::LostValue;
-use crate::graph::Positions;
+use crate::graph::{Positions, log_multiplier};
 use crate::judge::carried::same::{number, same};
 use crate::judge::carried::{CarriedCheck, ConfigMap, Effect};
 use crate::keys::hparams::{ROPE_BASES, ROPE_PARTS};
+use crate::keys::runtime_keys;
 
 /// Members that hold rope parameters.
 const DESCRIPTIONS: [&str; 2] = ["rope_parameters", "rope_scaling"];
@@ -199,6 +200,7 @@ impl CarriedCheck<'_, '_> {
             self.member(path, &place(member), member, &absent.unwrap_or_default());
         }
         self.magnitudes(path, &place("mscale"), &rope_type);
+        self.score_magnitude(&description, &place("mscale_all_dim"), &rope_type);
         let base = self.default_member(kind, "rope_theta").unwrap_or_else(|| 10000.0.into());
         self.member(path, &place("rope_theta"), "rope_theta", &base);
         let part = self.default_member(kind, "partial_rotary_factor");
@@ -246,19 +248,11 @@ impl CarriedCheck<'_, '_> {
         let Some(description) = self.at(path).filter(|_| rope_type == "yarn") else { return };
         let has = |name: &str| description.get(name).and_then(number).is_some_and(|number| number != 0.0);
         let has_factor = description.get("attention_factor").is_some_and(|factor| !factor.is_null());
-        if has_factor || !has("mscale_all_dim") {
+        if has_factor || !has("mscale_all_dim") || !has("mscale") {
             return;
         }
         let value = description.get("mscale").cloned().unwrap_or_default();
-        // One number for both: where a file has a key for the second alone, the first is lost.
         let all = description.get("mscale_all_dim").cloned().unwrap_or_default();
-        if !has("mscale") {
-            let changed = self.with_members(path, &[("mscale_all_dim", Json::Null)]);
-            if changed.is_some_and(|changed| matches!(self.effect(&changed), Effect::OnFile)) {
-                self.lose_anyway(place, value, all);
-            }
-            return;
-        }
         if !same(&value, &all)
             && let Some(changed) = self.with_members(path, &[("mscale", all.clone())])
         {
@@ -273,6 +267,23 @@ impl CarriedCheck<'_, '_> {
         };
         let effect = self.effect(&changed);
         self.lose(place, value, None, effect);
+    }
+
+    /// Checks the factor of scores that comes with a scaling under latent attention.
+    fn score_magnitude(&mut self, description: &ConfigMap, place: &str, rope_type: &str) {
+        let (Some(graph), true) = (&self.card.graph, matches!(rope_type, "linear" | "yarn")) else { return };
+        let float = |key: &str| self.plan.metadata.get(&format!("{}.{key}", self.card.gguf))?.as_f64();
+        let Some(factor) = float("rope.scaling.factor") else { return };
+        let is_yarn = rope_type == "yarn";
+        let wanted = runtime_keys::wanted_magnitudes(description, &self.scope.config, is_yarn, factor);
+        let [key, attn_factor] =
+            ["yarn_log_multiplier", "attn_factor"].map(|key| float(&format!("rope.scaling.{key}")));
+        let found = graph.rope.yarn_mu.magnitudes(is_yarn, factor, key, attn_factor.unwrap_or(1.0));
+        let multiplier = |magnitude: f64| (log_multiplier(factor, magnitude) * 1e4).round() / 1e4;
+        let [wanted, found] = [wanted, found].map(|magnitudes| multiplier(magnitudes.scores));
+        if wanted != found {
+            self.lose_anyway(place, wanted.into(), found.into());
+        }
     }
 
     /// Returns true if the file declares this rotated fraction of a head; without the key, whole heads are rotated.

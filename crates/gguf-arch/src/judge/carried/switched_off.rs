@@ -2,7 +2,7 @@
 //! runtime uses them, whereas transformers ignores them.
 
 use crate::judge::carried::CarriedCheck;
-use crate::mapping::OutputSpec;
+use crate::mapping::{OutputSpec, TensorContent};
 
 /// Attributes, and endings of the names of the GGUF tensors that they enable.
 const SWITCHES: &[(&[&str], &[&str])] = &[
@@ -22,10 +22,12 @@ const SWITCHES: &[(&[&str], &[&str])] = &[
 impl CarriedCheck<'_, '_> {
     pub(super) fn switched_off(&mut self, outputs: &[OutputSpec]) {
         for (names, parts) in SWITCHES {
+            // Zeros that the card adds change nothing.
             let is_part = |output: &OutputSpec| {
-                parts
-                    .iter()
-                    .any(|part| output.name.rsplit_once(part).is_some_and(|(head, _)| head.ends_with('.')))
+                !matches!(output.content, TensorContent::Fill { .. })
+                    && parts.iter().any(|part| {
+                        output.name.rsplit_once(part).is_some_and(|(head, _)| head.ends_with('.'))
+                    })
             };
             if !outputs.iter().any(is_part) {
                 continue;

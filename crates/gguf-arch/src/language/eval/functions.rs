@@ -11,6 +11,9 @@ use crate::language::expr::{BinaryOp, Expr, Function, Path};
 use crate::language::names::{Captures, Pattern, Stars};
 use gguf_core::text::escape;
 
+/// The most labels of a classifier for which names are made.
+const MAX_LABELS: i128 = 1 << 20;
+
 impl Evaluator<'_> {
     /// Evaluates a call of a function of the closed list.
     pub(super) fn call(&self, function: Function, arguments: &[Expr], captures: Captures) -> Evaluated {
@@ -288,13 +291,26 @@ fn ints(op: &'static str, list: &Datum) -> Evaluated {
     Ok(Datum::List(items.map(int).collect::<Result<Vec<_>, _>>()?.into()))
 }
 
-fn labels(op: &'static str, map: &Datum) -> Evaluated {
-    let Datum::Map(map) = map else { return Err(EvalError::Kind { op, found: map.kind() }) };
+/// Returns the labels of a classifier: the values of an object by their integer keys, integers as texts, or the names
+/// that transformers gives so many labels.
+fn labels(op: &'static str, of: &Datum) -> Evaluated {
+    let text = |label: String| Datum::Text(label.into());
+    let map = match of {
+        Datum::Map(map) => map,
+        Datum::Int(n @ 0..=MAX_LABELS) => {
+            return Ok(Datum::List((0..*n).map(|at| text(format!("LABEL_{at}"))).collect::<Vec<_>>().into()));
+        }
+        other => return Err(EvalError::Kind { op, found: other.kind() }),
+    };
     let mut rows = Vec::with_capacity(map.len());
     for (key, value) in map.iter() {
         let index: i64 =
             key.parse().map_err(|_| EvalError::Arithmetic { op, operands: escape(key).into_owned() })?;
-        rows.push((index, Datum::from_json(value)));
+        let label = match Datum::from_json(value) {
+            Datum::Int(number) => text(number.to_string()),
+            label => label,
+        };
+        rows.push((index, label));
     }
     rows.sort_by_key(|row| row.0);
     Ok(Datum::List(rows.into_iter().map(|row| row.1).collect::<Vec<_>>().into()))

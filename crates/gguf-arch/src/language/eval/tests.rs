@@ -65,6 +65,7 @@ fn questions_about_the_checkpoint() {
         ("lookup(gating, null)", "null"),
         ("lookup(gating, 'x')", "'x' is none of the values that are known: 'sigmoid'"),
         ("labels(id2label)", r#"["'a'", "'b'"]"#),
+        ("labels(2)", r#"["'LABEL_0'", "'LABEL_1'"]"#),
     ] {
         assert_eq!(show(&scope, text), want, "{text}");
     }

@@ -53,6 +53,96 @@ fn a_changed_output_leaves_its_embeddings_as_they_are() {
     assert!(pair.merged().unwrap_err().to_string().contains("has no tensor `lm_head.weight`"));
 }
 
+/// PEFT trains a copy of a saved module: the output keeps the embeddings of the base, unless both stay tied.
+#[test]
+fn replaced_embeddings_leave_a_tied_output_as_it_is() {
+    let embed = "base_model.model.model.embed_tokens.weight";
+    let saved = |more: Json| {
+        let mut settings = json!({"lora_alpha": 6, "r": 3, "modules_to_save": ["embed_tokens"]});
+        settings.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        settings
+    };
+    let base: [(&str, &[u64]); 2] = [(NORM, &[8]), (EMBED, &[20, 8])];
+    let pair = Pair::new(&base, &[(embed, &[20, 8])], &llama(), &saved(json!({})));
+    let merged = pair.merged().unwrap();
+    assert_eq!(read(&merged, EMBED), floats(values(&pair.adapter, embed)));
+    assert_eq!(read(&merged, HEAD), floats(values(&pair.base, EMBED)));
+    assert_eq!(merged.dir.config()["tie_word_embeddings"], false);
+    let has_head = |pair: &Pair| {
+        let merged = pair.merged().unwrap();
+        merged.weights.as_deref().unwrap().weights().iter().any(|meta| meta.name == HEAD)
+    };
+    let ties = saved(json!({"ensure_weight_tying": true}));
+    assert!(!has_head(&Pair::new(&base, &[(embed, &[20, 8])], &llama(), &ties)));
+    let both: [(&str, &[u64]); 2] = [(embed, &[20, 8]), (WHOLE_HEAD, &[20, 8])];
+    assert!(!has_head(&Pair::new(&base, &both, &llama(), &ties)));
+    assert!(has_head(&Pair::new(&base, &both, &llama(), &saved(json!({})))));
+    // Embeddings that PEFT saves for their new tokens are the module itself, and an encoder has no output.
+    let plain = json!({"lora_alpha": 6, "r": 3});
+    assert!(!has_head(&Pair::new(&base, &[(embed, &[20, 8])], &llama(), &plain)));
+    let encoder = json!({"architectures": ["LlamaModel"], "model_type": "llama", "hidden_size": 8});
+    assert!(!has_head(&Pair::new(&base, &[(embed, &[20, 8])], &encoder, &saved(json!({})))));
+}
+
+#[test]
+fn lengths_of_a_tied_output_are_those_of_its_own_tensor() {
+    let lengths = "base_model.model.lm_head.lora_magnitude_vector";
+    let adapter: [(&str, &[u64]); 3] = [(HEAD_A, &[3, 8]), (HEAD_B, &[20, 3]), (lengths, &[20])];
+    let settings = json!({"lora_alpha": 6, "r": 3, "use_dora": true});
+    let tied = Pair::new(&[(EMBED, &[20, 8])], &adapter, &llama(), &settings);
+    let own = Pair::new(&[(HEAD, &[20, 8])], &adapter, &llama(), &settings);
+    let merged = tied.merged().unwrap();
+    assert_eq!(read(&merged, HEAD), read(&own.merged().unwrap(), HEAD));
+    assert_eq!(read(&merged, EMBED), floats(values(&tied.base, EMBED)));
+}
+
+#[test]
+fn dropped_tensors_of_an_adapter_are_passed_over() {
+    let value_head = "v_head.summary.weight";
+    let wrapped = "base_model.model.v_head.summary.bias";
+    let adapter: [(&str, &[u64]); 4] =
+        [(Q_A, &[3, 8]), (Q_B, &[8, 3]), (value_head, &[1, 8]), (wrapped, &[1])];
+    let pair = Pair::new(&[(Q, &[8, 8])], &adapter, &llama(), &settings());
+    assert!(pair.merged().is_err());
+    let drop = ["^v_head\\.", "^nothing"].map(|text| regex::Regex::new(text).unwrap()).to_vec();
+    let options = ConvertOptions { drop, ..ConvertOptions::default() };
+    let base = ModelSource::open(&pair.dir.path().join("base"), &options).unwrap();
+    let merged = base.merged(&pair.dir.path().join("adapter"), &options).unwrap();
+    assert_eq!(read(&merged, Q), pair.sum(Q, [Q_A, Q_B], 2.0, false));
+    assert_eq!(
+        merged.warnings,
+        [
+            "`--drop ^nothing` matches no tensor of the checkpoint",
+            "`--drop ^v_head\\.` leaves out 2 tensors of the adapter: `v_head.summary.weight`, \
+             `base_model.model.v_head.summary.bias`",
+        ]
+    );
+}
+
+/// sentence-transformers reads the modules next to an adapter, not those next to its base.
+#[test]
+fn modules_of_an_adapter_are_those_of_the_model() {
+    let pair = Pair::new(&[(Q, &[8, 8])], &[(Q_A, &[3, 8]), (Q_B, &[8, 3])], &llama(), &settings());
+    let put = |dir: &str, mode: &str| {
+        let dir = pair.dir.path().join(dir);
+        fs_err::create_dir(dir.join("1_Pooling")).unwrap();
+        let list = json!([{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]);
+        fs_err::write(dir.join("modules.json"), list.to_string()).unwrap();
+        let config = json!({"pooling_mode": mode});
+        fs_err::write(dir.join("1_Pooling/config.json"), config.to_string()).unwrap();
+    };
+    let pooling = |merged: &ModelSource| merged.dir.json("1_Pooling/config.json").unwrap().unwrap();
+    put("adapter", "cls");
+    let merged = pair.merged().unwrap();
+    assert_eq!(pooling(&merged)["pooling_mode"], "cls");
+    assert!(merged.warnings.is_empty(), "{:?}", merged.warnings);
+    assert!(merged.paths.contains(&pair.dir.path().join("adapter/1_Pooling/config.json")));
+    put("base", "mean");
+    let merged = pair.merged().unwrap();
+    assert_eq!(pooling(&merged)["pooling_mode"], "cls");
+    assert!(merged.warnings[0].contains("`modules.json`"), "{:?}", merged.warnings);
+}
+
 #[test]
 fn biases_of_matrices_are_added_to_biases() {
     let bias = "base_model.model.model.layers.0.self_attn.q_proj.lora_B.bias";

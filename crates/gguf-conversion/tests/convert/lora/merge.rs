@@ -120,7 +120,23 @@ fn layers_embeddings_and_whole_tensors_are_merged() {
     assert_eq!(read(&merged, NORM), floats(values(&pair.base, NORM)));
 }
 
-/// GPT-2's layers are stored transposed; for a square one the others show it.
+/// GPT-2's layers are stored transposed, Llama's are not, whatever the adapter says; square ones do not show it.
+#[test]
+fn square_layers_are_turned_as_the_base_stores_them() {
+    let names = ["A", "B"]
+        .map(|half| &*format!("base_model.model.transformer.h.0.attn.c_proj.lora_{half}.weight").leak());
+    let proj = "h.0.attn.c_proj.weight";
+    for said in [json!(true), json!(false), Json::Null] {
+        let settings = json!({"lora_alpha": 3, "r": 2, "fan_in_fan_out": said});
+        let gpt = json!({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"});
+        let pair =
+            Pair::new(&[(proj, &[6, 6])], &[(names[0], &[2, 6]), (names[1], &[6, 2])], &gpt, &settings);
+        assert_eq!(read(&pair.merged().unwrap(), proj), pair.sum(proj, names, 1.5, true), "{said}");
+        let pair = Pair::new(&[(Q, &[8, 8])], &[(Q_A, &[2, 8]), (Q_B, &[8, 2])], &llama(), &settings);
+        assert_eq!(read(&pair.merged().unwrap(), Q), pair.sum(Q, [Q_A, Q_B], 1.5, false), "{said}");
+    }
+}
+
 #[test]
 fn layers_that_are_stored_turned_take_the_product_turned() {
     let names = [

@@ -184,3 +184,36 @@ fn whole_weights_take_the_place_of_the_base_s_unless_their_norms_are_others() {
     let error = Pair::new(base, base, &other, &json!({"fine_tune_type": "full"})).merged().unwrap_err();
     assert!(error.to_string().contains("which MLX stores with one added"), "{error}");
 }
+
+#[test]
+fn an_alpha_next_to_the_scale_is_told_with_both_strengths() {
+    let base: &[(&str, &[u64])] = &[(Q, &[8, 8])];
+    let mut settings = settings("lora");
+    for (alpha, is_told) in [(json!(6), true), (json!(3), false), (Json::Null, false)] {
+        settings["lora_parameters"]["alpha"] = alpha;
+        let pair = Pair::new(base, &[(Q_A, &[8, 3]), (Q_B, &[3, 8])], &llama(), &settings);
+        let files = ["adapter_model.safetensors", "adapters.safetensors"];
+        let [from, to] = files.map(|name| pair.dir.path().join("adapter").join(name));
+        fs_err::rename(from, to).unwrap();
+        let warnings = pair.merged().unwrap().warnings.join("\n");
+        assert_eq!(warnings.contains("`alpha` 6 next to `scale` 2.5"), is_told, "{warnings}");
+        assert_eq!(warnings.contains("set `scale` to 5"), is_told, "{warnings}");
+    }
+}
+
+#[test]
+fn files_of_adapters_under_other_names_are_named() {
+    let pair = Pair::new(&[(Q, &[8, 8])], &[(Q_A, &[8, 3]), (Q_B, &[3, 8])], &llama(), &settings("lora"));
+    let adapter = pair.dir.path().join("adapter");
+    let mut last = adapter.join("adapter_model.safetensors");
+    for (name, hint) in [
+        ("0000100_adapters.safetensors", "copy the file to `adapters.safetensors`"),
+        ("adapter_model.safetensors.index.json", "PEFT reads one file, too"),
+    ] {
+        fs_err::rename(&last, adapter.join(name)).unwrap();
+        last = adapter.join(name);
+        let error = pair.merged().unwrap_err();
+        assert!(error.to_string().contains(name), "{error}");
+        assert!(error.hints()[0].starts_with(hint), "{:?}", error.hints());
+    }
+}

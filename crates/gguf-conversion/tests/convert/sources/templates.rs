@@ -11,15 +11,15 @@ const KEY: &str = "tokenizer.chat_template";
 
 two_tiers!(every_pair_of_sources_is_settled_by_rank_and_said);
 fn every_pair_of_sources_is_settled_by_rank_and_said(tier: Tier) {
-    let files: [Option<&str>; 4] = [None, Some("A"), Some("A\n"), Some("B")];
+    let files: [Option<&str>; 4] = [None, Some("{{A}}"), Some("{{A}}\n"), Some("{{B}}")];
     let members: [(Json, Option<&str>); 5] = [
         (json!(ABSENT), None),
         (Json::Null, None),
-        (json!("A"), Some("A")),
-        (json!("C"), Some("C")),
-        (json!([{"name": "default", "template": "A"}]), Some("A")),
+        (json!("{{A}}"), Some("{{A}}")),
+        (json!("{{C}}"), Some("{{C}}")),
+        (json!([{"name": "default", "template": "{{A}}"}]), Some("{{A}}")),
     ];
-    let older = [json!(ABSENT), json!("A"), json!("D")];
+    let older = [json!(ABSENT), json!("{{A}}"), json!("{{D}}")];
     let (mut n, mut n_warned) = (0, 0);
     for file in tier.some(2, files) {
         for (member, of_member) in &members {
@@ -56,12 +56,12 @@ fn every_pair_of_sources_is_settled_by_rank_and_said(tier: Tier) {
 fn both_files_are_named() {
     let model = Model::new();
     model
-        .write("chat_template.jinja", "new")
-        .set("tokenizer_config.json", &[("chat_template", json!("older"))]);
+        .write("chat_template.jinja", "{{new}}")
+        .set("tokenizer_config.json", &[("chat_template", json!("{{older}}"))]);
     let conversion = model.planned();
     assert_eq!(
         only_warning(&conversion),
-        "chat_template.jinja (3 bytes) and tokenizer_config.json (5 bytes) hold different chat templates: that of \
+        "chat_template.jinja (7 bytes) and tokenizer_config.json (9 bytes) hold different chat templates: that of \
          chat_template.jinja is written, as transformers takes it"
     );
     let given = model.path().join("given.jinja");
@@ -84,15 +84,15 @@ fn templates_of_several_files_complete_one_another() {
     let model = Model::new();
     fs_err::create_dir(model.path().join("additional_chat_templates")).unwrap();
     model.write("additional_chat_templates/rag.jinja", "R");
-    model.set("tokenizer_config.json", &[("chat_template", json!("D"))]);
+    model.set("tokenizer_config.json", &[("chat_template", json!("{{D}}"))]);
     let conversion = model.planned();
-    assert_eq!(text(&conversion, KEY).as_deref(), Some("D"));
+    assert_eq!(text(&conversion, KEY).as_deref(), Some("{{D}}"));
     assert_eq!(text(&conversion, "tokenizer.chat_template.rag").as_deref(), Some("R"));
     assert!(conversion.warnings().is_empty(), "{:?}", conversion.warnings());
     model.set("tokenizer_config.json", &[("chat_template", Json::Null)]);
     assert_eq!(
         only_warning(&model.planned()),
-        "chat_template.jinja: no chat template is named `default`, so llama.cpp takes ChatML; `--chat-template FILE` takes one"
+        "additional_chat_templates: no chat template is named `default`, so llama.cpp takes ChatML; `--chat-template FILE` takes one"
     );
 }
 

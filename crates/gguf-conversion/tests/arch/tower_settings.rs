@@ -1,0 +1,177 @@
+//! Towers as transformers 5 saves them, and settings that change what a tower computes.
+
+use gguf_arch::{
+    ArchError, CardKind, Inputs, Mapping, Registry, ResolveOptions, resolve, settle_preprocessor,
+};
+use gguf_core::{ElementType, Hint, Shape, WeightMeta};
+use gguf_format::Value;
+use serde_json::{Map, Value as Json, json};
+
+fn object(json: &Json) -> Map<String, Json> {
+    json.as_object().cloned().unwrap()
+}
+
+/// Resolves the towers of a class from a configuration, over one that all towers share.
+fn resolved(
+    class: &str,
+    config: &Json,
+    preprocessor: &Json,
+    options: &ResolveOptions,
+    weights: &[WeightMeta],
+) -> Result<Mapping, ArchError> {
+    let mut all = object(
+        &json!({"architectures": [class], "text_config": {"hidden_size": 8}, "downsample_ratio": 0.5}),
+    );
+    all.extend(object(config));
+    let mut images = object(&json!({"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}));
+    images.extend(object(preprocessor));
+    settle_preprocessor(&mut images)?;
+    let inputs = Inputs { preprocessor: Some(&images), ..Inputs::of_headers(&all, weights) };
+    resolve(&Registry::embedded_of(CardKind::Mmproj).unwrap(), &inputs, options)
+}
+
+fn keys(class: &str, config: &Json, preprocessor: &Json) -> Result<Mapping, ArchError> {
+    let options = ResolveOptions { metadata_only: true, ..ResolveOptions::default() };
+    resolved(class, config, preprocessor, &options, &[])
+}
+
+fn vision() -> Json {
+    json!({
+        "depth": 4, "num_hidden_layers": 4, "hidden_size": 8, "intermediate_size": 8, "num_heads": 2, "num_attention_heads": 2,
+        "patch_size": 14, "image_size": 56, "spatial_merge_size": 2, "rms_norm_eps": 1e-5, "layer_norm_eps": 1e-5,
+        "hidden_act": "gelu", "fullatt_block_indexes": [1, 3], "model_type": "pixtral",
+    })
+}
+
+fn audio() -> Json {
+    json!({
+        "d_model": 8, "encoder_ffn_dim": 8, "encoder_attention_heads": 2, "encoder_layers": 3, "num_hidden_layers": 3,
+        "num_mel_bins": 128,
+    })
+}
+
+#[test]
+fn settings_are_carried() {
+    let size = json!({"size": {"shortest_edge": 3136, "longest_edge": 50176}});
+    let both =
+        json!({"min_pixels": 784, "max_pixels": 3136, "size": {"shortest_edge": 1, "longest_edge": 2}});
+    let mut cases = Vec::new();
+    for class in [
+        "DotsOCRForCausalLM",
+        "Exaone4_5_ForConditionalGeneration",
+        "HunYuanVLForConditionalGeneration",
+        "PaddleOCRVLForConditionalGeneration",
+    ] {
+        for (images, fewest, most) in [(&size, 3136, 50176), (&both, 784, 3136)] {
+            cases.push((class, json!({}), images.clone(), "vision.image_min_pixels", fewest));
+            cases.push((class, json!({}), images.clone(), "vision.image_max_pixels", most));
+        }
+    }
+    let (lighton, internvl) = ("LightOnOcrForConditionalGeneration", "InternVLForConditionalGeneration");
+    let (layer, none) = ("vision_feature_layer", json!({}));
+    for (class, config, n_blocks) in [
+        (lighton, json!({}), 4),
+        (lighton, json!({layer: -1}), 4),
+        (lighton, json!({layer: -2}), 3),
+        (lighton, json!({layer: [-2]}), 3),
+        (lighton, json!({layer: 2}), 2),
+        (internvl, json!({layer: -2}), 3),
+        ("InternVLChatModel", json!({"select_layer": -2}), 3),
+        ("Lfm2VlForConditionalGeneration", json!({layer: -2}), 3),
+    ] {
+        cases.push((class, config, none.clone(), "vision.block_count", n_blocks));
+    }
+    let gemma = "Gemma3ForConditionalGeneration";
+    let factor = "vision.projector.scale_factor";
+    cases.push((gemma, json!({"mm_tokens_per_image": 4}), json!({"image_seq_length": 256}), factor, 2));
+    cases.push((gemma, json!({}), json!({"image_seq_length": 4}), factor, 2));
+    for (class, config, images, key, expected) in cases {
+        let mut all = json!({"vision_config": vision()});
+        all.as_object_mut().unwrap().extend(object(&config));
+        let mapping = keys(class, &all, &images).unwrap_or_else(|error| panic!("{class}: {error}"));
+        let found = mapping.metadata.get(&format!("clip.{key}")).and_then(Value::as_u64);
+        assert_eq!(found, Some(expected), "{class} {config} {images}: {key}");
+    }
+}
+
+#[test]
+fn what_no_key_has_is_refused_or_named() {
+    for class in [
+        "InternVLForConditionalGeneration",
+        "LightOnOcrForConditionalGeneration",
+        "Lfm2VlForConditionalGeneration",
+    ] {
+        let config = json!({"vision_config": vision(), "vision_feature_layer": [-2, -1]});
+        let error = keys(class, &config, &json!({})).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("`vision_feature_layer` names several"), "{class}: {error}");
+    }
+    let mut turned = vision();
+    turned["rope_parameters"] = json!({"rope_theta": 500.0});
+    let mapping =
+        keys("LightOnOcrForConditionalGeneration", &json!({"vision_config": turned}), &json!({})).unwrap();
+    let warnings: Vec<String> = mapping.warnings.iter().map(ToString::to_string).collect();
+    assert!(warnings.iter().any(|warning| warning.contains("computes with 10000")), "{warnings:?}");
+    let refusal = keys("GlmAsrForConditionalGeneration", &json!({"audio_config": audio()}), &json!({}));
+    let refusal = refusal.map(|_| ()).unwrap_err();
+    assert!(refusal.hints()[0].contains("whose config.json names `GlmasrModel`"), "{:?}", refusal.hints());
+}
+
+/// The thinker of an Omni model is a model of its own, without the part of `config.json` around it.
+#[test]
+fn thinkers_are_read_alone_and_inside() {
+    let parts =
+        json!({"vision_config": vision(), "audio_config": audio(), "text_config": {"hidden_size": 8}});
+    let inside = json!({"thinker_config": parts});
+    for (class, config, n_vision) in [
+        ("Qwen2_5OmniModel", &inside, Some(4)),
+        ("Qwen2_5OmniForConditionalGeneration", &inside, Some(4)),
+        ("Qwen2_5OmniThinkerForConditionalGeneration", &parts, Some(4)),
+        ("Qwen3OmniMoeForConditionalGeneration", &inside, Some(4)),
+        ("Qwen3OmniMoeThinkerForConditionalGeneration", &parts, Some(4)),
+        ("Qwen3ASRForConditionalGeneration", &inside, None),
+        ("Qwen3ASRForConditionalGeneration", &parts, None),
+    ] {
+        let mapping = keys(class, config, &json!({})).unwrap_or_else(|error| panic!("{class}: {error}"));
+        let blocks =
+            |part: &str| mapping.metadata.get(&format!("clip.{part}.block_count")).and_then(Value::as_u64);
+        assert_eq!((blocks("vision"), blocks("audio")), (n_vision, Some(3)), "{class}");
+    }
+}
+
+#[test]
+fn the_projector_of_transformers_5_has_the_names_of_the_runtime() {
+    let meta = |name: &str| WeightMeta {
+        name: name.to_owned(),
+        shape: Shape::new(vec![8, 8]).unwrap(),
+        ty: ElementType::Bf16,
+    };
+    let options = ResolveOptions { is_part: true, ..ResolveOptions::default() };
+    let config = json!({"audio_config": audio()});
+    for (own, runtime) in [
+        ("thinker.audio_tower.proj1.weight", "mm.a.mlp.1.weight"),
+        ("model.multi_modal_projector.linear_1.weight", "mm.a.mlp.1.weight"),
+        ("model.multi_modal_projector.linear_2.weight", "mm.a.mlp.2.weight"),
+        ("model.audio_tower.layers.1.fc1.weight", "a.blk.1.ffn_up.weight"),
+    ] {
+        let weights = [meta(own)];
+        let mapping =
+            resolved("Qwen3ASRForConditionalGeneration", &config, &json!({}), &options, &weights).unwrap();
+        let names: Vec<&str> = mapping.outputs.iter().map(|output| output.name.as_str()).collect();
+        assert_eq!(names, [runtime], "{own}");
+    }
+}
+
+/// Dimensions of the tensor are no keys of config.json.
+#[test]
+fn a_wrong_patch_size_names_the_part_of_the_configuration() {
+    let options = ResolveOptions { is_part: true, ..ResolveOptions::default() };
+    let weights = [WeightMeta {
+        name: "model.vision_tower.embeddings.patch_embedding.weight".to_owned(),
+        shape: Shape::new(vec![8, 3 * 16 * 16]).unwrap(),
+        ty: ElementType::Bf16,
+    }];
+    let config = json!({"vision_config": vision()});
+    let made = resolved("Lfm2VlForConditionalGeneration", &config, &json!({}), &options, &weights);
+    let hints = made.map(|_| ()).unwrap_err().hints().join("\n");
+    assert!(hints.contains("config.json has `vision_config` = ") && !hints.contains("`d0`"), "{hints}");
+}
