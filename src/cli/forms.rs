@@ -95,7 +95,7 @@ pub(super) fn offer(program: &Command, arguments: &[OsString]) -> Option<String>
                 .get(1)
                 .and_then(|name| std::str::from_utf8(name.as_bytes()).ok())
                 .is_some_and(is_file_type);
-        (!is_type && !(has_command && is_list(offer))).then_some((form, *offer))
+        (!(is_type || has_command && is_list(offer))).then_some((form, *offer))
     })?;
     if let Some(advice) = offer.strip_prefix(':') {
         let mut text = Vec::new();

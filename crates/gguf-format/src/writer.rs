@@ -187,9 +187,9 @@ pub fn plan_parts(
     // ref: llama-gguf-split takes the tensors from ggml.
     let is_of_ggml =
         spec.style == SplitStyle::GgufSplit && spec.without_id && limits == TensorLimits::LLAMA_CPP;
-    let listed = |tensor: &TensorMeta| match is_of_ggml {
-        true => TensorMeta { shape: tensor.shape.of_ggml(), ..tensor.clone() },
-        false => tensor.clone(),
+    let listed = |tensor: &TensorMeta| {
+        let shape = if is_of_ggml { tensor.shape.of_ggml() } else { tensor.shape.clone() };
+        TensorMeta { shape, ..tensor.clone() }
     };
     let listed: Vec<TensorMeta> = tensors.iter().map(listed).collect();
     ranges

@@ -415,9 +415,10 @@ impl Hint for OptionError {
                 offer.into_iter().chain([format!("the block types are {}", names.join(", "))]).collect()
             }
             Self::OverrideLength { key, .. } => {
-                let command = match key.starts_with("tokenizer.chat_template") {
-                    true => "template FILE --set TEXT_FILE".to_owned(),
-                    false => format!("set FILE {}=@TEXT_FILE", escape(key)),
+                let command = if key.starts_with("tokenizer.chat_template") {
+                    "template FILE --set TEXT_FILE".to_owned()
+                } else {
+                    format!("set FILE {}=@TEXT_FILE", escape(key))
                 };
                 vec![format!("write it into the finished file: `gguf-inspect {command}`")]
             }

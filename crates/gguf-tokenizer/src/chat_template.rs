@@ -253,13 +253,12 @@ pub(super) fn settle(
     let found = ChatTemplates::find(directory, &config, &mut Vec::new())?;
     match (found, written) {
         (Some(found), _) => match found.templates.default_text() {
-            Some(text) if written == Some(text) => {
-                // A name of a file, for example: no message has a place in it.
-                if !text.contains("{{") {
-                    let (file, text) = (found.file, text.chars().take(SHOWN).collect());
-                    warnings.push(TokenizerWarning::PlainChatTemplate { file, text });
-                }
+            // A name of a file, for example: no message has a place in it.
+            Some(text) if written == Some(text) && !text.contains("{{") => {
+                let (file, text) = (found.file, text.chars().take(SHOWN).collect());
+                warnings.push(TokenizerWarning::PlainChatTemplate { file, text });
             }
+            Some(text) if written == Some(text) => {}
             Some(_) => warnings.push(TokenizerWarning::ChatTemplateNotWritten { file: found.file }),
             None if written.is_none() => {
                 warnings.push(TokenizerWarning::NoDefaultTemplate { file: found.file });

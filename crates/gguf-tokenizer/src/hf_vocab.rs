@@ -386,7 +386,9 @@ fn special_tokens(directory: &Directory<'_>, config: &Json) -> Result<Vec<NamedT
         }
         let own = json.as_object().into_iter().flatten();
         for (key, entry) in own.filter(|(key, _)| key.ends_with("_token") && !ROLES.contains(&key.as_str())) {
-            token_text(entry).into_iter().for_each(|text| push(text, Some((file, key))));
+            if let Some(text) = token_text(entry) {
+                push(text, Some((file, key)));
+            }
         }
     }
     Ok(tokens)

@@ -411,6 +411,7 @@ fn python_float(number: f64, names: [&str; 2]) -> String {
 }
 
 /// Implements the filter `truncate` with its arguments by place or by name.
+#[expect(clippy::needless_pass_by_value, reason = "a filter takes them so")]
 fn truncate(state: &mut State, value: &Jinja, args: Rest<Jinja>, named: Kwargs) -> Result<Jinja, Error> {
     let by_place = ["length", "killwords", "end", "leeway"].into_iter().zip(args.iter().cloned());
     let mut all: Vec<(String, Jinja)> = by_place.map(|(name, value)| (name.to_owned(), value)).collect();

@@ -26,9 +26,11 @@ use gguf_verification::{Check, Finding, Severity, StructureOptions, check_struct
 use rayon::prelude::*;
 
 /// Cases that llama.cpp does not load: of an architecture of ours, with biases that its loader does not have, and without
-/// experts in use or without experts; with heads that are together wider than the embedding.
-const NOT_LOADED: [&str; 5] = [
+/// experts in use or without experts; with heads that are together wider than the embedding, and norms that the loader
+/// takes in deeper models.
+const NOT_LOADED: [&str; 6] = [
     "cohere2/zero_biases.json",
+    "command-r/qk_norm.json",
     "chatglm1/",
     "modern-bert/classifier.json",
     "deepseek2/v2_defaults.json",

@@ -139,8 +139,7 @@ impl Hint for ArchError {
                 "config.json has {}: set what is not that of these weights, or take the file that was saved with them",
                 keys.join(", ")
             )],
-            Self::Required { .. } | Self::KeyValue { .. } => vec![of_weights(CONFIG)],
-            Self::Eval { .. } => vec![of_weights(CONFIG)],
+            Self::Required { .. } | Self::KeyValue { .. } | Self::Eval { .. } => vec![of_weights(CONFIG)],
             Self::ConfigMissing { .. } => vec![add_to(CONFIG)],
             Self::AmbiguousClass { class, .. } => vec![format!(
                 "what config.json counts of layers, heads and experts tells them apart: check it against the model that this one \

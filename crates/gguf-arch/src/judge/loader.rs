@@ -164,7 +164,9 @@ mod tests {
     fn faults(arch: &str, keys: &[(&str, u32)], tensors: &[(&str, [u64; 2])]) -> Vec<String> {
         let mut metadata = Metadata::new();
         metadata.set("general.architecture", arch);
-        keys.iter().for_each(|(key, value)| metadata.set(format!("{arch}.{key}"), *value));
+        for (key, value) in keys {
+            metadata.set(format!("{arch}.{key}"), *value);
+        }
         let tensor = |(name, dims): &(&str, [u64; 2])| TensorMeta {
             name: format!("blk.0.{name}"),
             shape: Shape::new(dims.to_vec()).unwrap(),

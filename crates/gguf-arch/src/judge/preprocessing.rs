@@ -58,7 +58,7 @@ mod tests {
 
     use super::*;
 
-    fn settled(value: Json) -> Result<(Json, Json), String> {
+    fn settled(value: &Json) -> Result<(Json, Json), String> {
         let mut map = value.as_object().cloned().unwrap();
         settle_preprocessor(&mut map).map_err(|error| error.to_string())?;
         Ok((map["image_mean"].clone(), map["image_std"].clone()))
@@ -85,7 +85,7 @@ mod tests {
             (json!({"image_mean": 1, "image_std": 0.5, "rescale_factor": 2.0 / 255.0}), [0.5; 3], [0.25; 3]),
             (json!({"image_mean": 127.5, "image_std": 51, "do_rescale": false}), [0.5; 3], [0.2; 3]),
         ] {
-            assert_eq!(settled(json.clone()), Ok((json!(mean), json!(std))), "{json}");
+            assert_eq!(settled(&json), Ok((json!(mean), json!(std))), "{json}");
         }
         for (json, words) in [
             (
@@ -98,7 +98,7 @@ mod tests {
             ),
             (json!({"rescale_factor": 0}), "`rescale_factor` is 0, expected a number above 0"),
         ] {
-            assert_eq!(settled(json).unwrap_err(), format!("preprocessor_config.json: {words}"));
+            assert_eq!(settled(&json).unwrap_err(), format!("preprocessor_config.json: {words}"));
         }
     }
 }

@@ -30,9 +30,10 @@ pub(crate) fn warnings(class: &str, config: &Map<String, Json>) -> Vec<ArchWarni
                 continue;
             };
             let (value, assumed) = (value.to_string(), assumed.to_string());
-            lost.push(match is_written {
-                true => ArchWarning::TowerEpsilon { key, value, fixed: assumed },
-                false => ArchWarning::TowerValue { key, value, assumed },
+            lost.push(if is_written {
+                ArchWarning::TowerEpsilon { key, value, fixed: assumed }
+            } else {
+                ArchWarning::TowerValue { key, value, assumed }
             });
         }
     }

@@ -167,9 +167,10 @@ impl MergedAdapter {
         let name = |at: usize| weights.get(at).map(|meta| meta.name.clone()).unwrap_or_default();
         let tensor = name(head);
         if is_dropped(head) {
-            return Err(match is_changed(head) {
-                true => AdapterError::SharedOutput { tensor },
-                false => AdapterError::KeptOutput { tensor: name(embeddings) },
+            return Err(if is_changed(head) {
+                AdapterError::SharedOutput { tensor }
+            } else {
+                AdapterError::KeptOutput { tensor: name(embeddings) }
             });
         }
         let output = escape(&tensor);

@@ -12,6 +12,7 @@ use gguf_core::{ElementType, GgmlType, WeightSource};
 
 /// Cases that come back with different names or values, and the reason.
 const OTHERWISE: &[(&str, &[&str])] = &[
+    ("biases of 0 that the runtime's loader requires", &["gptneox/no_attention_bias"]),
     (
         "the names of transformers, or the newer ones, of several that were in use",
         &[

@@ -173,9 +173,10 @@ struct OfGgml<'a> {
 impl<'a> OfGgml<'a> {
     fn new(conversion: &'a Conversion) -> Self {
         // Checkpoints of Kimi Linear have `A_log` in several shapes, which only the file's own tells.
-        let of_ggml = |tensor: &TensorMeta| match tensor.name.ends_with(".ssm_a") {
-            true => tensor.clone(),
-            false => TensorMeta { shape: tensor.shape.of_ggml(), ..tensor.clone() },
+        let of_ggml = |tensor: &TensorMeta| {
+            let is_kept = tensor.name.ends_with(".ssm_a");
+            let shape = if is_kept { tensor.shape.clone() } else { tensor.shape.of_ggml() };
+            TensorMeta { shape, ..tensor.clone() }
         };
         Self { conversion, tensors: conversion.tensors().iter().map(of_ggml).collect() }
     }

@@ -328,6 +328,11 @@ const LOST_IN_CARDS: &[&str] = &[
     "bitnet/names_of_transformers.json: `hidden_act` = \"relu2\" is lost: a `bitnet` file has no key or tensor for it, and runtimes compute with \"silu\"",
     // The class normalizes, but the runtime does not without the key.
     "cohere2moe/shared_mtp.json: `norm_topk_prob` is absent: transformers takes true, and the file says something else; with `\"norm_topk_prob\": true` in config.json it says so, too",
+    // The graph has windows with 64 layers alone.
+    "exaone4/exaone4_5.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute with null",
+    "exaone4/pattern_as_text.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute with null",
+    "exaone4/text_mtp.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute with null",
+    "exaone4/windows.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute with null",
     // It declares a norm but not its place, for which the class has the other default.
     "falcon-h1/normed.json: `mamba_norm_before_gate` = true is lost: a `falcon-h1` file has no key or tensor for it, and runtimes compute with false",
     // Heads of 16, but the class's divisor is for heads of 256.
@@ -355,6 +360,8 @@ const LOST_IN_CARDS: &[&str] = &[
     "minicpm3/longrope.json: `dim_model_base` = 32 is lost: a `minicpm3` file has no key or tensor for it, and runtimes compute with 256",
     // Releases of transformers have different bases if none is given.
     "olmo2/olmo3.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
+    // The graph has no windows.
+    "phi3/phi3_swa.json: `sliding_window` = 32 is lost: a `phi3` file has no key or tensor for it, and runtimes compute with null",
     // As `glm4moe`.
     "phimoe/longrope.json: `attention_bias` = false is lost: a `phimoe` file has no key or tensor for it, and runtimes compute with true",
     // As `olmo2`.

@@ -13,7 +13,7 @@ pub(crate) fn settings(file: &'static str, model: &ModelProto) -> Vec<TokenizerW
     let found = |piece: &&Piece| piece.piece_kind() == PieceKind::UserDefined;
     let whole = model.pieces.iter().filter(found).map(|piece| String::from_utf8_lossy(piece.piece()));
     // A run of blanks is merged from its parts.
-    let whole: Vec<_> = whole.filter(|text| text.trim_matches(['\u{2581}', ' ']) != "").collect();
+    let whole: Vec<_> = whole.filter(|text| !text.trim_matches(['\u{2581}', ' ']).is_empty()).collect();
     let first = whole.first().map(|text| escape(text)).unwrap_or_default();
     let lost = [
         (

@@ -82,6 +82,9 @@ fn the_model_says_its_kind() {
     }
 }
 
+/// Member of a model, and a change of it.
+type Change = (&'static str, fn(&mut ModelProto));
+
 #[test]
 fn settings_are_keys_or_warnings() {
     let mut own = model(BPE);
@@ -93,7 +96,7 @@ fn settings_are_keys_or_warnings() {
     let dir = tempfile::tempdir().unwrap();
     let rows = built_in(dir.path(), &own, &request).unwrap().rows;
     assert_eq!(value(&rows, "add_space_prefix"), Some(json!(true)));
-    let changes: [(&str, fn(&mut ModelProto)); 4] = [
+    let changes: [Change; 4] = [
         ("normalizer_spec.precompiled_charsmap", |model| {
             let normalizer = model.normalizer_spec.as_mut().unwrap();
             normalizer.precompiled_charsmap = Some(vec![4, 0, 0, 0, 0, 0, 0, 0, 0]);
