@@ -8,6 +8,7 @@
 //! limits of the operating system, for callers with a program that can act as the child.
 
 pub(super) mod builtin;
+mod filters;
 mod isolated;
 pub(super) mod names;
 mod renderer;
@@ -201,8 +202,8 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(method);
         environment.set_formatter(write_value);
         environment.add_filter("tojson", to_json);
-        environment.add_filter("truncate", truncate);
-        environment.add_filter("urlencode", |text: String| urlencode(&text));
+        environment.add_filter("truncate", filters::truncate);
+        environment.add_filter("urlencode", |text: String| filters::urlencode(&text));
         environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", |message: String| -> Result<Jinja, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(RaisedException(message)))
@@ -408,29 +409,6 @@ fn python_float(number: f64, names: [&str; 2]) -> String {
     } else {
         format!("{number:?}")
     }
-}
-
-/// Implements the filter `truncate` with its arguments by place or by name.
-#[expect(clippy::needless_pass_by_value, reason = "a filter takes them so")]
-fn truncate(state: &mut State, value: &Jinja, args: Rest<Jinja>, named: Kwargs) -> Result<Jinja, Error> {
-    let by_place = ["length", "killwords", "end", "leeway"].into_iter().zip(args.iter().cloned());
-    let mut all: Vec<(String, Jinja)> = by_place.map(|(name, value)| (name.to_owned(), value)).collect();
-    for name in named.args() {
-        all.push((name.to_owned(), named.get(name)?));
-    }
-    minijinja_contrib::filters::truncate(state, value, all.into_iter().collect())
-}
-
-/// Implements the filter `urlencode` for a text.
-fn urlencode(text: &str) -> String {
-    text.bytes().fold(String::new(), |mut out, byte| {
-        if byte.is_ascii_alphanumeric() || b"_.-~/".contains(&byte) {
-            out.push(byte.into());
-        } else {
-            let _ = write!(out, "%{byte:02X}");
-        }
-        out
-    })
 }
 
 /// Implements the test `iterable` as in Python: undefined values and strings are iterable, `none` is not.
