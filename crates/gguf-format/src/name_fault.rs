@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::{Array, Metadata, Value};
 
 /// Parts of `general.name`, in lower case, by which llama.cpp takes a vocabulary for Phi-3's.
-const NAMES: [&str; 2] = ["phi-3", "phi3"];
+pub const PHI_3: [&str; 2] = ["phi-3", "phi3"];
 /// Tokens that it then looks up; without one of them it does not load the file.
 const TOKENS: [&str; 4] = ["</s>", "<unk>", "<s>", "<|endoftext|>"];
 /// Pre-tokenizers and architectures that have rules of their own before this one.
@@ -17,7 +17,7 @@ const OTHERS: [&str; 5] = ["jina-v2-de", "jina-v2-es", "jina-v2-code", "nomic-be
 pub fn name_fault(metadata: &Metadata) -> Option<String> {
     let word = |key| metadata.get(key).and_then(Value::as_str).unwrap_or_default();
     let name = word("general.name").to_ascii_lowercase();
-    let part = NAMES.iter().find(|part| name.contains(**part))?;
+    let part = PHI_3.iter().find(|part| name.contains(**part))?;
     let own = [word("tokenizer.ggml.pre"), word("general.architecture")];
     if OTHERS.iter().any(|other| own.iter().any(|own| own.contains(other))) {
         return None;

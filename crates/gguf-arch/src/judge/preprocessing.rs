@@ -16,6 +16,8 @@ const TOLERANCE: f64 = 1e-6;
 /// # Errors
 /// [`MissingInput::FileValue`] for a value that transformers does not take either.
 pub fn settle_preprocessor(preprocessor: &mut Map<String, Json>) -> Result<(), MissingInput> {
+    // A null counts as absent.
+    preprocessor.retain(|_, value| !value.is_null());
     let is_off = |key: &str| preprocessor.get(key) == Some(&Json::Bool(false));
     let is_plain = is_off("do_normalize");
     let range = match preprocessor.get("rescale_factor") {
@@ -74,7 +76,11 @@ mod tests {
                 [0.2, 0.1, 0.3],
             ),
             (json!({"image_mean": 0.5, "image_std": 1}), [0.5; 3], [1.0; 3]),
-            (json!({"image_mean": [0, 0, 0], "image_std": [1, 1, 1]}), [0.0; 3], [1.0; 3]),
+            (
+                json!({"image_mean": [0, 0, 0], "image_std": [1, 1, 1], "rescale_factor": null}),
+                [0.0; 3],
+                [1.0; 3],
+            ),
             (json!({"image_mean": 0.5, "image_std": 0.5, "do_normalize": false}), [0.0; 3], [1.0; 3]),
             (json!({"do_normalize": false, "do_rescale": true}), [0.0; 3], [1.0; 3]),
             (

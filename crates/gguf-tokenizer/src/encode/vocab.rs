@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use gguf_format::name_fault::PHI_3;
 use gguf_format::{Array, Metadata, Value};
 
 use super::EncodeError;
@@ -369,7 +370,7 @@ impl Vocab {
             || has(arch, &["nomic-bert-moe", "jina-bert-v3"])
         {
             self.strips.extend(self.id(b"<mask>").map(|id| (id, Strip::Left)));
-        } else if has(&name, &["phi-3", "phi3"]) {
+        } else if has(&name, &PHI_3) {
             let special =
                 |kind| matches!(kind, TokenType::Control | TokenType::UserDefined | TokenType::Unknown);
             let plain = ["<unk>", "<s>", "<|endoftext|>"].map(|text| self.id(text.as_bytes()));
