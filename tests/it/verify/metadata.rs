@@ -67,6 +67,7 @@ pub(super) fn value(kind: &str, json: &Json) -> Value {
 /// Cases with a key that intentionally differs from llama.cpp's converter.
 const OWN_KEYS: &[(&str, &str)] = &[
     ("cohere2/zero_biases", "rope.dimension_count"),
+    ("deepseek2/v2_defaults", "q_lora_rank"),
     ("deepseek/gqa_tied_yarn", "rope.scaling.type"),
     ("llama/rope_yarn", "rope.scaling.attn_factor"),
     ("olmo2/olmo3", "rope.scaling.attn_factor"),
