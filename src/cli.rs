@@ -180,12 +180,22 @@ pub fn size(text: &str) -> Result<u64, String> {
     parse_bytes(text).ok_or_else(|| "a size such as `4096`, `128M` or `1.5G` expected".to_owned())
 }
 
-/// Parses `--split-max-size` as llama.cpp does: `300M`, `2G`, powers of 1000. For `value_parser = cli::split_size`.
+/// Parses a size that is not 0. For `value_parser = cli::size_above_0`.
+pub fn size_above_0(text: &str) -> Result<u64, String> {
+    size(text).and_then(|n| if n > 0 { Ok(n) } else { Err("a size above 0 expected".to_owned()) })
+}
+
+/// Parses a name that is not blank. For `value_parser = cli::name`.
+pub fn name(text: &str) -> Result<String, String> {
+    if text.trim().is_empty() { Err("a name expected".to_owned()) } else { Ok(text.to_owned()) }
+}
+
+/// Parses `--split-max-size` as llama.cpp does, and in either case: `300M`, `2g`, powers of 1000. For `value_parser = cli::split_size`.
 pub fn split_size(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.as_bytes().last() {
-        Some(b'K') => (&text[..text.len() - 1], 1_000),
-        Some(b'M') => (&text[..text.len() - 1], 1_000_000),
-        Some(b'G') => (&text[..text.len() - 1], 1_000_000_000),
+        Some(b'K' | b'k') => (&text[..text.len() - 1], 1_000),
+        Some(b'M' | b'm') => (&text[..text.len() - 1], 1_000_000),
+        Some(b'G' | b'g') => (&text[..text.len() - 1], 1_000_000_000),
         _ => (text, 1),
     };
     let n_bytes = digits.parse::<u64>().ok().and_then(|n| n.checked_mul(factor));
@@ -473,6 +483,10 @@ mod tests {
     fn split_sizes_are_decimal() {
         assert_eq!(split_size("2G"), Ok(2_000_000_000));
         assert_eq!(split_size("300M"), Ok(300_000_000));
+        assert_eq!(split_size("500k"), Ok(500_000));
+        assert!(size_above_0("0").is_err() && size_above_0("0G").is_err());
+        assert_eq!(size_above_0("1K"), size("1k"));
+        assert!(name("").is_err() && name(" \t").is_err() && name("a b").is_ok());
         assert_eq!(split_size("4096"), Ok(4096));
         for bad in ["", "G", "0", "-1M", "1.5G", "2T", "99999999999999G"] {
             assert!(split_size(bad).is_err(), "{bad}");

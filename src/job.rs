@@ -50,7 +50,7 @@ use std::path::PathBuf;
 use crate::convert::ConvertOptions;
 use crate::quantize::{FileType, QuantizeOptions};
 
-pub use beside_text::{beside_text, in_parts};
+pub use beside_text::{beside_text, in_parts, must_be_language_model};
 pub use calibration::{
     Calibration, CalibrationPlan, CalibrationReport, HeldOutFacts, KindFacts, OwnText, TextFacts,
 };

@@ -13,20 +13,27 @@ import pathlib
 import sys
 
 import jinja2
-from transformers.utils.chat_template_utils import render_jinja_template
+from transformers.utils import chat_template_utils
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "fixtures" / "chat"
-NOW = datetime.datetime(2024, 7, 26, 12)
+
+
+class Fixed(datetime.datetime):
+    @classmethod
+    def now(cls):
+        return cls(2024, 7, 26, 12)
+
+
+chat_template_utils.datetime = Fixed
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
 def render(template, messages):
     try:
-        text = render_jinja_template(
-            conversations=[messages],
+        text = chat_template_utils.render_jinja_template(
+            conversations=[chat_template_utils._normalize_chat_messages(messages)],  # as apply_chat_template does
             chat_template=template,
             add_generation_prompt=False,
-            strftime_now=lambda form: NOW.strftime(form),
             **TOKENS,
         )[0][0]
         return {"text": text}

@@ -12,8 +12,8 @@ an architecture show no tensor that comes with it, there is no row; nor where a 
 the one without the other.
 
 `--taken` adds to each row, beside "?", the architectures whose loader (`load_arch_tensors`) takes the tensor without a row
-above; "*" stands for all that take the weight of the same name. It adds beside "=" those that take the matrix only with the
-embedding's width on both sides.
+above; "*" stands for all that take the weight of the same name. It adds beside "=" those that take what is as wide as all
+heads only with the embedding's width: the matrix behind them, norms of queries and keys.
 """
 import collections
 import ctypes
@@ -67,9 +67,14 @@ LOADER = [
     (ROUTED, f"{EXPERTS} & expert_latent_length", "kimi-k3"),
 ]
 # Required by the loader, although a file of fixtures/cards, as llama.cpp's converter writes it, lacks them.
-UNWRITTEN = {"blk.N.attn_qkv.bias": ("attn_qkv.weight", "gptneox"), "blk.N.attn_output.bias": ("attn_output.weight", "gptneox")}
-# The matrix behind the heads.
-OUTPUT = "blk.N.attn_output.weight"
+UNWRITTEN = {
+    "blk.N.attn_qkv.bias": ("attn_qkv.weight", "gptneox"),
+    "blk.N.attn_output.bias": ("attn_output.weight", "gptneox"),
+    # Not by the loader, but the graph adds it in any case.
+    "blk.N.ssm_conv1d.bias": ("ssm_conv1d.weight", "falcon-h1 granitehybrid nemotron_h nemotron_h_moe"),
+}
+# What is as wide as all heads, and its shape where the loader takes their width for that of the embedding.
+OF_ALL_HEADS = {"ATTN_OUT": "n_embd, n_embd", "ATTN_Q_NORM": "n_embd", "ATTN_K_NORM": "n_embd"}
 # Rows that a configuration decides in a way that no file shows.
 LEFT_OUT = {"rope_freqs.weight"}
 # A name that llama.cpp's converter writes for a checkpoint that its convert_pt_to_hf.py has not prepared.
@@ -208,8 +213,8 @@ def pairs_of(body):
 
 
 def taken(source):
-    """The kinds of tensors that each loader takes by architecture, the architectures with a square matrix behind the heads, and
-    the kinds of all."""
+    """The kinds of tensors that each loader takes by architecture, the architectures whose heads are together as wide as the
+    embedding by kind, and the kinds of all."""
     arch, model = (Path(source, name).read_text() for name in ("llama-arch.cpp", "llama-model.cpp"))
     archs = dict(re.findall(r'\{ *(LLM_ARCH_\w+), *"([^"]+)"', arch))
     table = arch.split("LLM_TENSOR_NAMES = {")[1].split("\n};")[0]
@@ -219,17 +224,18 @@ def taken(source):
     for path in Path(source, "models").glob("*.cpp"):
         for own, body in re.findall(r"void (llama_model_\w+)::load_arch_tensors\(.*?\) \{(.*?)\n\}", path.read_text(), re.S):
             body = re.sub(r"//[^\n]*", "", body)
-            outputs = set(re.findall(r'LLM_TENSOR_ATTN_OUT, *"weight"[^{]*\{ *([^}]*?) *\}', body))
-            bodies[own] = pairs_of(body), outputs == {"n_embd, n_embd"}
-    loaders, squares, waiting = {}, [], []
+            shapes = {tensor: set(re.findall(rf'LLM_TENSOR_{tensor}, *"weight"[^{{]*\{{ *([^}}]*?) *\}}', body)) for tensor in OF_ALL_HEADS}
+            bodies[own] = pairs_of(body), [tensor for tensor, shape in OF_ALL_HEADS.items() if shapes[tensor] == {shape}]
+    loaders, squares, waiting = {}, collections.defaultdict(list), []
     for line in model.split("llama_model_mapping(llm_arch arch")[1].split("\n}\n")[0].splitlines():
         waiting += [archs[case] for case in re.findall(r"case (LLM_ARCH_\w+):", line)]
         for own in re.findall(r"new (llama_model_\w+)", line):
             while own not in bodies:
                 own = bases[own]
-            pairs, is_square = bodies[own]
+            pairs, square = bodies[own]
             kinds = {names[tensor] + (end and f".{end}") for tensor, end in pairs}
-            squares += waiting if is_square else []
+            for tensor in square:
+                squares[names[f"LLM_TENSOR_{tensor}"] + ".weight"] += waiting
             loaders.update({name: kinds for name in waiting if name != "clip"})
             waiting = []
     every = model.split("// generic pass")[1].split("done_getting_tensors")[0]
@@ -246,7 +252,8 @@ def add_taken(source, output):
         for kind in kinds:
             if not any(arch in names for names in rows[kind].values()):
                 rows[kind]["?"].append(arch)
-    rows[OUTPUT]["="] = sorted(squares)
+    for kind, archs in squares.items():
+        rows[kind]["="] = sorted(archs)
     rows[UNPREPARED[0]]["?"] = [UNPREPARED[1]]
     for kind in of_all:
         rows[kind]["?"] = ["*"]
@@ -295,7 +302,7 @@ def main():
                 rows[kind][EXPERTS].remove(arch)
             rows[kind][condition].append(arch)
     for kind, (beside, arch) in UNWRITTEN.items():
-        rows[kind][beside] = sorted({*rows[kind][beside], arch})
+        rows[kind][beside] = sorted({*rows[kind][beside], *arch.split(" ")})
     write(rows, output)
 
 

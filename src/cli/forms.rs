@@ -11,7 +11,8 @@ use crate::gguf::FileType;
 
 /// Form of a command line, as an expression in which TYPE is any file type; and the line that is meant, or advice that
 /// begins with `:`. The first form that fits is used.
-const FORMS: [(&str, &str); 18] = [
+const FORMS: [(&str, &str); 19] = [
+    (r" -(?: |$)", ":`-` is the name of a file here: nothing is read from standard input"),
     (r"^gguf-quantize (TYPE) (\S+)( \S+)?$", "gguf-quantize $2$3 $1"),
     (
         r"^gguf-convert (?:gguf2hf )?(\S+\.gguf)(?: .*)? --(?:type|outtype)[ =](TYPE)( .*)?$",
@@ -124,6 +125,9 @@ fn other_command(program: &Command, words: &[&str]) -> Option<String> {
     let is_command = |word: &str| is_command(program, word);
     let first = *words.get(1)?;
     let mut words = words.to_vec();
+    if first == "-" {
+        return None;
+    }
     if first.starts_with('-') {
         let at = words.iter().position(|word| is_command(word));
         let command = match at {
@@ -202,6 +206,9 @@ mod tests {
             ("gguf-quantize a b nf4", "`q4_k_m`"),
             ("gguf-quantize a b awq", "`q4_k_m`"),
             ("gguf-inspect org/name:Q4_K_M", "ORG/NAME/FILE.gguf"),
+            ("gguf-quantize - out.gguf q4_0", "standard input"),
+            ("gguf-convert -", "standard input"),
+            ("gguf-verify m.gguf -f -", "standard input"),
         ] {
             assert!(offered(line).is_some_and(|text| text.contains(advice)), "{line}");
         }

@@ -59,7 +59,9 @@ pub(super) fn failure(error: JobError) -> anyhow::Error {
         JobError::Types(error) => usage(error),
         JobError::Convert(error) => error.into(),
         JobError::Gguf(error) => error.into(),
-        error @ JobError::NotAModel { .. } => error.into(),
+        error @ (JobError::NotAModel { .. }
+        | JobError::NotALanguageModel { .. }
+        | JobError::Dropped { .. }) => error.into(),
         JobError::Guard(error) => error.into(),
         JobError::NameTaken(error) => error.into(),
         JobError::Folder(error) => error.into(),

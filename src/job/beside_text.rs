@@ -3,9 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use crate::arch::diffusion::DiffusionRules;
-use crate::core::TensorMeta;
 use crate::core::text::{escape, plural};
-use crate::gguf::{Metadata, Value};
+use crate::core::{TensorMeta, TensorSource as _};
+use crate::gguf::{GgufFile, Metadata, Value};
+use crate::job::input::must_be_model;
+use crate::job::{JobError, Result};
 
 const VOCABULARY: &str = "a vocabulary without weights";
 const IMAGES: &str = "an image or video model";
@@ -30,6 +32,27 @@ pub fn beside_text(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<&'stat
         _ if tensors.is_empty() && metadata.contains("tokenizer.ggml.tokens") => Some(VOCABULARY),
         _ => DiffusionRules::of_file(metadata, tensors).ok().flatten().map(|_| IMAGES),
     }
+}
+
+/// Refuses a file that is no language model.
+pub fn must_be_language_model(file: &GgufFile) -> Result<()> {
+    must_be_model(file)?;
+    match beside_text(file.metadata(), file.tensors()) {
+        Some(what) => Err(JobError::NotALanguageModel { path: file.path().to_owned(), what }),
+        None => Ok(()),
+    }
+}
+
+/// Returns the hint about what to do with a file that is no language model.
+pub(super) fn hint(what: &str) -> Vec<String> {
+    let text = match what {
+        ADAPTER => "give its model; `gguf-convert merge-lora BASE DIR` merges an adapter into it",
+        IMAGES => {
+            "`gguf-quantize` and `gguf-verify` take it; it has no form of transformers, and no text runs through it"
+        }
+        _ => "give the language model that it belongs to",
+    };
+    vec![text.to_owned()]
 }
 
 /// Returns the warning about a file in parts that its readers take from one file.

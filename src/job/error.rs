@@ -9,6 +9,7 @@ use crate::core::Hint;
 use crate::core::output::{GuardError, OutputError, OutputKind};
 use crate::engine::EngineError;
 use crate::gguf::{GgufError, ImatrixError, Value, WriteError};
+use crate::job::beside_text;
 use crate::job::input::OpenedInput;
 use crate::job::ladder::FolderError;
 use crate::job::recipe::RecipeError;
@@ -31,6 +32,10 @@ pub enum JobError {
     Gguf(#[from] GgufError),
     #[error("{}: this is {kind}, not a model", path.display())]
     NotAModel { path: PathBuf, kind: OutputKind },
+    #[error("{}: this is {what}, not a language model", path.display())]
+    NotALanguageModel { path: PathBuf, what: &'static str },
+    #[error("{error}")]
+    Dropped { pattern: String, error: Box<ConvertError> },
     #[error(transparent)]
     Guard(#[from] GuardError),
     #[error(transparent)]
@@ -76,6 +81,10 @@ impl Hint for JobError {
             Self::NotAModel { .. } => {
                 vec!["`--imatrix FILE` gives it to a quantization of its model".to_owned()]
             }
+            Self::NotALanguageModel { what, .. } => beside_text::hint(what),
+            Self::Dropped { pattern, .. } => vec![format!(
+                "`--drop {pattern}` leaves it out, and the model needs it: give a pattern of other names, as in '^prefix\\.'"
+            )],
             Self::Guard(error) => error.hints(),
             Self::NameTaken(error) => error.hints(),
             Self::Folder(error) => error.hints(),

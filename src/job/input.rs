@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::arch::OutType;
+use regex::Regex;
+
 use crate::arch::diffusion::DiffusionRules;
+use crate::arch::{ArchError, OutType};
 use crate::convert::{
     AdapterConversion, AdapterOptions, Conversion, ConvertError, ConvertOptions, DiffusionConversion,
     FlmOptions, ModelSource, Piece,
@@ -170,7 +172,24 @@ fn image_rules(file: &GgufFile) -> Option<DiffusionRules> {
 }
 
 fn conversion(source: ModelSource, options: &ConvertOptions) -> Result<OpenedInput> {
-    Ok(OpenedInput::Conversion(Box::new(Conversion::of(source, options)?)))
+    let conversion = Conversion::of(source, options).map_err(|error| of_drops(error, &options.drop))?;
+    Ok(OpenedInput::Conversion(Box::new(conversion)))
+}
+
+/// Names the pattern of `--drop` that leaves out what an error misses.
+fn of_drops(error: ConvertError, patterns: &[Regex]) -> JobError {
+    let missing: Vec<&String> = match &error {
+        ConvertError::Arch(ArchError::Missing { names, .. } | ArchError::Alone { lacks: names, .. }) => {
+            names.iter().collect()
+        }
+        ConvertError::Arch(ArchError::Stack { missing, .. }) => vec![missing],
+        _ => Vec::new(),
+    };
+    let is_its = |pattern: &&Regex| missing.iter().any(|name| pattern.is_match(name));
+    match patterns.iter().find(is_its).map(ToString::to_string) {
+        Some(pattern) => JobError::Dropped { pattern, error: Box::new(error) },
+        None => error.into(),
+    }
 }
 
 /// Opened model: headers are read, weights are not.

@@ -226,8 +226,21 @@ impl Ladder {
         }
     }
 
-    /// Job that reads the same model with the same options, for a file of its own; in parts if `is_split`.
-    fn alone(&self, rung: &Rung, target: PathBuf, is_split: bool) -> Result<Job> {
+    /// Options of a conversion that writes a type by itself, with the keys that a quantization sets. `metadata` has the keys
+    /// before.
+    fn converted(&self, types: &JobTypes, metadata: &Metadata) -> Result<ConvertOptions> {
+        let mut options = self.convert.clone();
+        if !matches!(types, JobTypes::Mixture { .. } | JobTypes::Size { .. }) {
+            for set in &self.quantize.overrides {
+                options.set.push((set.key.clone(), set.value_in(metadata)?));
+            }
+        }
+        Ok(options)
+    }
+
+    /// Job that reads the same model with the same options, for a file of its own; in parts if `is_split`. `metadata` has the
+    /// model's keys.
+    fn alone(&self, rung: &Rung, target: PathBuf, is_split: bool, metadata: &Metadata) -> Result<Job> {
         let types = match (rung.most_kld, &self.input) {
             (Some(kld), _) => JobTypes::Size { target: FileTarget::Kld(kld), candidates: Vec::new() },
             (None, JobInput::Gguf(_)) => JobTypes::mixture(rung.types.file_type),
@@ -245,7 +258,15 @@ impl Ladder {
             let work_dir = calibration.work_dir.as_ref().map(|folder| folder.join(&rung.name));
             Calibration { work_dir, ..calibration.clone() }
         });
-        Ok(Job { types, output, calibration, quantize: rung.types.options(&self.quantize), ..common })
+        let convert = self.converted(&types, metadata)?;
+        Ok(Job {
+            types,
+            output,
+            calibration,
+            convert,
+            quantize: rung.types.options(&self.quantize),
+            ..common
+        })
     }
 
     /// Returns true if the rounding of a type is calibrated: that of types that only quantization gives, and that are chosen.

@@ -9,7 +9,7 @@ use crate::core::text::{bytes, escape, plural};
 use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::split::part_path;
 use crate::gguf::{
-    LayoutOptions, Metadata, Share, SplitSpec, WriteError, WriteOptions, WriteReport, plan_files,
+    GgufFile, LayoutOptions, Metadata, Share, SplitSpec, WriteError, WriteOptions, WriteReport, plan_files,
 };
 use crate::job::default_name::{self, Unnamed};
 use crate::job::input::OpenedInput;
@@ -247,7 +247,8 @@ impl Job {
         };
         WriteOptions {
             layout: LayoutOptions {
-                endian: self.output.endian,
+                // A file keeps its byte order.
+                endian: opened.file().map_or(self.output.endian, GgufFile::endian),
                 pad_header: !self.convert.vocab_only,
                 ..LayoutOptions::default()
             },

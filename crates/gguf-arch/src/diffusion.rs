@@ -12,8 +12,8 @@ mod modules;
 mod registry;
 mod rules;
 
-pub use alike::Unlike;
-pub use card::{DiffusionCard, ImageTask, RefusedLayout};
+pub use alike::{Unequal, Unlike};
+pub use card::{DiffusionCard, ImageTask, RefusedLayout, Setting};
 pub use common::{Class, ClassTypes, CommonRules, NamePrefix};
 pub use layout::{Halves, Layout, LayoutProblem, LayoutTensor};
 pub use registry::{DiffusionCards, Recognition};

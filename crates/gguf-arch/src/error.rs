@@ -70,7 +70,14 @@ pub enum ArchError {
     #[error("`{key}`: {value} is not a {expected}")]
     KeyValue { key: String, value: String, expected: ValueType },
     #[error("{} of the checkpoint's tensors {} unknown to architecture `{card}`: {}", names.len(), if names.len() == 1 { "is" } else { "are" }, first_few(names))]
-    Leftover { card: String, names: Vec<(String, Option<String>)>, drop: Option<String> },
+    Leftover {
+        card: String,
+        names: Vec<(String, Option<String>)>,
+        /// Pattern of these names, if the model may be whole without them.
+        drop: Option<String>,
+        /// A tensor inside of the module of a matrix, and the matrix.
+        within: Option<Box<(String, String)>>,
+    },
     #[error("{} of the checkpoint's tensors belong to an adapter that is not merged: {}", names.len(), first_few_names(names))]
     Unmerged { names: Vec<String> },
     #[error("the checkpoint lacks {}{}", first_few_names(names), if *more { " and more" } else { "" })]
@@ -118,6 +125,8 @@ pub enum ArchError {
     OnlyHeads,
     #[error("tensor `{}`: `{op}` cannot be undone", escape(tensor))]
     NoInverse { tensor: String, op: &'static str },
+    #[error("`{class}` of transformers has no `{tensor}`, which the runtime adds")]
+    NoBias { tensor: String, class: String },
     #[error("`{target}`: shape {shape} cannot be stored")]
     Shape { target: String, shape: String },
 }

@@ -1,5 +1,7 @@
 //! Runs a card backwards: from a GGUF file's metadata and tensors to a checkpoint's configuration and tensors.
 
+mod biases;
+mod completed;
 mod config;
 mod inverse_rows;
 mod member;
@@ -62,7 +64,12 @@ pub fn invert(
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
     let card = registry.by_gguf(arch).ok_or_else(|| ArchError::UnknownArch { arch: arch.to_owned() })?;
     let by = |card| invert_by(card, arch, metadata, tensors, rope_freqs, values);
-    by(card).or_else(|error| registry.variants_back(arch).find_map(|variant| by(variant).ok()).ok_or(error))
+    by(card).or_else(|error| {
+        // A variant has another class, which may have the bias and not what the file's own class has.
+        let mut variants =
+            registry.variants_back(arch).filter(|_| !matches!(error, ArchError::NoBias { .. }));
+        variants.find_map(|variant| by(variant).ok()).ok_or(error)
+    })
 }
 
 fn invert_by(
@@ -73,6 +80,7 @@ fn invert_by(
     rope_freqs: Option<&RopeFreqsLlama3>,
     values: Option<&dyn WeightSource>,
 ) -> Result<Inverse> {
+    let metadata = &completed::completed(card, metadata, tensors);
     let mut scope = Scope {
         lets: Some(&card.lets),
         tables: Some(&card.tables),
@@ -107,13 +115,14 @@ fn invert_by(
             outputs.push(output);
         }
     }
+    let dropped = inverter.dropped;
+    biases::settle(&mut scope.config, &outputs)?;
     outputs.sort_by(|a: &OutputSpec, b| a.name.cmp(&b.name));
     let mut seen = HashSet::new();
     if let Some(twice) = outputs.iter().find(|output| !seen.insert(output.name.as_str())) {
         let name = twice.name.clone();
         return Err(ArchError::TwoSources { first: name.clone(), second: name.clone(), target: name });
     }
-    let dropped = inverter.dropped;
     Ok(Inverse { card: card.clone(), config: scope.config, outputs, dropped, inexact })
 }
 
@@ -175,7 +184,7 @@ impl Inverter<'_> {
             (name.clone(), found.map(str::to_owned))
         };
         let names = leftovers.into_iter().enumerate().map(near).collect();
-        Err(ArchError::Leftover { card: self.card.name(), names, drop: None })
+        Err(ArchError::Leftover { card: self.card.name(), names, drop: None, within: None })
     }
 
     /// Returns true if the card generates a tensor. Constants may be generated only where the model has no such tensor.

@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::{Map, Value};
+
 use crate::files::counted;
 use crate::pieces::of_notes;
 use crate::shards::SafetensorsShards;
@@ -16,10 +18,17 @@ const INDEX: &str = ".safetensors.index.json";
 const TORCH: [&str; 4] = [".pt", ".pth", ".ckpt", ".bin"];
 /// Stem of the weights in a folder of diffusers.
 const DIFFUSERS: &str = "diffusion_pytorch_model";
+/// Configuration of a model, and of the sampling of a pipeline of diffusers.
+const CONFIG: &str = "config.json";
+const SCHEDULER: &str = "scheduler/scheduler_config.json";
+const PIPELINE_INDEX: &str = "model_index.json";
 /// Maximum number of files of a folder that are looked at.
 const MAX_PLACES: usize = 16;
 /// Folders of the denoising model in a pipeline of diffusers.
 const PIPELINE: [&str; 2] = ["transformer", "unet"];
+
+/// Configuration file: its name in the folder, and its members.
+pub type NamedConfig = (&'static str, Map<String, Value>);
 
 /// Weights of a model that has no configuration, in the order in which their data is stored.
 #[derive(Debug)]
@@ -80,11 +89,11 @@ impl BarePath {
     fn in_folder(path: &Path, limits: &Limits) -> Result<Vec<Self>, CheckpointError> {
         let dir = ModelDir::without_config(path, None, limits);
         let names = dir.file_names()?;
-        let is_pipeline = dir.file("model_index.json").is_some();
+        let is_pipeline = dir.file(PIPELINE_INDEX).is_some();
         if (is_of_language(&dir) && !is_pipeline) || names.iter().any(|name| name == "adapter_config.json") {
             return Ok(Vec::new());
         }
-        let is_certain = is_pipeline || dir.file("config.json").is_some();
+        let is_certain = is_pipeline || dir.file(CONFIG).is_some();
         let places = BarePlace::among(&names).into_iter();
         let own = places.map(|place| Self { path: path.to_owned(), dir: path.to_owned(), place, is_certain });
         let mut found: Vec<Self> = own.collect();
@@ -131,7 +140,7 @@ fn is_of_language(dir: &ModelDir) -> bool {
         return true;
     }
     // Configurations of diffusers, and of models in their form, name a class and no architecture.
-    match dir.json("config.json") {
+    match dir.json(CONFIG) {
         Ok(Some(config)) => !config.contains_key("_class_name"),
         Ok(None) => false,
         // Whoever needs the configuration reports what is wrong with it.
@@ -162,6 +171,10 @@ impl BarePlace {
             return vec![own];
         }
         if found.is_empty() {
+            // Variants of other precision are beside it.
+            if let Some(own) = names.iter().find(|name| **name == format!("{DIFFUSERS}.bin")) {
+                return vec![Self::File(own.clone())];
+            }
             let torch = names.iter().filter(|name| TORCH.iter().any(|end| name.ends_with(end)));
             found.extend(torch.map(|name| Self::File(name.clone())));
         }
@@ -180,7 +193,7 @@ impl BareWeights {
     pub fn name(&self) -> std::io::Result<String> {
         let of_folder = |path: &Path| ModelDir::without_config(path, None, self.dir.limits()).name();
         let own = if self.path.is_dir() {
-            let pipeline = self.path.parent().filter(|parent| parent.join("model_index.json").is_file());
+            let pipeline = self.path.parent().filter(|parent| parent.join(PIPELINE_INDEX).is_file());
             of_folder(pipeline.unwrap_or(&self.path))?
         } else {
             self.path.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
@@ -190,8 +203,7 @@ impl BareWeights {
 
     /// Returns the folders of a pipeline with further denoising models, such as `transformer_2`.
     pub fn further_models(&self) -> Vec<String> {
-        let Some(pipeline) = self.path.parent().filter(|parent| parent.join("model_index.json").is_file())
-        else {
+        let Some(pipeline) = self.path.parent().filter(|parent| parent.join(PIPELINE_INDEX).is_file()) else {
             return Vec::new();
         };
         let is_further = |name: &String| {
@@ -199,12 +211,23 @@ impl BareWeights {
             PIPELINE.iter().any(|stem| is_numbered(stem)) && !self.path.ends_with(name)
         };
         let entries = fs_err::read_dir(pipeline).into_iter().flatten().flatten();
-        let folders = entries.filter(|entry| entry.path().join("config.json").is_file());
+        let folders = entries.filter(|entry| entry.path().join(CONFIG).is_file());
         let mut names: Vec<String> =
             folders.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         names.retain(is_further);
         names.sort_unstable();
         names
+    }
+
+    /// Returns the configuration files beside the weights, by their names in the folder of the model or of its pipeline.
+    pub fn configs(&self) -> Result<Vec<NamedConfig>, CheckpointError> {
+        let own = self.dir.json(CONFIG)?.map(|json| (CONFIG, json));
+        let pipeline = self.dir.path().parent().filter(|parent| parent.join(PIPELINE_INDEX).is_file());
+        let of_pipeline = pipeline
+            .map(|path| ModelDir::without_config(path, None, self.dir.limits()).json(SCHEDULER))
+            .transpose()?
+            .flatten();
+        Ok(own.into_iter().chain(of_pipeline.map(|json| (SCHEDULER, json))).collect())
     }
 
     /// Returns what becomes of the notes in the headers of the files.
@@ -223,7 +246,7 @@ impl BareWeights {
     pub fn paths(&self) -> Vec<PathBuf> {
         let parts = self.container.parts();
         let mut paths: Vec<PathBuf> = parts.iter().map(|part| self.dir.path().join(part.name)).collect();
-        paths.extend(self.dir.file("config.json"));
+        paths.extend(self.dir.file(CONFIG));
         paths
     }
 
@@ -257,6 +280,8 @@ mod tests {
         let variants = ["diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.safetensors"];
         assert_eq!(among(&variants), [file("diffusion_pytorch_model.safetensors")]);
         assert_eq!(among(&["m.pt"]), [file("m.pt")]);
+        let variants = ["diffusion_pytorch_model.bin", "diffusion_pytorch_model.fp16.bin"];
+        assert_eq!(among(&variants), [file("diffusion_pytorch_model.bin")]);
         assert_eq!(among(&["readme.md"]), []);
         assert_eq!(
             among(&["a.safetensors", "b.safetensors"]),

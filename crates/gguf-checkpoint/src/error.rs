@@ -113,6 +113,13 @@ impl Hint for CheckpointError {
                 }
                 None => "give the directory that holds `config.json` and the weights",
             },
+            Self::NotADirectory { path } if is_safetensors(path) => {
+                let folder = "give the directory that holds `config.json` and the weights";
+                return vec![folder.to_owned(), OF_IMAGES.to_owned()];
+            }
+            Self::FileMissing { dir: path, .. } | Self::NoWeights { dir: path, .. } if is_of_images(path) => {
+                OF_IMAGES
+            }
             Self::FileMissing { name: "params.json", .. } => {
                 "Mistral's own format is `params.json` next to `consolidated*.safetensors`"
             }
@@ -195,6 +202,25 @@ impl Hint for CheckpointError {
         };
         vec![hint.to_owned()]
     }
+}
+
+/// Hint for users that give an image or video model, or its LoRA, in place of a language model.
+const OF_IMAGES: &str = "`gguf-convert hf2gguf` converts image and video models; their LoRAs are not merged: the runtime applies \
+                         them to the GGUF as they are (ComfyUI: LoraLoader)";
+
+fn is_safetensors(path: &Path) -> bool {
+    path.extension().is_some_and(|end| end.eq_ignore_ascii_case("safetensors"))
+}
+
+/// Returns true for a folder of diffusers: a pipeline, a model, or a LoRA.
+fn is_of_images(dir: &Path) -> bool {
+    const FILES: [&str; 4] = [
+        "model_index.json",
+        "diffusion_pytorch_model.safetensors",
+        "diffusion_pytorch_model.safetensors.index.json",
+        "pytorch_lora_weights.safetensors",
+    ];
+    FILES.iter().any(|name| dir.join(name).is_file())
 }
 
 /// Maximum number of entries of a folder that are looked at for a hint.

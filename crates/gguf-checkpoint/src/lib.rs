@@ -30,7 +30,7 @@ use gguf_core::{WeightMeta, WeightSource};
 use wrappers::Owner;
 
 pub use adapter::{AdapterDir, MLX_WAY_OUT, unmerged_adapter};
-pub use bare::{BarePath, BareWeights};
+pub use bare::{BarePath, BareWeights, NamedConfig};
 pub use channels::ChannelsFirst;
 pub use config::{ModelDir, load_object, parse_object};
 pub use error::{CheckpointError, hub_id};

@@ -15,19 +15,6 @@ use crate::{CheckpointError, ModelDir};
 const DESCRIPTION: &str = "quant_model_description";
 const WEIGHTS: &str = "quant_model_weight";
 
-/// Keys that are not tensor names.
-const RESERVED: &[&str] = &[
-    "fa_quant_type",
-    "group_size",
-    "kv_cache_type",
-    "kv_quant_type",
-    "metadata",
-    "model_quant_type",
-    "optional",
-    "reduce_quant_type",
-    "version",
-];
-
 /// A parsed description file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Description {
@@ -66,15 +53,13 @@ impl Description {
 
 /// Returns the labels of tensors, or the key of the first label that is not text.
 fn labels(object: &Map<String, Value>) -> Result<BTreeMap<String, String>, String> {
-    // `<module>.quant_type` describes the computation of attention, not a tensor.
-    let is_tensor = |key: &str| !RESERVED.contains(&key) && key.rsplit('.').next() != Some("quant_type");
-    // Newer programs describe the whole by further keys: a tensor's name has a point, and its label is text.
-    let is_of_all = |(key, value): &(&String, &Value)| !key.contains('.') && !value.is_string();
+    // A tensor's name has a point, keys of the whole have none. `<module>.quant_type` describes how attention is computed.
+    let is_tensor = |key: &str| key.rsplit_once('.').is_some_and(|(_, last)| last != "quant_type");
     let label = |(key, value): (&String, &Value)| match value.as_str() {
         Some(label) => Ok((key.clone(), label.to_owned())),
         None => Err(key.clone()),
     };
-    object.iter().filter(|row| is_tensor(row.0) && !is_of_all(row)).map(label).collect()
+    object.iter().filter(|row| is_tensor(row.0)).map(label).collect()
 }
 
 /// Returns the only description among the files of a directory.

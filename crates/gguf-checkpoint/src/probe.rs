@@ -164,6 +164,11 @@ static PROBES: &[FormatProbe] = &[
         handling: FormatHandling::Refused { what: "an adapter of an old MLX", way_out: super::MLX_WAY_OUT },
     },
     FormatProbe {
+        starts: "weights",
+        ends: &[".npz"],
+        handling: FormatHandling::Refused { what: "a checkpoint of an old MLX", way_out: MLX_MODEL_WAY_OUT },
+    },
+    FormatProbe {
         starts: "adapters.",
         ends: &["safetensors"],
         handling: FormatHandling::Refused {
@@ -213,6 +218,8 @@ const fn refused(
 ) -> FormatProbe {
     FormatProbe { starts, ends, handling: FormatHandling::Refused { what, way_out } }
 }
+
+const MLX_MODEL_WAY_OUT: &str = "convert the model that MLX was given, or save the arrays with `mx.save_safetensors` as `model.safetensors`";
 
 /// Prefix of the weight files in Mistral's own format.
 const MISTRAL: &str = "consolidated";
@@ -441,6 +448,7 @@ mod tests {
             "model.ckpt.index",
             "model.onnx",
             "m.nemo",
+            "weights.npz",
         ] {
             assert_eq!(is_read(name), Some(false), "{name}");
         }

@@ -109,6 +109,11 @@ fn refuse_partitioned(weights: &[WeightMeta]) -> Result<(), CheckpointError> {
     if !flat.is_empty() {
         return Err(CheckpointError::Flattened { names: flat, n: weights.iter().filter(is_matrix).count() });
     }
+    refuse_empty(weights)
+}
+
+/// Refuses weights without elements, which another process of a training has.
+pub(crate) fn refuse_empty(weights: &[WeightMeta]) -> Result<(), CheckpointError> {
     let is_empty = |meta: &&WeightMeta| *meta.shape.dims() == [0] && meta.name.ends_with(".weight");
     let empty: Vec<&WeightMeta> = weights.iter().filter(is_empty).collect();
     if empty.is_empty() {

@@ -4,6 +4,7 @@
 //! [`gguf_arch::diffusion`].
 
 mod error;
+mod folder;
 mod layout;
 mod order;
 mod pieces;
@@ -18,7 +19,8 @@ use crate::conversion::QUANTIZATION_VERSION;
 use crate::{ConvertError, ConvertOptions};
 use gguf_arch::OutType;
 use gguf_arch::diffusion::{
-    CommonRules, DiffusionCard, DiffusionCards, DiffusionRules, Layout, NamePrefix, Recognition, first_names,
+    CommonRules, DiffusionCard, DiffusionCards, DiffusionRules, Layout, NamePrefix, Recognition, Unequal,
+    first_names,
 };
 use gguf_blocks::SmallRows;
 use gguf_checkpoint::{BarePath, BareWeights, SelectedWeights};
@@ -33,6 +35,7 @@ use gguf_format::{Array, Metadata, TensorLimits, Value};
 use gguf_views::{ReadPolicy, Recipe};
 
 pub use error::DiffusionError;
+use folder::Folder;
 use layout::{Own, Recognized};
 
 /// Prefix of the keys that hold the shape of a tensor that is written in other rows.
@@ -63,6 +66,8 @@ pub struct DiffusionConversion {
 /// Recipe of a tensor, and what was found while it was read.
 struct Part {
     recipe: Recipe,
+    /// False for a tensor without values that nothing of the checkpoint is in.
+    has_sources: bool,
     content: Content,
     small: Mutex<SmallRows>,
 }
@@ -112,6 +117,11 @@ impl DiffusionConversion {
     }
 
     fn plan(bare: BareWeights, options: &ConvertOptions) -> Result<Self, ConvertError> {
+        let folder = Folder(bare.configs()?);
+        Self::plan_in(bare, &folder, options).map_err(|error| folder.explain(error))
+    }
+
+    fn plan_in(bare: BareWeights, folder: &Folder, options: &ConvertOptions) -> Result<Self, ConvertError> {
         let bare = Arc::new(bare);
         let path = bare.path().to_owned();
         let mut warnings = bare.warnings().to_vec();
@@ -122,7 +132,7 @@ impl DiffusionConversion {
         let prefix = cards.prefix(&names);
         check_prefix(&names, prefix, cards.common(), &path)?;
         let mut notes: Vec<String> = warnings::left_out(&names, prefix).into_iter().collect();
-        let (card, layout) = recognized(cards, &names, prefix, &path)?;
+        let (card, layout) = recognized(cards, &names, prefix, &path, folder.class())?;
         let rules = DiffusionRules::new(cards, card);
         let source = SelectedWeights::mapped(bare.clone(), |name| prefix.strip(name));
         let described = entries.iter().find(|(name, _)| name == DESCRIBED);
@@ -130,6 +140,7 @@ impl DiffusionConversion {
             described.map(|(_, text)| layers_of_header(text, |name| prefix.strip(name))).transpose()?;
         let weights = ImageWeights::open(Arc::new(source), options.level, &layers.unwrap_or_default())?;
         let is_dropped = |name: &str| options.drop.iter().any(|pattern| pattern.is_match(name));
+        crate::conversion::refuse_empty(weights.weights())?;
         let own = Recognized { card, layout, path: &path }.tensors(&weights, is_dropped)?;
         let own_names: Vec<&str> = own.iter().map(|tensor| tensor.name.as_str()).collect();
         let unlike = rules.unlike(&own_names);
@@ -143,10 +154,14 @@ impl DiffusionConversion {
         warnings.extend(warnings::of_unknown(&card.gguf, unknown));
         let has = |name: &str| own_names.contains(&name);
         warnings.extend(warnings::lost_entries(card, has, &entries));
+        let (lost, marked): (Vec<_>, Vec<_>) =
+            folder.unmarked(card, has).into_iter().partition(|row| row.way_out.is_some());
+        warnings.extend(lost.iter().filter_map(|row| warnings::lost_setting(row)));
 
         let wide = if options.then_quantized { None } else { options.file_type.and_then(wide_type) };
         let file_type = wide.unwrap_or_else(|| most_frequent(&own));
         let mut planned = Vec::with_capacity(own.len());
+        let mut shapes = Vec::with_capacity(own.len());
         let mut dropped = HashSet::new();
         dropped
             .extend(weights.weights().iter().map(|meta| meta.name.clone()).filter(|name| is_dropped(name)));
@@ -155,8 +170,13 @@ impl DiffusionConversion {
                 dropped.extend(tensor.sources);
             } else if !card.leaves_out(&tensor.name) {
                 check_storage(&tensor, &path)?;
+                shapes.push((tensor.name.clone(), tensor.shape.clone()));
                 planned.push(PlannedTensor::new(&rules, tensor, wide, options.then_quantized, &path)?);
             }
+        }
+        check_shapes(card, &shapes, &path)?;
+        for tensor in marked.iter().filter_map(|row| folder::marker(row, &weights)) {
+            planned.push(PlannedTensor::new(&rules, tensor, wide, options.then_quantized, &path)?);
         }
         if !dropped.is_empty() {
             warnings.push(format!("{} left out by `--drop`", plural(dropped.len() as u64, "tensor")));
@@ -173,6 +193,7 @@ impl DiffusionConversion {
         order::convolutions_behind_their_biases(&mut planned);
         let metadata = metadata(card, file_type, &planned, &entries, options);
         let mut pieces = pieces::of_notes(bare.notes(), &metadata);
+        pieces.extend(folder::account(&marked, &paths));
         pieces.extend(pieces::of_tensors(&names, prefix, card, &planned, &dropped));
         let (tensors, parts) = planned.into_iter().map(PlannedTensor::parts).unzip();
         let policy = ReadPolicy { level: options.level, allow_nonfinite: options.allow_nonfinite };
@@ -196,6 +217,7 @@ impl DiffusionConversion {
     /// Returns what becomes of the files that are read, of each note in their headers, and of each tensor.
     pub fn account(&self) -> Vec<Piece> {
         let names = self.paths.iter().filter_map(|path| path.file_name()?.to_str());
+        let names = names.filter(|name| *name != folder::CONFIG);
         let to = || vec!["tensors, listed below".to_owned()];
         let files = names.map(|name| Piece::written(PieceKind::File, name, to()));
         files.chain(self.pieces.iter().cloned()).collect()
@@ -223,7 +245,8 @@ impl DiffusionConversion {
 
     /// Name of the weight that output tensor `tensor` is made of.
     pub fn sources(&self, tensor: usize) -> impl Iterator<Item = &str> {
-        let indices = self.parts.get(tensor).map(|part| part.recipe.weights()).unwrap_or_default();
+        let part = self.parts.get(tensor).filter(|part| part.has_sources);
+        let indices = part.map(|part| part.recipe.weights()).unwrap_or_default();
         indices.into_iter().filter_map(|at| self.weights.weights().get(at).map(|meta| meta.name.as_str()))
     }
 
@@ -325,6 +348,7 @@ fn recognized<'a>(
     names: &[&str],
     prefix: NamePrefix<'_>,
     path: &Path,
+    class: Option<&str>,
 ) -> Result<(&'a Arc<DiffusionCard>, Option<&'a Layout>), DiffusionError> {
     let own = stripped(names, prefix, path)?;
     let own: Vec<&str> = own.iter().map(String::as_str).collect();
@@ -345,7 +369,8 @@ fn recognized<'a>(
                 return Err(DiffusionError::Refused { path, what, way_out: way_out.to_owned() });
             }
             let first = names.first().copied().unwrap_or_default().to_owned();
-            Err(DiffusionError::Unknown { path, n_tensors: names.len(), first })
+            let class = class.map(str::to_owned);
+            Err(DiffusionError::Unknown { path, n_tensors: names.len(), first, class })
         }
     }
 }
@@ -372,16 +397,28 @@ fn check_prefix(
     }
 }
 
-/// Refuses a weight of bytes: a quantization that nothing describes.
+/// Refuses a weight of integers: codes of a quantization that nothing describes. Buffers with other names may be some.
 fn check_storage(tensor: &Own, path: &Path) -> Result<(), DiffusionError> {
-    let is_codes = matches!(tensor.stored, ElementType::U8 | ElementType::I8)
-        && tensor.shape.rank() > 1
-        && tensor.name.ends_with(".weight");
-    if !is_codes {
+    if !is_integer(tensor.stored) || ![".weight", ".bias"].iter().any(|end| tensor.name.ends_with(end)) {
         return Ok(());
     }
     let tensor_name = tensor.sources.first().unwrap_or(&tensor.name).clone();
     Err(DiffusionError::Codes { path: path.to_owned(), tensor: tensor_name, ty: tensor.stored })
+}
+
+/// Returns true for elements that are no floats, which weights are not.
+fn is_integer(ty: ElementType) -> bool {
+    use ElementType::{Bool, I8, I16, I32, I64, U8, U16, U32, U64};
+    matches!(ty, I64 | I32 | I16 | I8 | U64 | U32 | U16 | U8 | Bool)
+}
+
+/// Refuses a tensor whose shape differs from that in other blocks: runtimes load blocks of one shape.
+fn check_shapes(card: &DiffusionCard, shapes: &[(String, Shape)], path: &Path) -> Result<(), DiffusionError> {
+    let rows: Vec<(&str, &Shape)> = shapes.iter().map(|(name, shape)| (name.as_str(), shape)).collect();
+    let Some(Unequal { name, other, expected }) = card.unequal(&rows) else { return Ok(()) };
+    let shape = rows.iter().find(|row| row.0 == name).map_or(&expected, |row| row.1).clone();
+    let expected = format!("{expected}, that of `{other}`");
+    Err(DiffusionError::PartShape { path: path.to_owned(), tensor: name, shape, expected })
 }
 
 /// Type of weights for a type that the user asked for.
@@ -457,7 +494,9 @@ impl PlannedTensor {
     }
 
     fn parts(self) -> (TensorMeta, Part) {
-        (self.meta, Part { recipe: self.recipe, content: Content::default(), small: Mutex::default() })
+        let has_sources = !self.sources.is_empty();
+        let (content, small) = (Content::default(), Mutex::default());
+        (self.meta, Part { recipe: self.recipe, has_sources, content, small })
     }
 }
 

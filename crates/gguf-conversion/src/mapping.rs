@@ -6,7 +6,8 @@ use crate::mlx::SavedByMlx;
 use crate::side_files::SideFiles;
 use crate::target::OpenTarget;
 use crate::{ConvertError, ConvertOptions, ModelSource, rerank, token_counts};
-use gguf_arch::{self, Inputs, Mapping, Registry, ResolveOptions};
+use gguf_arch::{self, Card, Inputs, Mapping, Registry, ResolveOptions};
+use gguf_core::text::escape;
 use gguf_core::{WeightMeta, input};
 
 /// Part of a checkpoint to which a card is applied.
@@ -57,6 +58,10 @@ pub fn map(
     };
     let mapping = gguf_arch::resolve(&registry, &inputs, &arch_options)?;
     warnings.extend(mapping.warnings.iter().map(ToString::to_string));
+    if let Some(path) = &options.card {
+        warnings.extend(without_effect(path, &mapping.card)?);
+    }
+    warnings.extend(source.mlx.as_ref().and_then(|mlx| mlx.doubt_of_head(&mapping)));
     Ok(mapping)
 }
 
@@ -74,6 +79,23 @@ pub fn registry(options: &ConvertOptions) -> Result<Registry, ConvertError> {
         registry.add(&name, &text)?;
     }
     Ok(registry)
+}
+
+/// Returns the warning about a given card that is not the `applied` one, or about a directory without cards. A card of a
+/// directory may work through others that extend it.
+fn without_effect(path: &Path, applied: &Card) -> Result<Option<String>, ConvertError> {
+    let has_effect = if path.is_dir() {
+        !card_texts(path)?.is_empty()
+    } else {
+        path.file_stem().is_some_and(|stem| stem.to_string_lossy() == applied.stem.as_str())
+    };
+    Ok((!has_effect).then(|| {
+        format!(
+            "`--card {}` changes nothing: the model is converted by card `{}`; a card applies to the classes that it lists",
+            escape(&path.display().to_string()),
+            escape(&applied.name())
+        )
+    }))
 }
 
 /// Returns file stem and text of the cards in a directory, sorted by name.

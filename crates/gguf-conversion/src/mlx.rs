@@ -1,13 +1,14 @@
 //! Weights that MLX saved: the form that transformers gives them.
 //!
 //! mlx-lm changes weights as it loads them, and saves what it has. Of floats only `"format": "mlx"` in the header of the file
-//! tells it.
+//! tells it. Words of MLX are also written by AutoRound, which changes nothing else: without that header names and shapes tell.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
 
-use gguf_checkpoint::{ChannelsFirst, Checkpoint, CheckpointError, SelectedWeights};
+use gguf_arch::{Mapping, OutputSpec};
+use gguf_checkpoint::{ChannelsFirst, Checkpoint, CheckpointError, Part, SelectedWeights};
 use gguf_core::simd::SimdLevel;
 use gguf_core::text::escape;
 use gguf_core::{Shape, WeightMeta, WeightSource};
@@ -22,7 +23,6 @@ struct Facts {
     refused: HashMap<String, Refused>,
     renamed: HashMap<String, Vec<(String, String)>>,
     starts: Vec<Starts>,
-    convolutions: Vec<String>,
     flattened: HashMap<String, Vec<String>>,
     joined: Vec<Joined>,
 }
@@ -72,16 +72,44 @@ pub(super) struct SavedByMlx {
 }
 
 impl SavedByMlx {
-    /// Recognizes a checkpoint by the headers of its files.
+    /// Recognizes a checkpoint by the headers of its files, or by words of MLX.
     pub(super) fn find(checkpoint: &Checkpoint) -> Option<Self> {
         let parts = checkpoint.parts();
-        let is_of_mlx = |metadata: &[(String, String)]| {
-            metadata.iter().any(|(key, value)| key == "format" && value == "mlx")
+        let saved_as = |format: &str| {
+            parts.iter().find(|part| part.metadata.iter().any(|(key, own)| key == "format" && own == format))
         };
-        let quantized = gguf_dequant::has_words(checkpoint.weights());
-        let part = parts.iter().find(|part| quantized || is_of_mlx(part.metadata))?;
-        let path = checkpoint.dir().path().join(part.name);
-        Some(Self::of_adapter(path, checkpoint.dir().config()))
+        let config = checkpoint.dir().config();
+        let of = |part: &Part<'_>| Self::of_adapter(checkpoint.dir().path().join(part.name), config);
+        if let Some(part) = saved_as("mlx") {
+            return Some(of(part));
+        }
+        let words = gguf_dequant::has_words(checkpoint.weights());
+        let found = parts.first().filter(|_| words).map(of)?;
+        let is_changed = found.are_changed(checkpoint.weights()).unwrap_or(saved_as("pt").is_none());
+        is_changed.then_some(found)
+    }
+
+    /// Returns true if weights have names or axes that MLX gives them, false if they have those that it changes; `None` if
+    /// there are neither.
+    fn are_changed(&self, weights: &[WeightMeta]) -> Option<bool> {
+        let renamed: Vec<_> = self.types.iter().filter_map(|ty| FACTS.renamed.get(ty)).flatten().collect();
+        let of = |meta: &WeightMeta| {
+            let is_number = |part: &str| part.parse::<u64>().is_ok();
+            let mut experts = meta.name.split(".experts.").skip(1);
+            let is_of_one = experts.any(|rest| rest.split('.').next().is_some_and(is_number));
+            match *meta.shape.dims() {
+                [_, width, 1] if width > 1 && is_convolution(meta) => Some(true),
+                [_, 1, width] if width > 1 && is_convolution(meta) => Some(false),
+                _ if meta.name.contains(".switch_") => Some(true),
+                _ if is_of_one => Some(false),
+                _ => renamed.iter().find_map(|(own, original)| {
+                    let has = |part: &str| meta.name.contains(part);
+                    has(own).then_some(true).or_else(|| has(original).then_some(false))
+                }),
+            }
+        };
+        let mut found = weights.iter().filter_map(of);
+        found.next().map(|first| first || found.any(|other| other))
     }
 
     /// Returns what MLX changes in a model with this configuration, for an adapter in `path`.
@@ -106,13 +134,28 @@ impl SavedByMlx {
 
     /// Returns a warning if it is not known what MLX changes in this model.
     pub(super) fn doubt(&self) -> Option<String> {
-        let is_known = self.types.iter().any(|ty| FACTS.known.contains(ty) || FACTS.refused.contains_key(ty));
+        let has_names = |ty| FACTS.starts.iter().any(|row| row.types.contains(ty));
+        let is_known = |ty| FACTS.known.contains(ty) || FACTS.refused.contains_key(ty) || has_names(ty);
+        let is_known = self.types.iter().any(is_known);
         let ty = self.types.first().filter(|_| !is_known)?;
         Some(format!(
             "{}: MLX saved these weights, and what it changes in models of type `{}` is not known; convert the model that \
              MLX was given",
             self.path.display(),
             escape(ty)
+        ))
+    }
+
+    /// Returns a warning about the norms of a draft head, which mlx-lm leaves out: other programs add it to its models.
+    pub(super) fn doubt_of_head(&self, mapping: &Mapping) -> Option<String> {
+        let is_of_head = |output: &&OutputSpec| output.name.contains(".nextn.");
+        let output = mapping.outputs.iter().find(is_of_head).filter(|_| self.has_norms_with_one())?;
+        let block = output.name.split(".nextn.").next().unwrap_or_default();
+        Some(format!(
+            "{}: MLX stores the norms of this model with one added, and nothing tells whether the draft head (`{block}`) has \
+             them so: they are read as the others; if the head is that of the original model, they are off by one: `--no-mtp` \
+             leaves it out",
+            self.path.display()
         ))
     }
 
@@ -188,13 +231,16 @@ impl SavedByMlx {
     /// Returns the weights with the channels of towers' convolutions in front of the places of their kernels.
     ///
     /// # Errors
-    /// A tensor of which neither its shape nor its name tells where it has the channels.
+    /// A kernel of which neither its shape nor the tower's other kernels tell where it has the channels.
     pub(super) fn with_channels_first(
         &self,
         weights: Arc<dyn WeightSource + Send>,
     ) -> Result<Arc<dyn WeightSource + Send>, CheckpointError> {
-        let deep = || weights.weights().iter().filter(|meta| meta.shape.rank() >= 4);
-        if let Some(meta) = deep().find(|meta| has_channels_last(meta).is_none()) {
+        let kernels = weights.weights().iter().filter(|meta| is_kernel(meta));
+        let kernels: Vec<_> = kernels.map(|meta| (meta, has_channels_last(meta.shape.dims()))).collect();
+        let told: HashSet<bool> = kernels.iter().filter_map(|kernel| kernel.1).collect();
+        let common = told.iter().copied().next().filter(|_| told.len() == 1);
+        if let Some((meta, _)) = kernels.iter().find(|kernel| kernel.1.or(common).is_none()) {
             let change = format!(
                 "with the channels last or first in `{}` {}, which nothing tells",
                 escape(&meta.name),
@@ -202,11 +248,12 @@ impl SavedByMlx {
             );
             return Err(CheckpointError::SavedByMlx { path: self.path.clone(), change });
         }
-        if deep().next().is_none() {
+        let last = kernels.iter().filter(|kernel| kernel.1.or(common) == Some(true));
+        let last: HashSet<String> = last.map(|kernel| kernel.0.name.clone()).collect();
+        if last.is_empty() {
             return Ok(weights);
         }
-        let is_kernel = |meta: &WeightMeta| meta.shape.rank() >= 4 && has_channels_last(meta) == Some(true);
-        Ok(Arc::new(ChannelsFirst::over(weights, is_kernel)))
+        Ok(Arc::new(ChannelsFirst::over(weights, |meta| last.contains(&meta.name))))
     }
 
     /// Returns a weight with the name and shape that transformers gives it.
@@ -228,25 +275,53 @@ fn types(config: &Map<String, Json>) -> Vec<String> {
     [Some(config), text].into_iter().flatten().filter_map(of).collect()
 }
 
-/// Returns true if a tensor of four dimensions or more is a kernel with the channels last, false if it is none or has them
-/// first; `None` if that is open. Kernels that read pictures have three channels.
-fn has_channels_last(meta: &WeightMeta) -> Option<bool> {
-    const COLORS: u64 = 3;
-    let dims = meta.shape.dims();
-    match (dims.get(1) == Some(&COLORS), dims.last() == Some(&COLORS)) {
-        _ if !meta.name.ends_with(".weight") || dims[0] == 1 => Some(false),
-        (false, true) => Some(true),
-        (true, false) => Some(false),
-        _ => FACTS.convolutions.iter().any(|name| meta.name.contains(name.as_str())).then_some(true),
+fn is_convolution(meta: &WeightMeta) -> bool {
+    meta.name.ends_with(".weight") && meta.name.split('.').any(|part| part.contains("conv"))
+}
+
+/// Returns true for the kernel of a convolution over more than single channels or places. Position embeddings have one
+/// matrix.
+fn is_kernel(meta: &WeightMeta) -> bool {
+    match *meta.shape.dims() {
+        [_, 1, _] | [_, _, 1] => false,
+        [_, _, _] => is_convolution(meta),
+        [outputs, _, _, _, ..] => outputs > 1 && meta.name.ends_with(".weight"),
+        _ => false,
     }
 }
 
-/// Returns the shape of a convolution of each channel by itself as `[channels, 1, width]`: the elements have that order
-/// in either form.
+/// Returns true if the shape of a kernel has the channels last, false if it has them first; `None` if that is open. Kernels
+/// are as high as wide, have fewer places in a row than channels, or read pictures of three channels.
+fn has_channels_last(dims: &[u64]) -> Option<bool> {
+    const COLORS: u64 = 3;
+    let [.., a, b, c] = *dims else { return None };
+    if let [_, n, m] = *dims {
+        return (n != m).then_some(n < m);
+    }
+    match (a == b, b == c) {
+        (true, false) => Some(true),
+        (false, true) => Some(false),
+        (true, true) if dims[1..].iter().all(|&dim| dim == 1) => Some(false),
+        _ => match (dims[1] == COLORS, c == COLORS) {
+            (true, false) => Some(false),
+            (false, true) => Some(true),
+            _ => None,
+        },
+    }
+}
+
+/// Returns the shape of a convolution of each channel by itself as `[channels, 1, width]`, of one with a single place as
+/// `[outputs, channels, 1]`: the elements have that order in either form.
 fn channels_first(meta: &WeightMeta) -> Shape {
-    let is_kernel = meta.name.split('.').any(|part| part.contains("conv"));
+    /// No convolution of single channels is that wide.
+    const N_CHANNELS: u64 = 32;
     match *meta.shape.dims() {
-        [channels, width, 1] if is_kernel => Shape::new(vec![channels, 1, width]),
+        [channels, width, 1] if width < N_CHANNELS && is_convolution(meta) => {
+            Shape::new(vec![channels, 1, width])
+        }
+        [outputs, 1, channels] if channels >= N_CHANNELS && is_convolution(meta) => {
+            Shape::new(vec![outputs, channels, 1])
+        }
         _ => None,
     }
     .unwrap_or_else(|| meta.shape.clone())
@@ -263,5 +338,24 @@ mod tests {
         let is_known = |ty: &String| facts.known.contains(ty) || facts.refused.contains_key(ty);
         assert!(facts.norms_with_one.iter().chain(facts.renamed.keys()).all(is_known));
         assert!(facts.refused.keys().all(|ty| !facts.known.contains(ty)));
+    }
+
+    #[test]
+    fn shapes_of_kernels_tell_where_the_channels_are() {
+        let last: [&[u64]; 6] =
+            [&[8, 3, 3, 1], &[8, 3, 3, 64], &[8, 14, 14, 3], &[8, 2, 14, 14, 3], &[8, 1, 1, 4], &[8, 3, 80]];
+        let first: [&[u64]; 7] = [
+            &[8, 1, 3, 3],
+            &[8, 64, 3, 3],
+            &[8, 3, 14, 14],
+            &[8, 3, 2, 14, 14],
+            &[8, 4, 1, 1],
+            &[8, 80, 3],
+            &[8, 1, 1, 1],
+        ];
+        let open: [&[u64]; 3] = [&[8, 3, 3, 3], &[8, 2, 2, 2], &[8, 3, 3]];
+        assert!(last.iter().all(|dims| has_channels_last(dims) == Some(true)));
+        assert!(first.iter().all(|dims| has_channels_last(dims) == Some(false)));
+        assert!(open.iter().all(|dims| has_channels_last(dims).is_none()));
     }
 }

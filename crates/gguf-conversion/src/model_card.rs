@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use saphyr_parser::{Event, Parser, ScalarStyle, Tag};
 use serde_json::{Map, Value};
 
+use gguf_core::output::LADDER_PAGE;
+
 /// Maximum size of front matter in bytes; real cards have a few thousand.
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum number of nodes, including those that aliases repeat.
@@ -29,8 +31,11 @@ pub enum CardError {
 }
 
 /// Parses the front matter of a card into strings, lists, and maps in file order. The last value of a duplicate key
-/// wins. A card without front matter gives an empty map.
+/// wins. A card without front matter gives an empty map, and so does the page of quantizations beside their source.
 pub(crate) fn parse_card(card: &str) -> Result<Map<String, Value>, CardError> {
+    if is_ladder_page(card) {
+        return Ok(Map::new());
+    }
     let Some(yaml) = front_matter(card)? else { return Ok(Map::new()) };
     let mut builder = ValueBuilder::default();
     let mut parser = Parser::new_from_str(&yaml);
@@ -51,6 +56,11 @@ pub(crate) fn parse_card(card: &str) -> Result<Map<String, Value>, CardError> {
         Some(Value::Object(map)) => Ok(map),
         Some(_) => Err(CardError::NotAMap { line: 2 }),
     }
+}
+
+/// Returns true for the page of a folder of quantizations. It describes them, not the checkpoint beside them.
+pub(crate) fn is_ladder_page(text: &str) -> bool {
+    text.lines().any(|line| line == LADDER_PAGE)
 }
 
 /// Returns the lines between the first, which is `---`, and the next such line or the end. Tabs become two spaces,
@@ -217,6 +227,8 @@ mod tests {
         {
             assert_eq!(parse_card(card), Ok(Map::new()), "{card:?}");
         }
+        let page = format!("---\n{LADDER_PAGE}\na: b\n---\n");
+        assert_eq!(parse_card(&page), Ok(Map::new()), "the page of a ladder");
         for card in ["---\na: b\n---\nc: d", "---\r\na: b\r\n---\r\n", "---\ra: b\r---", "---\na: b"] {
             assert_eq!(parse_card(card).map(Value::Object), Ok(json!({"a": "b"})), "{card:?}");
         }

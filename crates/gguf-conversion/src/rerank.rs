@@ -2,6 +2,7 @@
 
 use serde_json::Value as Json;
 
+use crate::model_card::is_ladder_page;
 use crate::{ConvertError, ConvertOptions};
 use gguf_arch::Rerank;
 use gguf_checkpoint::ModelDir;
@@ -35,8 +36,9 @@ fn is_named(dir: &ModelDir) -> Result<bool, ConvertError> {
     }
     // README.md need not be valid UTF-8.
     let readme = dir.bytes("README.md")?.unwrap_or_default();
-    let readme = String::from_utf8_lossy(&readme).to_lowercase();
-    let is_title = |name: &&str| readme.contains(&format!("# {name}"));
+    let readme = String::from_utf8_lossy(&readme);
+    let titles = if is_ladder_page(&readme) { String::new() } else { readme.to_lowercase() };
+    let is_title = |name: &&str| titles.contains(&format!("# {name}"));
     Ok(NAMES.iter().any(is_title) || class.contains("sequenceclassification"))
 }
 

@@ -1,10 +1,10 @@
-//! AutoRound: GPTQ or AWQ layouts with settings of its own.
+//! AutoRound: layouts of GPTQ, AWQ, FP8 or compressed-tensors with settings of its own.
 
 use serde_json::{Map, Value};
 
 use crate::gptq::{self, GptqParams, GptqVersion, Remarks};
 use crate::patterns::{ModulePattern, ModulePatternError, Patterns, spellings};
-use crate::{Result, Settings, Tensors, awq, fp8};
+use crate::{Result, Settings, Tensors, awq, compressed, fp8};
 
 /// Plans all modules of `auto-round`.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>, warnings: &mut Vec<String>) -> Result<()> {
@@ -21,11 +21,14 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>, warnings: &mu
         Some("auto_round" | "auto_round:gptqmodel" | "autoround:exllamav2" | "auto_round:exllamav2") => {
             GptqVersion::Two
         }
-        Some("auto_round:fp8") => return fp8::plan(settings, tensors),
+        Some("auto_round:fp8" | "auto_round:fp8_static") => return fp8::plan(settings, tensors),
         Some("auto_round:auto_awq" | "auto_round:awq") => {
             return awq::plan_modules(settings, tensors, awq::AwqVersion::Gemm);
         }
-        Some(name) => return Err(settings.variant(key, name, "only the GPTQ and AWQ packings are read")),
+        Some("auto_round:llm_compressor") if !settings.is_set_to("sym", false) => {
+            return compressed::plan_by_tensors(settings, tensors);
+        }
+        Some(name) => return Err(settings.variant(key, name, "this packing is not read")),
     };
     let mut remarks = Remarks::default();
     let overrides = overrides(settings)?;

@@ -1,9 +1,16 @@
-//! BitNet: ternary weights, four rows per byte, one scale for the tensor.
+//! BitNet: ternary weights, four rows per byte, one scale for the tensor; or floats that are rounded when they are used.
 //!
 //! # Layout
 //! `weight` U8 `[out/4, in]`: bits 2k of row r are row `k·out/4 + r`, value - 1. `bitlinear`: `W = value /
-//! weight_scale`; `autobitlinear`: `value · weight_scale`.
+//! weight_scale`; `autobitlinear`: `value · weight_scale`. With `quantization_mode` = `online`, `weight` is floats, and
+//! `W = clamp(round(weight / s), -1, 1) · s` with the mean magnitude `s` of the matrix.
 
+use std::sync::OnceLock;
+
+use serde_json::{Map, Value};
+
+use crate::compressed::is_embedding;
+use crate::encoding::tensor_class;
 use crate::rectangle::Rectangle;
 use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{CodedWeight, InnerSource, Result, Settings, Tensors};
@@ -21,8 +28,28 @@ struct Ternary {
     members: [usize; 2],
 }
 
+/// Floats of a linear layer that rounds them when it is used.
+struct Rounded {
+    weights: NumberTensor,
+    n_cols: u64,
+    /// Mean magnitude of all elements; the first reader computes it.
+    mean: OnceLock<f32>,
+    members: [usize; 1],
+}
+
 /// Plans all modules of `bitnet`.
-pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
+pub(super) fn plan(
+    settings: &Settings,
+    config: &Map<String, Value>,
+    tensors: &mut Tensors<'_>,
+) -> Result<()> {
+    if settings.is_set_to("use_rms_norm", true) {
+        let reason = "every linear layer normalizes its input, which no runtime does";
+        return Err(settings.variant("use_rms_norm", "true", reason));
+    }
+    if settings.text("quantization_mode")? == Some("online") && !is_rounded_by_its_card(config) {
+        round_floats(settings, tensors)?;
+    }
     let is_divisor = match settings.text("linear_class")? {
         None | Some("bitlinear") => true,
         Some("autobitlinear") => false,
@@ -53,6 +80,68 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
         tensors.replace(codes, name, shape, Box::new(coded));
     }
     Ok(())
+}
+
+/// Returns true for the class BitNet, whose card rounds floats with the last bits of llama.cpp's converter.
+fn is_rounded_by_its_card(config: &Map<String, Value>) -> bool {
+    let classes = config.get("architectures").and_then(Value::as_array);
+    let mut classes = classes.into_iter().flatten().filter_map(Value::as_str);
+    classes.any(|class| class.eq_ignore_ascii_case("BitNetForCausalLM"))
+}
+
+/// Rounds the floats of all linear layers: matrices of the model's layers, but for the modules to skip.
+fn round_floats(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
+    let is_skipped = settings.skip_test()?;
+    for (module, index) in tensors.ending(".weight") {
+        let meta = tensors.meta(index);
+        let is_linear = tensor_class(module) != module && meta.shape.rank() == 2 && !is_embedding(module);
+        if is_linear && SCALE_TYPES.contains(&meta.ty) && !is_skipped(module) {
+            let weights = NumberTensor::new(tensors, index, &SCALE_TYPES)?;
+            let n_cols = meta.shape.n_cols();
+            let rounded = Rounded { weights, n_cols, mean: OnceLock::new(), members: [index] };
+            tensors.decode_in_place(index, Box::new(rounded));
+        }
+    }
+    Ok(())
+}
+
+impl Rounded {
+    /// Returns the mean magnitude of all elements.
+    fn mean(&self, inner: InnerSource<'_>) -> Result<f32> {
+        if let Some(mean) = self.mean.get() {
+            return Ok(*mean);
+        }
+        let mut sum = 0.0;
+        self.weights.all(inner, |value| {
+            sum += f64::from(value.abs());
+            true
+        })?;
+        // As the class does, so that zeros have no mean of 0.
+        let mean = ((sum / self.weights.n as f64) as f32).max(1e-5);
+        Ok(*self.mean.get_or_init(|| mean))
+    }
+}
+
+impl CodedWeight for Rounded {
+    fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
+        let (mean, mut values) = (self.mean(inner)?, Vec::new());
+        for (row, out) in part.split_rows(out, part.width()) {
+            values.clear();
+            self.weights.read(inner, part.elems(row, self.n_cols), &mut values)?;
+            for (out, value) in out.iter_mut().zip(&values) {
+                *out = (value / mean).round_ties_even().clamp(-1.0, 1.0) * mean;
+            }
+        }
+        Ok(())
+    }
+
+    fn members(&self) -> &[usize] {
+        &self.members
+    }
+
+    fn form(&self) -> String {
+        "floats rounded to three values".to_owned()
+    }
 }
 
 impl Ternary {

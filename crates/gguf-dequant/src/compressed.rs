@@ -8,19 +8,21 @@
 //! for 16 columns, `weight_global_scale` *divides*. `mxfp4-pack-quantized`: an exponent byte for 32 columns. Sparse
 //! masks have one bit per element, lowest first: elements whose bit is set take the next stored value, the others are 0.
 
+mod arguments;
+
 use serde_json::{Map, Value};
 
 use crate::bits::{CodeStream, WordLayout};
 use crate::fp4::{Factor, Fp4, Nvfp4Params};
 use crate::fp8::{self, Fp8, ScaleLayout};
-use crate::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, ZeroShift, Zeros};
-use crate::integers::sizes;
+use crate::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ZeroShift, Zeros};
+use crate::integers::{integers, sizes};
 use crate::patterns::{ModulePattern, Patterns, spellings};
 use crate::stack::unpacked;
 use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{Result, Settings, Tensors, sparse};
+use arguments::{ScaleGroups, Strategy, is_float, num_bits, scale_groups, strategy};
 use gguf_core::ElementType;
-use gguf_core::little_endian::i32s;
 
 /// Entry of a list of modules.
 enum ModuleTarget {
@@ -39,21 +41,9 @@ struct ConfigGroup {
     weights: Settings,
 }
 
-/// Granularity of the scales of a matrix.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Strategy {
-    Tensor,
-    Channel,
-    Group(u64),
-    Block(u64, u64),
-}
-
 /// Plans all modules of `compressed-tensors`.
 pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
-    let transforms = settings.map.get("transform_config").filter(|value| !value.is_null());
-    if transforms.is_some_and(|value| value.as_object().is_none_or(|map| !map.is_empty())) {
-        return Err(settings.variant("transform_config", "transforms", "weights are rotated at run time"));
-    }
+    check_transforms(settings)?;
     let groups = groups(settings)?;
     if settings.text("quantization_status")?.is_some_and(|status| status != "compressed") {
         leave_out_scales_of_floats(tensors);
@@ -63,11 +53,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
     }
     let ignored = targets(settings, "ignore", settings.map.get("ignore"), &mut Patterns::default())?;
     let format = settings.text("format")?.unwrap_or("dense").to_owned();
-    let mut modules: Vec<(&str, usize)> = tensors.ending(".weight_packed");
-    let scales = tensors.ending(".weight_scale").into_iter().filter(|(_, scale)| tensors.is_free(*scale));
-    let plain = scales.filter_map(|(module, _)| Some((module, tensors.find(&format!("{module}.weight"))?)));
-    modules.extend(plain.collect::<Vec<_>>());
-    for (module, codes) in modules {
+    for (module, codes) in modules(tensors) {
         let conflict = |key: &str, configured: &str| {
             settings.conflict(key, configured, &tensors.meta(codes).name, "codes")
         };
@@ -82,6 +68,54 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
             .ok_or_else(|| conflict("config_groups", "without a group for the module"))?;
         let format = group.format.as_deref().unwrap_or(&format);
         put(&group.weights, tensors, module, codes, format)?;
+    }
+    Ok(())
+}
+
+/// Returns all modules with the tensors of their codes.
+fn modules<'a>(tensors: &Tensors<'a>) -> Vec<(&'a str, usize)> {
+    let mut modules: Vec<(&str, usize)> = tensors.ending(".weight_packed");
+    let scales = tensors.ending(".weight_scale").into_iter().filter(|(_, scale)| tensors.is_free(*scale));
+    let plain = scales.filter_map(|(module, _)| Some((module, tensors.find(&format!("{module}.weight"))?)));
+    modules.extend(plain.collect::<Vec<_>>());
+    modules
+}
+
+/// Plans all modules of a program that describes these layouts otherwise: each in the format that its tensors have.
+pub(super) fn plan_by_tensors(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
+    for (module, codes) in modules(tensors) {
+        settings.check_not_ignored(&format!("{module}.weight"))?;
+        let format = format_of(tensors, module, codes);
+        let is_plain = format == "naive-quantized" || format == "pack-quantized";
+        if is_plain {
+            return Err(settings.variant("packing_format", format, "only MXFP4, MXFP8 and NVFP4 are read"));
+        }
+        put(settings, tensors, module, codes, format)?;
+    }
+    Ok(())
+}
+
+/// Checks that all transforms are in the weights: those of a weight's sides are, all others are computed at run time.
+fn check_transforms(settings: &Settings) -> Result<()> {
+    const KEY: &str = "transform_config";
+    let Some(transforms) = settings.map.get(KEY).filter(|value| !value.is_null()) else { return Ok(()) };
+    let Some(transforms) = transforms.as_object() else { return Err(settings.bad(KEY, "must be an object")) };
+    let Some(schemes) = transforms.get("config_groups").filter(|value| !value.is_null()) else {
+        return Ok(());
+    };
+    for scheme in schemes.as_object().into_iter().flat_map(Map::values) {
+        for place in scheme.get("apply").and_then(Value::as_array).into_iter().flatten() {
+            let location = place.get("location").and_then(Value::as_str).unwrap_or("no location");
+            if !location.eq_ignore_ascii_case("weight_input")
+                && !location.eq_ignore_ascii_case("weight_output")
+            {
+                return Err(settings.variant(
+                    KEY,
+                    location,
+                    "inputs, outputs or caches are rotated at run time",
+                ));
+            }
+        }
     }
     Ok(())
 }
@@ -129,7 +163,7 @@ impl ModuleTarget {
 }
 
 /// Returns true for a module that is an embedding by its name.
-fn is_embedding(module: &str) -> bool {
+pub(super) fn is_embedding(module: &str) -> bool {
     const NAMES: [&str; 6] =
         ["embed_tokens", "wte", "wpe", "word_embeddings", "embeddings", "embed_tokens_per_layer"];
     module.rsplit('.').next().is_some_and(|name| NAMES.contains(&name))
@@ -162,9 +196,11 @@ fn groups(settings: &Settings) -> Result<Vec<ConfigGroup>> {
     let (mut groups, mut patterns) = (Vec::with_capacity(map.len()), Patterns::default());
     for (name, group) in map {
         let key = format!("{KEY}.{name}");
-        let weights = group.get("weights").and_then(Value::as_object);
-        let (Some(weights), Some(own)) = (weights, group.as_object()) else {
-            return Err(settings.bad(&key, "has no `weights`"));
+        let Some(own) = group.as_object() else { return Err(settings.bad(&key, "must be an object")) };
+        // A group of activations or caches alone.
+        let Some(weights) = own.get("weights").filter(|value| !value.is_null()) else { continue };
+        let Some(weights) = weights.as_object() else {
+            return Err(settings.bad(&format!("{key}.weights"), "must be an object"));
         };
         let of = |map: &Map<String, Value>| Settings { map: map.clone(), ..settings.clone() };
         groups.push(ConfigGroup {
@@ -184,7 +220,9 @@ fn put(
     codes: usize,
     format: &str,
 ) -> Result<()> {
-    let is_float = weights.text("type")? == Some("float");
+    let is_float = is_float(weights)?;
+    // A checkpoint of several formats whose groups do not say theirs: the tensors do.
+    let format = if format == "mixed-precision" { format_of(tensors, module, codes) } else { format };
     match format {
         "pack-quantized" => pack_quantized(weights, tensors, module, codes),
         "nvfp4-pack-quantized" => nvfp4(tensors, module, codes),
@@ -196,75 +234,6 @@ fn put(
         "int-quantized" | "naive-quantized" => int_quantized(weights, tensors, module, codes),
         "marlin-24" => Err(weights.variant("format", format, "weights are stored in a GPU tile order")),
         _ => Err(weights.variant("format", format, "no such format of compressed-tensors is read")),
-    }
-}
-
-fn strategy(weights: &Settings) -> Result<Strategy> {
-    match weights.text("strategy")? {
-        None | Some("tensor") => Ok(Strategy::Tensor),
-        Some("channel") => Ok(Strategy::Channel),
-        Some("group" | "tensor_group") => match weights.int("group_size")?.map(u64::try_from) {
-            Some(Ok(size)) if size > 0 => Ok(Strategy::Group(size)),
-            _ => Err(weights.bad("group_size", "must be a positive number")),
-        },
-        Some("block") => block(weights),
-        Some(name) => Err(weights.variant("strategy", name, "expected tensor, channel, group or block")),
-    }
-}
-
-/// Reads `block_structure`: a list, or text like `128x128`.
-fn block(weights: &Settings) -> Result<Strategy> {
-    const KEY: &str = "block_structure";
-    let sizes: Option<Vec<u64>> = match weights.map.get(KEY) {
-        Some(Value::Array(sizes)) => sizes.iter().map(Value::as_u64).collect(),
-        Some(Value::String(text)) => text.split('x').map(|size| size.trim().parse().ok()).collect(),
-        _ => None,
-    };
-    match sizes.as_deref() {
-        Some(&[rows, cols]) if rows > 0 && cols > 0 => Ok(Strategy::Block(rows, cols)),
-        _ => Err(weights.bad(KEY, "must be two positive numbers")),
-    }
-}
-
-struct ScaleGroups {
-    order: ScaleOrder,
-    /// Groups per row.
-    n_groups: u64,
-    /// Columns per group.
-    size: u64,
-}
-
-/// Returns the groups of a matrix, after a check of the shape of the scales.
-fn scale_groups(
-    weights: &Settings,
-    tensors: &Tensors<'_>,
-    scale: usize,
-    n_rows: u64,
-    n_cols: u64,
-) -> Result<ScaleGroups> {
-    let found = tensors.meta(scale).shape.dims().to_vec();
-    let by_row =
-        |stride| ScaleGroups { order: ScaleOrder::RowMajor { stride }, n_groups: 1, size: n_cols.max(1) };
-    match strategy(weights)? {
-        Strategy::Tensor if tensors.meta(scale).shape.n_elems() == 1 => Ok(by_row(0)),
-        Strategy::Channel if found == [n_rows, 1] || found == [n_rows] => Ok(by_row(1)),
-        Strategy::Group(size) => {
-            let n_groups = n_cols.div_ceil(size);
-            if found == [n_rows, n_groups] {
-                let order = ScaleOrder::RowMajor { stride: n_groups };
-                return Ok(ScaleGroups { order, n_groups, size });
-            }
-            let is_rows = found.len() == 2 && found[0] == n_rows;
-            if !is_rows {
-                return Err(tensors.shape_error(scale, format!("[{n_rows}, {n_groups}]")));
-            }
-            let configured = format!("{size}, {n_groups} groups for {n_cols} inputs");
-            let tensor = &tensors.meta(scale).name;
-            Err(weights.conflict("group_size", configured, tensor, format!("{} groups", found[1])))
-        }
-        Strategy::Block(..) => Err(weights.variant("strategy", "block", "integers have no scales by blocks")),
-        Strategy::Tensor => Err(tensors.shape_error(scale, "1 element")),
-        Strategy::Channel => Err(tensors.shape_error(scale, format!("[{n_rows}, 1]"))),
     }
 }
 
@@ -294,11 +263,16 @@ fn word_layout(
     }
 }
 
-fn num_bits(weights: &Settings) -> Result<u32> {
-    match weights.int("num_bits")? {
-        Some(bits @ 1..=8) => Ok(bits as u32),
-        Some(bits) => Err(weights.bad("num_bits", &format!("is {bits}, expected 1 to 8"))),
-        None => Err(weights.bad("num_bits", "is missing")),
+/// Returns the format that stores a module in tensors of these names and types.
+fn format_of(tensors: &Tensors<'_>, module: &str, codes: usize) -> &'static str {
+    let has = |suffix: &str| tensors.find(&format!("{module}{suffix}"));
+    let has_exponents = has(".weight_scale").is_some_and(|scale| tensors.meta(scale).ty == ElementType::U8);
+    match tensors.meta(codes).ty {
+        ElementType::I32 => "pack-quantized",
+        ElementType::U8 if has(".weight_global_scale").is_some() => "nvfp4-pack-quantized",
+        ElementType::U8 => "mxfp4-pack-quantized",
+        _ if has_exponents => "mxfp8-quantized",
+        _ => "naive-quantized",
     }
 }
 
@@ -324,28 +298,21 @@ fn pack_quantized(weights: &Settings, tensors: &mut Tensors<'_>, module: &str, p
         Zeros::Const(middle)
     } else {
         let index = tensors.member(module, ".weight_zero_point")?;
-        tensors.check_type(index, &[ElementType::I32])?;
-        let (words, groups) = tensors.matrix(index)?;
-        if groups != n_groups {
-            return Err(tensors.shape_error(index, format!("{n_groups} columns, one for each group")));
-        }
-        // Zero points have the same word layout as the codes: another number of words would be another layout.
-        let zero_words = CodeStream::words(bits, layout, n_rows);
-        if words != zero_words {
-            return Err(tensors.shape_error(index, format!("[{zero_words}, {n_groups}], as the codes lie")));
-        }
         members.push(index);
-        Zeros::ByGroup(CodeStream { index, bits, layout, step: n_groups, stride: 1 }, ZeroShift::None)
-    };
-    let mut groups = ColumnGroups::Runs(size);
-    if let Some(g_idx) = tensors.find(&format!("{module}.weight_g_idx")) {
-        tensors.check_type(g_idx, &[ElementType::I32])?;
-        tensors.check_shape(g_idx, &[n_cols])?;
-        members.push(g_idx);
-        if !is_unset(tensors, g_idx)? {
-            groups = ColumnGroups::Index(g_idx);
+        tensors.check_type(index, &[ElementType::I32, ElementType::I8])?;
+        if tensors.meta(index).ty == ElementType::I8 {
+            // That of a whole matrix is not packed.
+            tensors.check_shape(index, tensors.meta(scale).shape.dims())?;
+            Zeros::Bytes { index, middle }
+        } else {
+            let stream = CodeStream { index, bits, layout, step: n_groups, stride: 1 };
+            check_packed_zeros(tensors, stream, n_rows)?;
+            Zeros::ByGroup(stream, ZeroShift::None)
         }
-    }
+    };
+    let by_column = column_order(tensors, module, [n_cols, n_groups])?;
+    members.extend(by_column);
+    let groups = by_column.map_or(ColumnGroups::Runs(size), ColumnGroups::Index);
     let name = format!("{module}.weight");
     let shape = tensors.weight_shape(packed, Some(vec![n_rows, n_cols]))?;
     let coded = Grouped {
@@ -365,6 +332,21 @@ fn pack_quantized(weights: &Settings, tensors: &mut Tensors<'_>, module: &str, p
     Ok(())
 }
 
+/// Checks the shape of zero points, which are packed along the rows.
+fn check_packed_zeros(tensors: &Tensors<'_>, zeros: CodeStream, n_rows: u64) -> Result<()> {
+    let CodeStream { index, bits, layout, step: n_groups, .. } = zeros;
+    let (words, groups) = tensors.matrix(index)?;
+    if groups != n_groups {
+        return Err(tensors.shape_error(index, format!("{n_groups} columns, one for each group")));
+    }
+    // Zero points have the same word layout as the codes: another number of words would be another layout.
+    let zero_words = CodeStream::words(bits, layout, n_rows);
+    if words != zero_words {
+        return Err(tensors.shape_error(index, format!("[{zero_words}, {n_groups}], as the codes lie")));
+    }
+    Ok(())
+}
+
 /// Reads `weight_shape`, a tensor of two numbers.
 fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64)> {
     tensors.check_type(index, &[ElementType::I64, ElementType::I32])?;
@@ -375,10 +357,29 @@ fn shape_of(tensors: &Tensors<'_>, index: usize) -> Result<(u64, u64)> {
     Ok((sizes[0], sizes[1]))
 }
 
-/// Returns true if a group index contains only -1, which means that there is none.
-fn is_unset(tensors: &Tensors<'_>, index: usize) -> Result<bool> {
-    let n = tensors.meta(index).shape.n_elems();
-    Ok(tensors.inner().with_elems(index, 0..n, |bytes| i32s(bytes).all(|group| group == -1))?)
+/// Returns the tensor with the group of each column, if columns have an order of their own; else leaves it out.
+fn column_order(
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    [n_cols, n_groups]: [u64; 2],
+) -> Result<Option<usize>> {
+    let Some(index) = tensors.find(&format!("{module}.weight_g_idx")) else { return Ok(None) };
+    tensors.check_type(index, &[ElementType::I32])?;
+    tensors.check_shape(index, &[n_cols])?;
+    let groups = integers(tensors, index, 0..n_cols)?;
+    // Such as were never set.
+    if groups.iter().all(|&group| group == -1) {
+        tensors.leave_out(index);
+        return Ok(None);
+    }
+    let is_bad = |group: i64| !u64::try_from(group).is_ok_and(|group| group < n_groups);
+    match (0..).zip(groups).find(|row| is_bad(row.1)) {
+        None => Ok(Some(index)),
+        Some((at, group)) => {
+            let expected = format!("0 to {}", n_groups.saturating_sub(1));
+            Err(tensors.inner().out_of_range(index, at, group, expected))
+        }
+    }
 }
 
 fn int_quantized(weights: &Settings, tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<()> {
@@ -396,20 +397,23 @@ fn int_quantized(weights: &Settings, tensors: &mut Tensors<'_>, module: &str, co
         tensors.check_type(index, &[ElementType::I8])?;
         tensors.check_shape(index, tensors.meta(scale).shape.dims())?;
         members.push(index);
-        Zeros::Bytes(index)
+        Zeros::Bytes { index, middle: 0 }
     };
     // Symmetric weights may come with a zero point that is always zero.
     if let Some(index) = tensors.find(&format!("{module}.weight_zero_point")).filter(|i| !members.contains(i))
     {
         tensors.leave_out(index);
     }
+    let by_column = column_order(tensors, module, [n_cols, n_groups])?;
+    members.extend(by_column);
+    let groups = by_column.map_or(ColumnGroups::Runs(size), ColumnGroups::Index);
     let coded = Grouped {
         codes: CodeLayout::Bytes(codes),
         code_range: (-(1 << (bits - 1)), (1 << (bits - 1)) - 1),
         zeros,
         scales,
         order,
-        groups: ColumnGroups::Runs(size),
+        groups,
         n_groups,
         n_rows,
         n_cols,
@@ -431,7 +435,13 @@ fn float_quantized(weights: &Settings, tensors: &mut Tensors<'_>, module: &str, 
         Strategy::Group(size) => ScaleLayout::Block { rows: 1, cols: size },
         Strategy::Block(rows, cols) => ScaleLayout::Block { rows, cols },
     };
-    let coded = Fp8::new(tensors, codes, scale, grid)?;
+    let mut coded = Fp8::new(tensors, codes, scale, grid)?;
+    if let ScaleLayout::Block { rows: 1, cols } = grid {
+        let n_cols = tensors.meta(codes).shape.n_cols();
+        if let Some(index) = column_order(tensors, module, [n_cols, n_cols.div_ceil(cols)])? {
+            coded = coded.ordered_by(index);
+        }
+    }
     tensors.decode_in_place(codes, Box::new(coded));
     Ok(())
 }

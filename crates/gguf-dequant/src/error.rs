@@ -113,6 +113,9 @@ impl Hint for DequantError {
             Self::BadConfig { key, problem, .. } if key == "quantization" && problem.starts_with("is missing") => {
                 vec!["take config.json of the quantized model: MLX writes `group_size` and `bits` into it".to_owned()]
             }
+            Self::BadConfig { file, problem, .. } if problem.starts_with("has the pattern") => {
+                vec![format!("list the modules that the pattern means in {file}, by name or by simpler patterns")]
+            }
             Self::MissingTensor { .. } | Self::OrphanTensor { .. } => vec![
                 "the download may be incomplete, or a program has dropped `quantization_config` of config.json: take all files \
                  of the quantized model from one place"

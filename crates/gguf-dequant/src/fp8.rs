@@ -26,6 +26,7 @@ use crate::stack::{is_by_matrix, matrices};
 use crate::tensors::CodedModule;
 use crate::values::{NumberTensor, SCALE_TYPES};
 use crate::{CodedWeight, InnerSource, Method, Result, Settings, Tensors};
+use gguf_core::little_endian::u32s;
 use gguf_core::simd::VectorLoop;
 use gguf_core::small_float::widen;
 use gguf_core::{ElementType, GgmlType, Packing, Shape};
@@ -104,6 +105,8 @@ pub(super) struct Fp8 {
     /// Rows of one matrix; a stack of experts has several.
     n_rows: u64,
     n_cols: u64,
+    /// Tensor with the group of each column, where columns have an order of their own.
+    order: Option<usize>,
     members: Vec<usize>,
 }
 
@@ -137,7 +140,7 @@ impl Fp8 {
         let ranked =
             rows_per_rank(grid, n_rows, n_cols, &tensors.meta(scale).shape).filter(|_| dims.len() == 2);
         let n_rows = ranked.unwrap_or(n_rows);
-        let this = Self { format, scales, grid, n_rows, n_cols, members: vec![codes, scale] };
+        let this = Self { format, scales, grid, n_rows, n_cols, order: None, members: vec![codes, scale] };
         let n_mats = meta.shape.n_rows().checked_div(n_rows).unwrap_or(0);
         let (per_mat, expected) = match grid {
             ScaleLayout::Absent | ScaleLayout::Tensor => (1, "1 element".to_owned()),
@@ -163,7 +166,8 @@ impl Fp8 {
     fn without_scales(tensors: &Tensors<'_>, codes: usize, format: Fp8Format) -> Self {
         let shape = &tensors.meta(codes).shape;
         let (scales, grid) = (NumberTensor::e4m3(tensors, codes), ScaleLayout::Absent);
-        Self { format, scales, grid, n_rows: matrices(shape).1, n_cols: shape.n_cols(), members: vec![codes] }
+        let (n_rows, n_cols) = (matrices(shape).1, shape.n_cols());
+        Self { format, scales, grid, n_rows, n_cols, order: None, members: vec![codes] }
     }
 
     /// Creates the MXFP8 matrix whose codes MLX packs in words: `shape` is that of the matrix, whose scales fit.
@@ -171,7 +175,15 @@ impl Fp8 {
         let grid = ScaleLayout::Block { rows: 1, cols: 32 };
         let (n_rows, n_cols) = (matrices(shape).1, shape.n_cols());
         let scales = NumberTensor::exponents(tensors, scale);
-        Self { format: Fp8Format::E4M3, scales, grid, n_rows, n_cols, members: vec![codes, scale] }
+        let members = vec![codes, scale];
+        Self { format: Fp8Format::E4M3, scales, grid, n_rows, n_cols, order: None, members }
+    }
+
+    /// Returns the matrix with the scale of each column by a tensor of groups, which are all there.
+    pub(super) fn ordered_by(mut self, index: usize) -> Self {
+        self.order = Some(index);
+        self.members.push(index);
+        self
     }
 
     /// Returns true if `shape`, whose number of elements is right, is that of the grid.
@@ -181,7 +193,7 @@ impl Fp8 {
         let ScaleLayout::Block { rows, cols } = self.grid else { return true };
         let grid = (self.n_rows.div_ceil(rows), self.n_cols.div_ceil(cols));
         let dims = shape.dims();
-        dims.ends_with(&[grid.0, grid.1]) || grid.0 == 1 || grid.1 == 1
+        dims.ends_with(&[grid.0, grid.1]) || dims == [grid.0, 1, grid.1, 1] || grid.0 == 1 || grid.1 == 1
     }
 
     /// Reads the scales of a row, one for each run of [`Fp8::run`] columns.
@@ -285,12 +297,26 @@ impl CodeRow<'_> {
 
 impl CodedWeight for Fp8 {
     fn decode(&self, inner: InnerSource<'_>, part: &Rectangle, out: &mut [f32]) -> Result<()> {
-        let run = self.run();
-        let mut scales = Vec::new();
+        let order = match self.order {
+            Some(index) => inner.with_elems(index, part.cols.clone(), |bytes| u32s(bytes).collect())?,
+            None => Vec::new(),
+        };
+        let (mut scales, mut by_column) = (Vec::new(), Vec::new());
         for (row, out) in part.split_rows(out, part.width()) {
             self.row_scales(inner, row, &mut scales)?;
+            by_column.clear();
+            by_column.extend(order.iter().map(|&group: &u32| scales[group as usize]));
             inner.with_bytes(self.members[0], part.elems(row, self.n_cols), |codes| {
-                let row = CodeRow { codes, scales: &scales, cols: part.cols.clone(), run, out };
+                let row = match self.order {
+                    Some(_) => CodeRow {
+                        codes,
+                        scales: &by_column,
+                        cols: 0..part.cols.end - part.cols.start,
+                        run: 1,
+                        out,
+                    },
+                    None => CodeRow { codes, scales: &scales, cols: part.cols.clone(), run: self.run(), out },
+                };
                 match self.format {
                     Fp8Format::E4M3 => inner.level.vectorize(RowOf::<4, 3>(row)),
                     Fp8Format::E5M2 => inner.level.vectorize(RowOf::<5, 2>(row)),
@@ -341,7 +367,8 @@ impl CodedWeight for Fp8 {
             ScaleLayout::Block { rows: 1, cols } => along_rows(cols, self.n_cols),
             ScaleLayout::Block { rows, cols } => format!("blocks of {rows}x{cols}"),
         };
-        format!("{kind} {code}, {scales}")
+        let order = if self.order.is_some() { ", activation order" } else { "" };
+        format!("{kind} {code}, {scales}{order}")
     }
 }
 
@@ -411,11 +438,14 @@ pub(super) fn has_exponents(tensors: &Tensors<'_>) -> bool {
 /// Returns settings for FP8 weights beside their scales, and the first scale; `None` if there are none. Scales that are
 /// neither one number nor one a row are of blocks, of which all known writers use the same.
 pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<(Map<String, Json>, String)> {
-    let found = ["_scale_inv", "_scale"].map(|suffix| tensors.coded_modules(suffix, "", is_fp8)).concat();
+    let mut found = ["_scale_inv", "_scale"].map(|suffix| tensors.coded_modules(suffix, "", is_fp8)).concat();
+    found.extend(tensors.coded_modules(".qscale_weight", ".weight", is_fp8));
     let first = tensors.meta(found.first()?.scale).name.clone();
     let is_block = |module: &CodedModule<'_>| {
+        let grid = grid(tensors, module.codes, module.scale);
+        let is_mx = matches!(grid, ScaleLayout::Block { rows: 1, .. });
         let n_scales = tensors.meta(module.scale).shape.n_elems();
-        n_scales != 1 && layout(tensors, module.codes, module.scale) == ScaleLayout::Tensor
+        n_scales != 1 && !is_mx && layout(tensors, module.codes, module.scale) == ScaleLayout::Tensor
     };
     let mut map = Map::new();
     if found.iter().any(is_block) {
@@ -485,12 +515,19 @@ pub(super) fn layout(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Scale
             _ => {}
         }
     }
-    let is_rows = scales.n_elems() == shape.n_rows() && shape.n_rows() != 1;
+    // As many blocks as rows are no scales of rows.
+    let is_grid = shape.rank() == 2 && scales.dims().iter().filter(|&&dim| dim != 1).count() > 1;
+    let is_rows = scales.n_elems() == shape.n_rows() && shape.n_rows() != 1 && !is_grid;
     if is_rows { ScaleLayout::Row } else { ScaleLayout::Tensor }
 }
 
 /// Blocks of writers that do not say their size: transformers' default, and those of MXFP8, whose scales are exponents.
 const UNSAID: [(u64, u64); 2] = [(128, 128), (1, 32)];
+
+/// Returns the layout of scales whose blocks nobody describes.
+pub(super) fn grid(tensors: &Tensors<'_>, codes: usize, scale: usize) -> ScaleLayout {
+    by_size(tensors, codes, scale, layout(tensors, codes, scale))
+}
 
 /// Returns the blocks that scales without a described size are of, if they are neither one number nor one a row.
 fn by_size(tensors: &Tensors<'_>, codes: usize, scale: usize, by_shape: ScaleLayout) -> ScaleLayout {
@@ -498,8 +535,8 @@ fn by_size(tensors: &Tensors<'_>, codes: usize, scale: usize, by_shape: ScaleLay
     let is_one = scales.n_elems() == 1 || by_shape != ScaleLayout::Tensor || shape.rank() != 2;
     let are_exponents = matches!(tensors.meta(scale).ty, ElementType::F8E8M0 | ElementType::U8);
     let fits = |&&(rows, cols): &&(u64, u64)| {
-        (rows > 1 || are_exponents)
-            && scales.dims() == [shape.n_rows().div_ceil(rows), shape.n_cols().div_ceil(cols)]
+        let grid = [shape.n_rows().div_ceil(rows), shape.n_cols().div_ceil(cols)];
+        (rows > 1 || are_exponents) && (scales.dims() == grid || scales.dims() == [grid[0], 1, grid[1], 1])
     };
     match UNSAID.iter().find(fits).filter(|_| !is_one) {
         Some(&(rows, cols)) => ScaleLayout::Block { rows, cols },
@@ -533,7 +570,7 @@ fn single(grid: ScaleLayout, meta: &gguf_core::WeightMeta) -> ScaleLayout {
 }
 
 /// Reads `weight_block_size`, two sizes of at least one.
-fn block_size(settings: &Settings) -> Result<Option<ScaleLayout>> {
+pub(super) fn block_size(settings: &Settings) -> Result<Option<ScaleLayout>> {
     let Some(value) = settings.map.get(BLOCK_SIZE).filter(|value| !value.is_null()) else { return Ok(None) };
     let sizes: Option<Vec<u64>> =
         value.as_array().map(|sizes| sizes.iter().filter_map(Json::as_u64).filter(|&n| n > 0).collect());

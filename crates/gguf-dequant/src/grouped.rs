@@ -30,6 +30,8 @@ pub(super) enum CodeLayout {
     ByColumn(CodeStream),
     /// One signed byte per code, row after row.
     Bytes(usize),
+    /// A byte for two rows, the even one in the low nibble; two's complement, shifted up by 8 here.
+    RowPairs(usize),
 }
 
 /// Layout of the zero points.
@@ -41,8 +43,13 @@ pub(super) enum Zeros {
     ByGroup(CodeStream, ZeroShift),
     /// Codes: one stream of groups for each row.
     ByRow(CodeStream),
-    /// One signed byte per zero point, in the order of the scales.
-    Bytes(usize),
+    /// One signed byte per zero point, in the order of the scales; `middle` is added to it.
+    Bytes {
+        /// Index of the tensor.
+        index: usize,
+        /// What codes have in addition.
+        middle: i32,
+    },
 }
 
 /// Addition to a stored zero point.
@@ -76,6 +83,24 @@ pub(super) enum ScaleOrder {
         /// Elements per row.
         stride: u64,
     },
+    /// Scales of `rows` rows are consecutive: `[⌈n_rows/rows⌉, stride]`.
+    Blocks {
+        /// Rows per block.
+        rows: u64,
+        /// Scales of a row of blocks.
+        stride: u64,
+    },
+}
+
+impl ScaleOrder {
+    /// Returns the index of the first scale of a row whose scales are consecutive.
+    fn first_of(self, row: u64) -> Option<u64> {
+        match self {
+            Self::GroupMajor => None,
+            Self::RowMajor { stride } => Some(row * stride),
+            Self::Blocks { rows, stride } => Some(row / rows * stride),
+        }
+    }
 }
 
 /// Properties of a matrix for its description.
@@ -139,6 +164,16 @@ impl Grouped {
         match self.codes {
             CodeLayout::ByRow(stream) => stream.read_along(inner, part, out),
             CodeLayout::ByColumn(stream) => stream.read_across(inner, part, 0, out),
+            CodeLayout::RowPairs(index) => {
+                for (row, out) in part.split_rows(out, part.width()) {
+                    inner.with_elems(index, part.elems(row / 2, self.n_cols), |bytes| {
+                        for (out, byte) in out.iter_mut().zip(bytes) {
+                            *out = (byte >> (4 * (row % 2)) & 15) ^ 8;
+                        }
+                    })?;
+                }
+                Ok(())
+            }
             CodeLayout::Bytes(index) => {
                 for (row, out) in part.split_rows(out, part.width()) {
                     inner.with_elems(index, part.elems(row, self.n_cols), |bytes| {
@@ -155,9 +190,9 @@ impl Grouped {
     fn read_scales(&self, inner: InnerSource<'_>, rows: Range<u64>, out: &mut Vec<f32>) -> Result<()> {
         out.clear();
         match self.order {
-            ScaleOrder::RowMajor { stride } => {
-                for row in rows {
-                    self.scales.read(inner, row * stride..row * stride + self.n_groups, out)?;
+            ScaleOrder::RowMajor { .. } | ScaleOrder::Blocks { .. } => {
+                for first in rows.filter_map(|row| self.order.first_of(row)) {
+                    self.scales.read(inner, first..first + self.n_groups, out)?;
                 }
             }
             ScaleOrder::GroupMajor => {
@@ -187,7 +222,7 @@ impl Grouped {
         let groups = Rectangle { rows: rows.clone(), cols: 0..self.n_groups };
         let mut bytes = vec![0; n];
         // Conversion of a byte to a zero point.
-        let mut is_signed = false;
+        let mut signed = None;
         let mut field = None;
         match self.zeros {
             Zeros::Const(_) => {}
@@ -197,12 +232,13 @@ impl Grouped {
                 stream.read_across(inner, &groups, add, &mut bytes)?;
                 field = (shift == ZeroShift::Field).then_some(u8::MAX >> (8 - stream.bits));
             }
-            Zeros::Bytes(index) => {
-                is_signed = true;
+            Zeros::Bytes { index, middle } => {
+                signed = Some(middle);
                 match self.order {
-                    ScaleOrder::RowMajor { stride } => {
+                    ScaleOrder::RowMajor { .. } | ScaleOrder::Blocks { .. } => {
                         for (row, out) in groups.split_rows(&mut bytes, n_groups) {
-                            inner.with_elems(index, groups.elems(row, stride), |bytes| {
+                            let first = self.order.first_of(row).unwrap_or_default();
+                            inner.with_elems(index, first..first + self.n_groups, |bytes| {
                                 out.copy_from_slice(bytes);
                             })?;
                         }
@@ -220,10 +256,10 @@ impl Grouped {
         }
         out.clear();
         let shift = self.code_shift();
-        out.extend(bytes.into_iter().map(|byte| match field {
-            _ if is_signed => i32::from(byte.cast_signed()) + shift,
-            Some(mask) => i32::from(byte.wrapping_add(1) & mask) + shift,
-            None => i32::from(byte) + shift,
+        out.extend(bytes.into_iter().map(|byte| match (signed, field) {
+            (Some(middle), _) => i32::from(byte.cast_signed()) + middle + shift,
+            (None, Some(mask)) => i32::from(byte.wrapping_add(1) & mask) + shift,
+            (None, None) => i32::from(byte) + shift,
         }));
         Ok(())
     }
@@ -438,9 +474,12 @@ impl CodedWeight for Grouped {
     fn form(&self) -> String {
         // The range has 2^bits codes and is never empty.
         let bits = (self.code_range.1 - self.code_range.0).ilog2() + 1;
-        let is_one = self.order == ScaleOrder::RowMajor { stride: 0 };
-        let scales =
-            if is_one { "one scale".to_owned() } else { along_rows(self.layout.group_size, self.n_cols) };
+        let size = self.layout.group_size;
+        let scales = match self.order {
+            ScaleOrder::RowMajor { stride: 0 } => "one scale".to_owned(),
+            ScaleOrder::Blocks { rows, .. } => format!("blocks of {rows}x{size}"),
+            ScaleOrder::RowMajor { .. } | ScaleOrder::GroupMajor => along_rows(size, self.n_cols),
+        };
         let order = if matches!(self.groups, ColumnGroups::Index(_)) { ", activation order" } else { "" };
         let zeros = if self.layout.is_symmetric { "" } else { ", asymmetric" };
         format!("{bits} bit, {scales}{zeros}{order}")

@@ -29,6 +29,7 @@
 //! | `turned` | linear layers of which a float checkpoint has `[inputs, outputs]` |
 //! | `bitsandbytes` `hqq` `quanto` `bitnet` | layouts of one tool each |
 //! | `fp8` | FP8 with scales per block, row or tensor |
+//! | `int8` | signed bytes likewise; pairs of rows of 4-bit integers |
 //! | `comfy` | weights of image and video models as ComfyUI's quantizers store them |
 //! | `msmodelslim` | Ascend's msModelSlim, with its own description file |
 //! | `flm` | FastLLM, with value ranges in place of scales |
@@ -59,6 +60,7 @@ mod gemma;
 mod gptq;
 mod grouped;
 mod hqq;
+mod int8;
 mod integers;
 mod joined;
 mod layer;
@@ -166,6 +168,10 @@ pub fn open(
     });
     if let Some(settings) = &settings {
         plan(settings, files, &mut tensors, &mut warnings)?;
+        // BitNet's layers multiply floats by their scales, too.
+        if settings.method != Method::Bitnet {
+            warnings.extend(tensors.pass_over_scales_of_floats());
+        }
         tensors.check_no_bare_codes()?;
     }
     let DequantPlan { weights, members } = tensors.finish()?;
@@ -201,7 +207,8 @@ fn plan(
         Method::Modelopt => modelopt::plan(settings, tensors),
         Method::Hqq => hqq::plan(settings, tensors),
         Method::Quanto => quanto::plan(settings, &files.config, tensors),
-        Method::Bitnet => bitnet::plan(settings, tensors),
+        Method::Int8 => int8::plan(settings, tensors),
+        Method::Bitnet => bitnet::plan(settings, &files.config, tensors),
         Method::Gemma => gemma::plan(settings, tensors),
         Method::Mlx => mlx::plan(settings, &files.config, tensors, warnings),
     }

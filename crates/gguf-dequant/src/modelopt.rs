@@ -1,4 +1,4 @@
-//! ModelOpt: FP8 with one scale per tensor, NVFP4 with a scale for each 16 columns and a factor, or both in one
+//! ModelOpt: FP8, NVFP4 with a scale for each 16 columns and a factor, MXFP8, MXFP4, integers, or several in one
 //! checkpoint.
 //!
 //! The experts of Llama 4 and gpt-oss are stacks that are not modules: `experts.down_proj`,
@@ -15,10 +15,10 @@ use serde_json::Value;
 
 use crate::fp4::{Factor, Fp4, Nvfp4Params};
 use crate::fp4_transposed::TransposedFp4;
-use crate::fp8::{self, Fp8};
+use crate::fp8::{self, Fp8, ScaleLayout};
 use crate::tensors::CodedModule;
 use crate::values::{NumberTensor, SCALE_TYPES};
-use crate::{CodedWeight, DequantError, Result, Settings, Tensors, stack};
+use crate::{CodedWeight, DequantError, Result, Settings, Tensors, int8, stack};
 use gguf_core::{ElementType, Shape};
 
 /// Plans all modules of `modelopt`.
@@ -33,14 +33,7 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
     for (module, scale) in tensors.ending(".weight_scale") {
         let codes = tensors.member(module, ".weight")?;
         settings.check_no_glob(module)?;
-        let meta = tensors.meta(codes);
-        if meta.ty == ElementType::U8 {
-            let factor = tensors.member(module, ".weight_scale_2")?;
-            nvfp4(settings, tensors, module, [codes, scale, factor])?;
-        } else {
-            let coded = Fp8::new(tensors, codes, scale, fp8::layout(tensors, codes, scale))?;
-            tensors.decode_in_place(codes, Box::new(coded));
-        }
+        put(settings, tensors, module, [codes, scale])?;
     }
     stacks(settings, tensors)?;
     if let Some((module, index)) =
@@ -50,6 +43,41 @@ pub(super) fn plan(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()>
             module: module.to_owned(),
             tensor: format!("{module}.weight_scale (beside {})", tensors.meta(index).name),
         });
+    }
+    Ok(())
+}
+
+/// Assembles one module in the form that its tensors have.
+fn put(
+    settings: &Settings,
+    tensors: &mut Tensors<'_>,
+    module: &str,
+    [codes, scale]: [usize; 2],
+) -> Result<()> {
+    let name = tensors.meta(codes).name.clone();
+    match (tensors.meta(codes).ty, tensors.meta(scale).ty) {
+        (ElementType::U8, ElementType::U8 | ElementType::F8E8M0) => {
+            let shape = stack::unpacked(tensors, codes)?;
+            let coded = Fp4::mx(tensors, codes, scale, &shape)?;
+            tensors.replace(codes, name, shape, Box::new(coded));
+        }
+        (ElementType::U8, ty) if SCALE_TYPES.contains(&ty) => {
+            let coded = int8::row_pairs(tensors, codes, scale)?;
+            let shape = tensors.weight_shape(codes, Some(vec![coded.n_rows, coded.n_cols]))?;
+            tensors.replace(codes, name, shape, Box::new(coded));
+        }
+        (ElementType::U8, _) => {
+            let factor = tensors.member(module, ".weight_scale_2")?;
+            nvfp4(settings, tensors, module, [codes, scale, factor])?;
+        }
+        (ElementType::I8, _) => {
+            let coded = int8::matrix(tensors, codes, scale, ScaleLayout::Row)?;
+            tensors.decode_in_place(codes, Box::new(coded));
+        }
+        _ => {
+            let coded = Fp8::new(tensors, codes, scale, fp8::grid(tensors, codes, scale))?;
+            tensors.decode_in_place(codes, Box::new(coded));
+        }
     }
     Ok(())
 }
@@ -64,7 +92,7 @@ fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
             return Err(tensors.shape_error(codes, "a stack: three dimensions"));
         }
         if meta.ty != ElementType::U8 {
-            let coded = Fp8::new(tensors, codes, scale, fp8::layout(tensors, codes, scale))?;
+            let coded = Fp8::new(tensors, codes, scale, stack_layout(tensors, codes, scale)?)?;
             tensors.decode_in_place(codes, Box::new(coded));
             continue;
         }
@@ -79,6 +107,20 @@ fn stacks(settings: &Settings, tensors: &mut Tensors<'_>) -> Result<()> {
         tensors.replace(codes, meta.name.clone(), shape, coded);
     }
     Ok(())
+}
+
+/// Returns the layout of the scales of a stack in FP8; such as `[E, out]` belong to the rows or to the columns.
+fn stack_layout(tensors: &Tensors<'_>, codes: usize, scale: usize) -> Result<ScaleLayout> {
+    let (dims, found) = (tensors.meta(codes).shape.dims(), tensors.meta(scale).shape.dims());
+    let &[n_mats, n_rows, n_cols] = dims else { return Ok(fp8::layout(tensors, codes, scale)) };
+    if found != [n_mats, n_cols] {
+        return Ok(fp8::layout(tensors, codes, scale));
+    }
+    if n_rows == n_cols && n_mats > 1 {
+        let expected = format!("[{n_mats}, {n_rows}, 1] for rows or [{n_mats}, 1, {n_cols}] for columns");
+        return Err(tensors.shape_error(scale, expected));
+    }
+    Ok(ScaleLayout::Column)
 }
 
 /// Assembles a stack whose bytes hold two codes of a row or two of a column, depending on the shape of the scales.
@@ -125,7 +167,8 @@ fn nvfp4_params(
         None => Ok(Factor::None),
     };
     let (factor, input) = (times(factor, &[ElementType::F32])?, times(input, &SCALE_TYPES)?);
-    let float_activations = algorithm(settings, module) == Some("W4A16_NVFP4");
+    let float_activations =
+        algorithm(settings, module).is_some_and(|name| name.eq_ignore_ascii_case("W4A16_NVFP4"));
     Ok(Nvfp4Params { factor, input, float_activations })
 }
 
@@ -164,18 +207,32 @@ fn algorithm<'a>(settings: &'a Settings, module: &str) -> Option<&'a str> {
     described(settings, ALGORITHM).and_then(Value::as_str)
 }
 
-/// Checks that the checkpoint's algorithm is supported.
+/// Algorithms whose layouts are read. Of FP8 in blocks, of 128 × 128, scales may be `[⌈out/128⌉, 1, ⌈in/128⌉, 1]`; 4-bit
+/// integers lie in pairs of rows.
+const ALGORITHMS: [&str; 15] = [
+    "NVFP4",
+    "NVFP4_AWQ",
+    "W4A16_NVFP4",
+    "W4A8_NVFP4_FP8",
+    "FP8",
+    "FP8_PER_CHANNEL_PER_TOKEN",
+    "FP8_PB_WO",
+    "MXFP8",
+    "MXFP4",
+    "W4A8_MXFP4_FP8",
+    "W8A8_SQ_PER_CHANNEL",
+    "W8A16",
+    "W4A16_AWQ",
+    "INT4_AWQ",
+    "MIXED_PRECISION",
+];
+
+/// Checks that the checkpoint's algorithm is supported; without one only the cache is quantized.
 fn check_algorithm(settings: &Settings) -> Result<()> {
-    match described(settings, ALGORITHM).map(Value::as_str) {
-        Some(Some("NVFP4" | "W4A16_NVFP4" | "FP8" | "FP8_PER_CHANNEL_PER_TOKEN" | "MIXED_PRECISION")) => {
-            Ok(())
-        }
-        Some(Some(name)) => {
-            Err(settings.variant(ALGORITHM, name, "its layout is not known well enough to read"))
-        }
-        // Only the cache is quantized.
-        Some(None) if described(settings, ALGORITHM).is_some_and(Value::is_null) => Ok(()),
-        Some(None) => Err(settings.bad(ALGORITHM, "must be a string")),
-        None => Err(settings.bad(ALGORITHM, "is missing")),
+    let Some(value) = described(settings, ALGORITHM).filter(|value| !value.is_null()) else { return Ok(()) };
+    let Some(name) = value.as_str() else { return Err(settings.bad(ALGORITHM, "must be a string")) };
+    if ALGORITHMS.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+        return Ok(());
     }
+    Err(settings.variant(ALGORITHM, name, "its layout is not known well enough to read"))
 }

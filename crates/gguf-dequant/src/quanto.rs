@@ -9,11 +9,10 @@ use std::ops::Range;
 use serde_json::{Map, Value};
 
 use crate::fp8::{Fp8, ScaleLayout};
-use crate::grouped::{CodeLayout, ColumnGroups, GroupLayout, Grouped, ScaleOrder, Zeros};
 use crate::linear_shape::{NoShape, linear_shape};
 use crate::rectangle::Rectangle;
 use crate::values::{NumberTensor, SCALE_TYPES, ScaleLines, each_stretch};
-use crate::{CodedWeight, InnerSource, Result, Settings, Tensors};
+use crate::{CodedWeight, InnerSource, Result, Settings, Tensors, int8};
 use gguf_core::{ElementType, Shape};
 
 /// Plans all modules of `quanto`; `config` is the model's configuration.
@@ -38,24 +37,12 @@ pub(super) fn plan(
 
 fn bytes(tensors: &mut Tensors<'_>, module: &str, codes: usize) -> Result<()> {
     let scale = tensors.member(module, ".weight._scale")?;
-    let (n_rows, n_cols) = tensors.matrix(codes)?;
+    let (n_rows, _) = tensors.matrix(codes)?;
     let name = format!("{module}.weight");
     let shape = tensors.meta(codes).shape.clone();
-    let scales = NumberTensor::by_row(tensors, scale, &SCALE_TYPES, n_rows)?;
+    NumberTensor::by_row(tensors, scale, &SCALE_TYPES, n_rows)?;
     let coded: Box<dyn CodedWeight> = if tensors.meta(codes).ty == ElementType::I8 {
-        Box::new(Grouped {
-            codes: CodeLayout::Bytes(codes),
-            code_range: (-128, 127),
-            zeros: Zeros::Const(0),
-            scales,
-            order: ScaleOrder::RowMajor { stride: 1 },
-            groups: ColumnGroups::Runs(n_cols.max(1)),
-            n_groups: 1,
-            n_rows,
-            n_cols,
-            members: vec![codes, scale],
-            layout: GroupLayout { group_size: n_cols.max(1), is_symmetric: true },
-        })
+        Box::new(int8::matrix(tensors, codes, scale, ScaleLayout::Row)?)
     } else {
         Box::new(Fp8::new(tensors, codes, scale, ScaleLayout::Row)?)
     };

@@ -1,5 +1,7 @@
 //! Quantization settings from the configuration files.
 
+mod method;
+
 use serde_json::{Map, Value};
 
 use crate::patterns::{ModulePattern, Patterns, spellings};
@@ -8,6 +10,8 @@ use gguf_checkpoint::msmodelslim::Description;
 use gguf_checkpoint::pieces::of_keys;
 use gguf_core::account::Piece;
 use gguf_core::text::escape;
+pub(super) use method::Method;
+use method::method;
 
 /// The JSON files that may describe the quantization of a checkpoint.
 #[derive(Clone, Debug, Default)]
@@ -38,105 +42,6 @@ pub const QUANT_CONFIG: &str = "quant_config.json";
 pub const QUANTIZATION_CONFIG: &str = "quantization_config.json";
 /// File name of optimum-quanto's map of modules.
 pub const QUANTO_QMAP: &str = "quanto_qmap.json";
-
-/// A supported quantization method.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Method {
-    /// `fp8`
-    Fp8,
-    /// `fbgemm_fp8`
-    FbgemmFp8,
-    /// `gptq`
-    Gptq,
-    /// `awq`
-    Awq,
-    /// `auto-round`
-    AutoRound,
-    /// `compressed-tensors`
-    CompressedTensors,
-    /// `bitsandbytes`
-    Bitsandbytes,
-    /// `mxfp4`
-    Mxfp4,
-    /// `modelopt`
-    Modelopt,
-    /// `hqq`
-    Hqq,
-    /// `quanto`
-    Quanto,
-    /// `bitnet`
-    Bitnet,
-    /// `gemma`
-    Gemma,
-    /// MLX, whose settings name no method.
-    Mlx,
-}
-
-/// Method names of configurations, in lower case, with `-` for `_`.
-const METHODS: &[(&str, Method)] = &[
-    ("fp8", Method::Fp8),
-    ("fbgemm-fp8", Method::FbgemmFp8),
-    ("mxfp8", Method::Fp8),
-    ("gptq", Method::Gptq),
-    ("gptq-marlin", Method::Gptq),
-    ("awq", Method::Awq),
-    ("awq-marlin", Method::Awq),
-    ("auto-round", Method::AutoRound),
-    ("intel/auto-round", Method::AutoRound),
-    ("compressed-tensors", Method::CompressedTensors),
-    ("bitsandbytes", Method::Bitsandbytes),
-    ("mxfp4", Method::Mxfp4),
-    ("modelopt", Method::Modelopt),
-    ("hqq", Method::Hqq),
-    ("quanto", Method::Quanto),
-    ("bitnet", Method::Bitnet),
-    ("gemma", Method::Gemma),
-];
-
-impl Method {
-    /// Returns the name in its official spelling.
-    pub(super) fn title(self) -> &'static str {
-        match self {
-            Self::Fp8 => "FP8",
-            Self::FbgemmFp8 => "FBGEMM",
-            Self::Gptq => "GPTQ",
-            Self::Awq => "AWQ",
-            Self::AutoRound => "AutoRound",
-            Self::CompressedTensors => "compressed-tensors",
-            Self::Bitsandbytes => "bitsandbytes",
-            Self::Mxfp4 => "MXFP4",
-            Self::Modelopt => "ModelOpt",
-            Self::Hqq => "HQQ",
-            Self::Quanto => "quanto",
-            Self::Bitnet => "BitNet",
-            Self::Gemma => "Gemma's integers",
-            Self::Mlx => "MLX",
-        }
-    }
-}
-
-/// Unsupported methods, with the reason.
-const REFUSED: &[(&str, &str)] = &[
-    ("torchao", "its tensors are versioned subclasses without a stable layout"),
-    ("eetq", "int8 weights are stored in a GPU tile order"),
-    ("aqlm", "weights are sums of learned code books"),
-    ("vptq", "weights are vectors of learned code books"),
-    ("higgs", "weights are rotated and stored for one GPU kernel"),
-    ("quip", "weights are rotated by Hadamard matrices at run time"),
-    ("fouroversix", "its layout is not stable"),
-    ("metal", "weights are packed for one GPU kernel"),
-    ("nvfp4", "scales are stored in the order of one GPU kernel"),
-    ("quip-sharp", "weights are rotated by Hadamard matrices at run time"),
-    ("spqr", "weights are stored with sparse outliers for one GPU kernel"),
-    ("fp-quant", "weights are rotated at run time"),
-    ("quark", "its exports have several layouts that no file tells apart"),
-    ("exl2", "weights are stored for one GPU kernel"),
-    ("exl3", "weights are stored for one GPU kernel"),
-    ("marlin", "weights are stored in a GPU tile order"),
-    ("sinq", "its layout is not stable"),
-    ("bitblas", "weights are stored in a GPU tile order"),
-    ("qqq", "weights are stored in a GPU tile order"),
-];
 
 /// The quantization settings of a checkpoint.
 #[derive(Clone, Debug)]
@@ -191,7 +96,17 @@ pub(super) fn find(files: &Configurations, warnings: &mut Vec<String>) -> Result
         return Err(bad(CONFIG, "quantization_config.quant_method", "must be a string"));
     };
     warnings.extend(contradiction(files, map));
-    Ok(Some(Settings { file: CONFIG, method: self::method(CONFIG, method)?, map: map.clone() }))
+    let method = of_quark(method, map).map_or_else(|| self::method(CONFIG, method), Ok)?;
+    Ok(Some(Settings { file: CONFIG, method, map: map.clone() }))
+}
+
+/// Returns the method whose layout Quark's FP8 has; of its other exports no file tells the layout.
+fn of_quark(name: &str, settings: &Map<String, Value>) -> Option<Method> {
+    let weight = settings.get("global_quant_config")?.get("weight")?;
+    let text = |key: &str| weight.get(key).and_then(Value::as_str);
+    let is_fp8 = matches!(text("dtype"), Some("fp8_e4m3" | "fp8_e5m2"));
+    let is_plain = matches!(text("qscheme"), Some("per_tensor" | "per_channel"));
+    (name.eq_ignore_ascii_case("quark") && is_fp8 && is_plain).then_some(Method::Fp8)
 }
 
 /// Returns the settings that have a value; `meta` is for readers.
@@ -288,6 +203,10 @@ pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<(Settings, Option<Str
         Some(seen) => (of(Method::Bitsandbytes, Map::new()), seen),
         None => match (fp8::undescribed(tensors), fp8::unscaled(tensors).len()) {
             (Some((map, seen)), _) => (of(Method::Fp8, map), seen),
+            // There is nothing to decode.
+            (None, 0) if !tensors.scales_of_floats().is_empty() => {
+                return Some((of(Method::Fp8, Map::new()), None));
+            }
             (None, 0) => return None,
             (None, n) => {
                 let warning = format!(
@@ -306,20 +225,6 @@ pub(super) fn undescribed(tensors: &Tensors<'_>) -> Option<(Settings, Option<Str
         settings.method.title()
     );
     Some((settings, Some(warning)))
-}
-
-fn method(file: &'static str, name: &str) -> Result<Method> {
-    let plain = name.to_ascii_lowercase().replace('_', "-");
-    if let Some((_, method)) = METHODS.iter().find(|row| row.0 == plain) {
-        return Ok(*method);
-    }
-    let method = name.to_owned();
-    if let Some((_, reason)) = REFUSED.iter().find(|row| row.0 == plain) {
-        let reason = (*reason).to_owned();
-        return Err(DequantError::UnsupportedMethod { file: file.to_owned(), method, reason });
-    }
-    let known = METHODS.iter().map(|row| format!("`{}`", row.0)).collect::<Vec<_>>().join(", ");
-    Err(DequantError::UnknownMethod { file: file.to_owned(), method, known })
 }
 
 fn bad(file: &str, key: &str, problem: &str) -> DequantError {

@@ -113,6 +113,38 @@ impl<'a> Tensors<'a> {
         self.fates[index] = TensorUse::Dropped;
     }
 
+    /// Returns the scales and zero points of weights that are plain floats: what was left when the weights were decoded.
+    pub(super) fn scales_of_floats(&self) -> Vec<usize> {
+        const SUFFIXES: [&str; 5] = [
+            ".weight_scale",
+            ".weight_scale_inv",
+            ".weight_scale_2",
+            ".weight_global_scale",
+            ".weight_zero_point",
+        ];
+        let found = SUFFIXES.iter().flat_map(|suffix| self.ending(suffix));
+        let is_of_floats = |&(module, index): &(&str, usize)| {
+            let weight = self.find(&format!("{module}.weight"));
+            self.is_free(index)
+                && weight.is_some_and(|weight| self.is_free(weight) && self.meta(weight).ty.is_plain_float())
+        };
+        found.filter(is_of_floats).map(|row| row.1).collect()
+    }
+
+    /// Leaves out the scales of plain floats, which are the weights, as transformers takes them; returns a warning.
+    pub(super) fn pass_over_scales_of_floats(&mut self) -> Option<String> {
+        let left = self.scales_of_floats();
+        for &index in &left {
+            self.leave_out(index);
+        }
+        let first = escape(&self.meta(*left.first()?).name);
+        let what = match left.len() {
+            1 => format!("`{first}` is passed over: its weight is plain floats"),
+            n => format!("`{first}` and {} more are passed over: their weights are plain floats", n - 1),
+        };
+        Some(format!("{what}, which are taken as they are"))
+    }
+
     /// Replaces a tensor by a decoded weight, and consumes the weight's members.
     pub(super) fn replace(&mut self, index: usize, name: String, shape: Shape, weight: Box<dyn CodedWeight>) {
         self.take_members(&*weight);

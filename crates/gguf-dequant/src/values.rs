@@ -108,7 +108,7 @@ impl NumberTensor {
     }
 
     /// Returns true if `test` holds for every element.
-    pub(super) fn all(&self, inner: InnerSource<'_>, test: impl Fn(f32) -> bool) -> Result<bool> {
+    pub(super) fn all(&self, inner: InnerSource<'_>, mut test: impl FnMut(f32) -> bool) -> Result<bool> {
         const STEP: u64 = 1 << 14;
         let mut values = Vec::new();
         let mut at = 0;

@@ -7,6 +7,21 @@ use gguf_core::TensorMeta;
 /// Maximum length of a tensor name in bytes: llama.cpp stores 64 with a terminating zero.
 pub(crate) const MAX_NAME_BYTES: u64 = 63;
 const ARCH: &str = "general.architecture";
+/// Architectures of image and video models: whatever keys a file of them has, llama.cpp's reader does not read it.
+const IMAGE_ARCHS: [&str; 12] = [
+    "aura",
+    "cosmos",
+    "flux",
+    "hidream",
+    "hyvid",
+    "ltxv",
+    "lumina2",
+    "qwen_image",
+    "sd1",
+    "sd3",
+    "sdxl",
+    "wan",
+];
 /// Maximum number of dimensions of a tensor.
 pub const MAX_DIMS: u32 = 4;
 
@@ -38,7 +53,7 @@ impl TensorLimits {
         let is_general = |key: &str| key != ARCH && key.starts_with("general.");
         if metadata.iter().all(|(key, _)| is_general(key)) {
             Self::WITHOUT_KEYS
-        } else if has_no_model_keys(metadata) || is_later_part(metadata) {
+        } else if is_of_image(metadata) || is_later_part(metadata) {
             Self::IMAGE
         } else {
             Self::LLAMA_CPP
@@ -56,18 +71,19 @@ fn is_later_part(metadata: &Metadata) -> bool {
     !metadata.contains(ARCH) && metadata.get(SPLIT_NO).and_then(crate::Value::as_u64).is_some_and(|no| no > 0)
 }
 
-/// Returns true if a file declares an architecture and the version or type of its blocks, but has no key of the
-/// architecture and no vocabulary. llama.cpp loads no such file; those of image and video models are like this.
-pub(crate) fn has_no_model_keys(metadata: &Metadata) -> bool {
+/// Returns true if a file declares the architecture of an image or video model; or any architecture and the version or
+/// type of its blocks, but no key of the architecture and no vocabulary. llama.cpp loads no such file.
+fn is_of_image(metadata: &Metadata) -> bool {
     let Some(arch) = metadata.get(ARCH).and_then(crate::Value::as_str) else {
         return false;
     };
     let of_blocks = ["general.quantization_version", "general.file_type"];
     let is_own = |key: &str| key.strip_prefix(arch).is_some_and(|rest| rest.starts_with('.'));
     let is_of_language = |key: &str| is_own(key) || key.starts_with("tokenizer.");
-    !arch.is_empty()
-        && of_blocks.iter().any(|key| metadata.contains(key))
-        && !metadata.iter().any(|(key, _)| is_of_language(key))
+    IMAGE_ARCHS.contains(&arch)
+        || !arch.is_empty()
+            && of_blocks.iter().any(|key| metadata.contains(key))
+            && !metadata.iter().any(|(key, _)| is_of_language(key))
 }
 
 #[cfg(test)]
@@ -77,13 +93,23 @@ mod tests {
     #[test]
     fn files_without_keys_of_their_architecture_have_wider_limits() {
         let mut metadata = Metadata::new();
-        metadata.set(ARCH, "wan");
+        metadata.set(ARCH, "new");
         assert_eq!(TensorLimits::of(&metadata), TensorLimits::LLAMA_CPP);
         metadata.set("general.file_type", 1u32);
-        metadata.set("wander.x", 1u32);
+        metadata.set("newer.x", 1u32);
         assert_eq!(TensorLimits::of(&metadata), TensorLimits::IMAGE);
-        metadata.set("wan.block_count", 1u32);
+        metadata.set("new.block_count", 1u32);
         assert_eq!(TensorLimits::of(&metadata), TensorLimits::LLAMA_CPP);
+    }
+
+    #[test]
+    fn architectures_of_images_have_their_limits_with_any_keys() {
+        let mut metadata = Metadata::new();
+        metadata.set(ARCH, "wan");
+        assert_eq!(TensorLimits::of(&metadata), TensorLimits::IMAGE);
+        metadata.set("wan.fps", 16u32);
+        metadata.set("tokenizer.ggml.model", "t5");
+        assert_eq!(TensorLimits::of(&metadata), TensorLimits::IMAGE);
     }
 
     #[test]

@@ -75,12 +75,13 @@ impl Output<'_> {
 
     fn idle_rule(&self, rule: &TensorTypeRule) -> Option<String> {
         let matched: Vec<_> = self.rows().filter(|(tensor, _)| rule.matches(&tensor.name)).collect();
-        let Some((example, choice)) = matched.first() else {
+        if matched.is_empty() {
             return Some("no tensor has such a name".to_owned());
-        };
-        if matched.iter().any(|(_, choice)| is_obeyed(**choice, rule.ty)) {
-            return None;
         }
+        // A tensor that is kept may have the type by chance.
+        let is_changed = |choice: &TypeChoice| choice.reason != Reason::Kept && is_obeyed(*choice, rule.ty);
+        let others = || matched.iter().filter(|(_, choice)| !is_obeyed(**choice, rule.ty));
+        let (example, choice) = others().next().filter(|_| !matched.iter().any(|row| is_changed(row.1)))?;
         Some(self.no_mixture().unwrap_or_else(|| decided_otherwise(example, **choice)))
     }
 
@@ -134,8 +135,9 @@ mod tests {
 
     fn found(file_type: FileType, names: &[&str], change: impl Fn(&mut QuantizeOptions)) -> Vec<String> {
         let tensor = |name: &&str| {
-            let dims = if name.contains("norm") { vec![256] } else { vec![8, 256] };
-            TensorMeta { name: (*name).to_owned(), shape: Shape::new(dims).unwrap(), ty: GgmlType::F16 }
+            let dims = if name.contains("norm") || name.ends_with("bias") { vec![256] } else { vec![8, 256] };
+            let ty = if name.ends_with("bias") { GgmlType::F32 } else { GgmlType::F16 };
+            TensorMeta { name: (*name).to_owned(), shape: Shape::new(dims).unwrap(), ty }
         };
         let tensors: Vec<_> = names.iter().map(tensor).collect();
         let mut options = QuantizeOptions::new(file_type);
@@ -168,6 +170,15 @@ mod tests {
         assert_eq!(
             found(FileType::Q4KM, &TIED, rule("attn_norm=bf16")),
             ["--tensor-type attn_norm=bf16: `blk.0.attn_norm.weight` stays F16"]
+        );
+        // A kept tensor that has the type anyway is no effect.
+        assert_eq!(
+            found(FileType::Q4KM, &["txt.bias", "txt_norm.weight"], rule("txt=f32")),
+            ["--tensor-type txt=f32: `txt_norm.weight` stays F16"]
+        );
+        assert!(found(FileType::Q4KM, &["txt.bias"], rule("txt=f32")).is_empty());
+        assert!(
+            found(FileType::Q4KM, &["txt.bias", "txt_norm.weight", "txt.weight"], rule("txt=f32")).is_empty()
         );
         assert_eq!(
             found(FileType::Q4KM, &TIED, rule("ffn_dwon=q8_0")),

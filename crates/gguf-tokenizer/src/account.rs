@@ -15,6 +15,7 @@ mod template;
 
 pub(super) use pieces::pieces;
 pub(super) use settings::settings;
+pub(super) use template::Around;
 
 use crate::Result;
 use gguf_core::text::escape;

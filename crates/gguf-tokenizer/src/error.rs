@@ -304,12 +304,20 @@ pub enum TokenizerWarning {
     )]
     AddsNoToken { flag: String, key: &'static str, default: Option<String> },
     #[error(
-        "{file}: `{name}` is {}, but by tokenizer.json or the kind of vocabulary `{flag}` is {written}, as llama.cpp's converter \
-         writes it; `--set {flag}=bool:{}` follows {file}, as transformers 5 does",
+        "{file}: `{name}` is {}, but by the kind of vocabulary or model `{flag}` is {written}, as llama.cpp's converter writes it; \
+         `--set {flag}=bool:{}` follows {file}, as transformers 5 does",
         !written,
         !written
     )]
     FlagsDiffer { file: &'static str, name: String, flag: String, written: bool },
+    #[error(
+        "{file}: `{name}` is {declared}, but tokenizer.json {}, and transformers 5 follows tokenizer.json: `{flag}` is {written}, as \
+         llama.cpp's converter writes it; `--set {flag}=bool:{}` follows {}",
+        if *declared { "adds no such token" } else { "adds the token" },
+        !written,
+        if declared == written { "tokenizer.json" } else { *file }
+    )]
+    FlagIgnored { file: &'static str, name: String, flag: String, declared: bool, written: bool },
     #[error(
         "{taken} ({n_taken} bytes) and {other} ({n_other} bytes) hold different chat templates: that of {taken} is written, as \
          transformers takes it"
@@ -335,11 +343,15 @@ pub enum TokenizerWarning {
     )]
     NoChatTemplate { name: String },
     #[error(
-        "{file}: {}{} {} not in tokenizer.json: transformers appends {}, and the vocabulary of {size} tokens has no further row: left \
-         out",
+        "{file}: {}{}: transformers appends {} to the vocabulary of {size} tokens, which has no further row: left out",
         listed(tokens),
-        if file == key { String::new() } else { format!(" of `{}`", escape(key)) },
-        if tokens.len() == 1 { "is" } else { "are" },
+        match (file == key, *file == FILE, tokens.len()) {
+            (true, _, 1) => " is not in tokenizer.json".to_owned(),
+            (true, ..) => " are not in tokenizer.json".to_owned(),
+            (_, true, _) => format!(" of `{}`", escape(key)),
+            (.., 1) => format!(" of `{}` is not in tokenizer.json", escape(key)),
+            _ => format!(" of `{}` are not in tokenizer.json", escape(key)),
+        },
         if tokens.len() == 1 { "it" } else { "them" }
     )]
     AddedTokensWithoutRow { file: &'static str, key: String, tokens: Vec<String>, size: u64 },
@@ -463,7 +475,9 @@ impl TokenizerWarning {
             Self::AddedAsText { .. } | Self::AddedInside { .. } => (FILE, "added_tokens"),
             Self::AddedTokensWithoutRow { file, key, .. } if file != key => (*file, key.as_str()),
             Self::ConfigContradicts { key, .. } => (CONFIG, *key),
-            Self::FlagsDiffer { file, name, .. } => (*file, name.as_str()),
+            Self::FlagsDiffer { file, name, .. } | Self::FlagIgnored { file, name, .. } => {
+                (*file, name.as_str())
+            }
             Self::NoDefaultTemplate { file }
             | Self::ChatTemplateNotWritten { file }
             | Self::BadChatTemplate { file }

@@ -116,8 +116,9 @@ pub(crate) struct HfVocabulary<'a> {
 impl<'a> HfVocabulary<'a> {
     /// Assembles the vocabulary.
     ///
-    /// Tokens that only the configuration names get no id at or above `size`, the rows of the embedding: nothing
-    /// encodes to them. (transformers adds them after the last row.) Those that no check of roles reports are a warning.
+    /// Tokens that only the configuration names get no id at or above `size`, and added ones of the file none at or above
+    /// `rows`, the rows of the embedding: nothing encodes to them. (transformers adds them after the last row.) Those that
+    /// no check of roles reports are a warning.
     ///
     /// # Errors
     /// I/O errors, malformed JSON, a model without a table of ids, an id of `added_tokens_decoder` that is not a
@@ -126,9 +127,10 @@ impl<'a> HfVocabulary<'a> {
         directory: &Directory<'_>,
         hf: &'a HfJson,
         size: Option<u64>,
+        rows: Option<u64>,
         warnings: &mut Vec<TokenizerWarning>,
     ) -> Result<Self> {
-        let mut vocabulary = Self::of_file(hf, directory.join(FILE), warnings)?;
+        let mut vocabulary = Self::within(hf, directory.join(FILE), rows, warnings)?;
         let config = directory.tree(CONFIG)?;
         let special = special_tokens(directory, &config)?;
         vocabulary.special = special.iter().map(|token| token.text.clone()).collect();
@@ -141,13 +143,14 @@ impl<'a> HfVocabulary<'a> {
         }
         decoder.sort_by_key(|entry| entry.0);
         let (mut without_row, mut moved) = (Vec::new(), Vec::new());
+        let is_of_file = |text: &str| hf.added_tokens.iter().any(|token| token.content == text);
         for (stated, token) in decoder {
             let content = token.content.clone();
             match vocabulary.add_within(token, size) {
                 TokenPlacement::At(used) if used != stated => {
                     moved.push(vocabulary.moved(content, stated, used));
                 }
-                TokenPlacement::Nowhere if !vocabulary.is_special(&content) => {
+                TokenPlacement::Nowhere if !vocabulary.is_special(&content) && !is_of_file(&content) => {
                     without_row.push((source.0, source.1.to_owned(), content));
                 }
                 TokenPlacement::At(_) | TokenPlacement::Nowhere | TokenPlacement::Known => {}
@@ -162,6 +165,7 @@ impl<'a> HfVocabulary<'a> {
             };
             if vocabulary.add_within(token, size) == TokenPlacement::Nowhere
                 && let Some((file, key)) = source.filter(|(_, key)| !is_role(key))
+                && !is_of_file(&content)
             {
                 without_row.push((file, key, content));
             }
@@ -180,6 +184,15 @@ impl<'a> HfVocabulary<'a> {
         path: PathBuf,
         warnings: &mut Vec<TokenizerWarning>,
     ) -> Result<Self> {
+        Self::within(hf, path, None, warnings)
+    }
+
+    fn within(
+        hf: &'a HfJson,
+        path: PathBuf,
+        rows: Option<u64>,
+        warnings: &mut Vec<TokenizerWarning>,
+    ) -> Result<Self> {
         let base = hf.id_vocab(path)?;
         let by_text = base.iter().map(|(text, id)| (text.as_str(), *id)).collect();
         let mut vocabulary = Self {
@@ -190,20 +203,26 @@ impl<'a> HfVocabulary<'a> {
             added_ids: HashMap::new(),
             last_added: None,
         };
-        let mut moved = Vec::new();
+        let (mut moved, mut beyond) = (Vec::new(), Vec::new());
         for token in &hf.added_tokens {
             let (text, stated) = (token.content.clone(), token.id);
-            match (vocabulary.add(token.clone()), vocabulary.added_ids.get(&text)) {
-                (Some(used), _) if used != stated => {
+            // A token that the file has elsewhere is not only one too many.
+            let placement = vocabulary.add_within(token.clone(), rows.filter(|&rows| stated >= rows));
+            match (placement, vocabulary.added_ids.get(&text)) {
+                (TokenPlacement::At(used), _) if used != stated => {
                     moved.push(vocabulary.moved(text, stated, used));
                 }
-                (None, Some(&used)) if used != stated => {
+                (TokenPlacement::Nowhere, _) => beyond.push((FILE, "added_tokens".to_owned(), text)),
+                (TokenPlacement::Known, Some(&used)) if used != stated => {
                     warnings.push(TokenizerWarning::AddedTokenTwice { token: text, stated, used });
                 }
                 _ => {}
             }
         }
         say_moved(FILE, moved, warnings);
+        if let Some(rows) = rows {
+            say_without_row(beyond, rows, warnings);
+        }
         Ok(vocabulary)
     }
 
@@ -211,14 +230,6 @@ impl<'a> HfVocabulary<'a> {
     pub(crate) fn moved(&self, token: String, stated: u64, used: u64) -> Moved {
         let holder = self.base.iter().find(|(_, id)| *id == stated).map(|(text, _)| text.clone());
         Moved { token, stated, used, holder }
-    }
-
-    /// Adds a token unless its text was added before; returns its new id.
-    fn add(&mut self, token: AddedToken) -> Option<u64> {
-        match self.add_within(token, None) {
-            TokenPlacement::At(id) => Some(id),
-            TokenPlacement::Nowhere | TokenPlacement::Known => None,
-        }
     }
 
     /// Adds a token unless its text was added before, or its id would be `size` or more.

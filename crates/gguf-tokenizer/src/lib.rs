@@ -98,9 +98,9 @@ pub fn build(directory: &Path, request: &TokenizerRequest) -> Result<Built> {
         };
         match modes::run(&mut context) {
             Ok(Attempt::Done) => {
-                extend(&mut rows, &mode.after);
+                special::extend(&mut rows, &mode.after);
                 if plain {
-                    extend(&mut rows, &request.after);
+                    special::extend(&mut rows, &request.after);
                 }
                 special::write_last(&request.last, &mut rows);
                 warnings.append(&mut own_warnings);
@@ -161,8 +161,8 @@ pub fn build_given(path: &Path, given: &GivenVocabulary, request: &TokenizerRequ
     if let Attempt::Absent(reason) = attempt {
         return Err(TokenizerError::NothingFits { path: path.to_owned(), tried: vec![(mode.mode, reason)] });
     }
-    extend(&mut rows, &mode.after);
-    extend(&mut rows, &request.after);
+    special::extend(&mut rows, &mode.after);
+    special::extend(&mut rows, &request.after);
     special::write_last(&request.last, &mut rows);
     settle(&directory, None, request, &mut rows, &mut warnings)?;
     Ok(Built { rows, mode: mode.mode, warnings, pieces: Vec::new() })

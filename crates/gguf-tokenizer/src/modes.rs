@@ -94,6 +94,11 @@ impl Context<'_> {
         self.request.rows.into_iter().chain(size).min()
     }
 
+    /// Returns the number of rows, or the declared size of a model without weights.
+    fn n_kept(&self) -> Option<u64> {
+        self.n_rows().or_else(|| self.n_places())
+    }
+
     /// Collects the special tokens named by files and card.
     fn special(&mut self, tokens: &TokenList) -> Result<SpecialTokens> {
         self.special_of(tokens, self.hf)

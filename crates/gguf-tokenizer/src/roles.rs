@@ -9,6 +9,7 @@ use crate::Result;
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
 
+use super::account::Around;
 use super::emit::TokenType;
 use super::encode::{Vocab, ends_generation};
 use super::files::{CONFIG, Directory};
@@ -63,7 +64,9 @@ pub(super) fn settle(
     if !differing.is_empty() {
         warnings.push(TokenizerWarning::RolesDiffer { roles: differing });
     }
-    flags(&sources, &is_by_hand, rows, warnings);
+    // A step that is not known is reported with the other steps.
+    let around = hf.and_then(|hf| Around::of(&hf.post_processor).ok());
+    flags(&sources, around.as_ref(), &is_by_hand, rows, warnings);
     Ok(())
 }
 
@@ -229,10 +232,11 @@ fn shown(vocab: &Vocab, id: u32) -> String {
     format!("{id} `{}`", escape(&text))
 }
 
-/// Checks the flags that add a token to texts: a missing token cannot be added, and contradictions of the tokenizer's
-/// configuration are reported.
+/// Checks the flags that add a token to texts. `around` are the tokens of `tokenizer.json`, by which alone transformers 5
+/// adds some: it reads no flag of the configuration then. A missing token cannot be added, and contradictions are reported.
 fn flags(
     sources: &RoleFiles,
+    around: Option<&Around>,
     is_by_hand: &dyn Fn(&str) -> bool,
     rows: &mut Metadata,
     warnings: &mut Vec<TokenizerWarning>,
@@ -242,6 +246,20 @@ fn flags(
         let Some(key) = id_key(role) else { continue };
         let flag = format!("tokenizer.ggml.add_{role}_token");
         if is_by_hand(&flag) || is_by_hand(key) {
+            continue;
+        }
+        let name = format!("add_{role}_token");
+        let declared = sources.tokenizer.get(&name).and_then(serde_json::Value::as_bool);
+        let of_json = around
+            .map(|around| if role == "bos" { &around.before } else { &around.after })
+            .map(|ids| !ids.is_empty());
+        if adds
+            && of_json == Some(false)
+            && declared.is_none()
+            && vocab.is_of_pieces()
+            && !rows.contains(&flag)
+        {
+            rows.set(flag, false);
             continue;
         }
         // A default token that has another role is not that of a model without one.
@@ -256,9 +274,16 @@ fn flags(
             rows.set(flag, false);
             continue;
         }
-        let name = format!("add_{role}_token");
-        let declared = sources.tokenizer.get(&name).and_then(serde_json::Value::as_bool);
-        if declared.is_some_and(|declared| declared != adds) && !vocab.is_bare() {
+        let Some(declared) = declared.filter(|_| !vocab.is_bare()) else { continue };
+        if of_json.is_some_and(|of_json| of_json != declared) {
+            warnings.push(TokenizerWarning::FlagIgnored {
+                file: CONFIG,
+                name,
+                flag,
+                declared,
+                written: adds,
+            });
+        } else if declared != adds {
             warnings.push(TokenizerWarning::FlagsDiffer { file: CONFIG, name, flag, written: adds });
         }
     }

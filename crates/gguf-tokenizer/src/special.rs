@@ -320,18 +320,35 @@ impl SpecialTokens {
 pub(super) fn write_last(last: &[(String, SpecialToken)], out: &mut Metadata) {
     for (role, token) in last {
         let Some((_, key)) = ID_KEYS.iter().find(|row| row.0 == role) else { continue };
-        let id = match (token, out.get("tokenizer.ggml.tokens").and_then(Value::as_array)) {
-            (SpecialToken::Id(id), _) => Some(*id),
-            (SpecialToken::Text(text), Some(Array::String(tokens))) => {
-                let at = tokens.iter().position(|token| token == text.as_bytes());
-                at.and_then(|at| u32::try_from(at).ok())
-            }
-            _ => None,
+        let id = match token {
+            SpecialToken::Id(id) => Some(*id),
+            SpecialToken::Text(text) => id_of(text, out),
         };
         if let Some(id) = id {
             out.set(*key, id);
         }
     }
+}
+
+/// Writes rows of a card behind those of the vocabulary. A row that names a token by its text gets the token's id, and is left
+/// out if there is no such token.
+pub(super) fn extend(rows: &mut Metadata, more: &Metadata) {
+    for (key, value) in more.iter() {
+        match value.as_str().filter(|_| key.ends_with("_token_id")).map(|text| id_of(text, rows)) {
+            None => rows.set(key, value.clone()),
+            Some(Some(id)) => rows.set(key, id),
+            Some(None) => {}
+        }
+    }
+}
+
+/// Returns the id of a token that is written.
+fn id_of(text: &str, rows: &Metadata) -> Option<u32> {
+    let Some(Array::String(tokens)) = rows.get("tokenizer.ggml.tokens").and_then(Value::as_array) else {
+        return None;
+    };
+    let at = tokens.iter().position(|token| token == text.as_bytes());
+    at.and_then(|at| u32::try_from(at).ok())
 }
 
 /// Special tokens of the configuration, as needed to examine the post-processor.

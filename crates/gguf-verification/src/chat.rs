@@ -11,6 +11,7 @@ pub(super) mod builtin;
 mod filters;
 mod isolated;
 pub(super) mod names;
+mod prepared;
 mod renderer;
 pub(super) mod stop;
 
@@ -202,6 +203,7 @@ impl ChatTemplate {
         environment.set_unknown_method_callback(method);
         environment.set_formatter(write_value);
         environment.add_filter("tojson", to_json);
+        environment.add_filter("string", filters::string);
         environment.add_filter("truncate", filters::truncate);
         environment.add_filter("urlencode", |text: String| filters::urlencode(&text));
         environment.add_test("iterable", is_iterable);
@@ -245,12 +247,15 @@ impl ChatTemplate {
             |error: Error| ChatError::Syntax { line: error.line().unwrap_or(0), reason: reason(&error) };
         let template = self.environment.template_from_str(source).map_err(syntax)?;
         let mut context: Vec<(&str, Jinja)> = vec![
-            ("messages", Jinja::from(Serde(&chat.messages))),
+            ("messages", Jinja::from(Serde(&prepared::messages(&chat.messages)))),
             ("tools", Jinja::from(Serde(&chat.tools))),
             ("documents", Jinja::from(())),
             ("add_generation_prompt", Jinja::from(chat.add_generation_prompt)),
         ];
         context.extend(self.tokens.iter().map(|(name, text)| (*name, Jinja::from(text))));
+        // As in transformers, these are stronger than what has the same name.
+        context.retain(|(name, _)| !chat.variables.contains_key(*name));
+        context.extend(chat.variables.iter().map(|(name, value)| (name.as_str(), Jinja::from(Serde(value)))));
         let mut out = BoundedBuffer { bytes: Vec::new(), is_full: false };
         // The library panics on some templates, e.g. for an empty list sliced backwards: only this chat fails.
         let done = catch_unwind(AssertUnwindSafe(|| {

@@ -1,6 +1,6 @@
 //! `gguf-convert draft`: drafts an architecture card.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use serde::Serialize;
@@ -60,6 +60,7 @@ impl DraftArgs {
             log::warn!("{}", escape(warning));
         }
         if let Some(path) = &self.output {
+            refuse_other_content(path, &drafted.text)?;
             let file = OutputFile::create(path)?;
             file.write_at(0, drafted.text.as_bytes()).map_err(OutputError::from)?;
             file.commit(!session.common.no_sync).map_err(OutputError::from)?;
@@ -123,4 +124,16 @@ impl DraftArgs {
             )),
         }
     }
+}
+
+/// Refuses to replace a card that a person has worked on, or the draft of another checkpoint.
+fn refuse_other_content(path: &Path, text: &str) -> anyhow::Result<()> {
+    let found = if path.is_file() { fs_err::read(path)? } else { Vec::new() };
+    if found.is_empty() || found == text.as_bytes() {
+        return Ok(());
+    }
+    anyhow::bail!(
+        "{}: it is there and has other content than this draft: give another name, or remove it",
+        escape(&path.display().to_string())
+    )
 }

@@ -13,6 +13,7 @@ use crate::core::ElementType;
 use crate::core::text::{bytes, escape};
 use crate::core::written::{as_paths, as_text};
 use crate::gguf::GgufFile;
+use crate::job::must_be_language_model;
 
 /// Types that a checkpoint's weights can have.
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -34,7 +35,7 @@ pub(super) struct Gguf2hf {
     #[arg(long = "type", value_enum, ignore_case = true, value_name = "TYPE")]
     ty: Option<WeightType>,
     /// Largest shard, with K, M or G
-    #[arg(long, value_name = "SIZE", default_value = "5G", value_parser = crate::cli::size)]
+    #[arg(long, value_name = "SIZE", default_value = "5G", value_parser = crate::cli::size_above_0)]
     max_shard_size: u64,
     /// Use an architecture card from a file
     #[arg(long, value_name = "FILE")]
@@ -89,6 +90,7 @@ impl Gguf2hf {
         let started = Instant::now();
         let registry = registry(&ConvertOptions { card: self.card.clone(), ..ConvertOptions::default() })?;
         let file = GgufFile::open(&self.file)?;
+        must_be_language_model(&file)?;
         let options = ToHfOptions {
             ty: self.ty.map(|ty| match ty {
                 WeightType::Bf16 => ElementType::Bf16,

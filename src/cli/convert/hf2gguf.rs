@@ -83,6 +83,10 @@ impl Hf2gguf {
                 let text = "`--fp8-as-q8` goes with f32, f16, bf16, q8_0, tq1_0, tq2_0 and auto only";
                 return Err(UsageError(text.to_owned()).into());
             }
+            self.to_gguf.refuse_with_vocabulary_alone(&[
+                ("--fuse-qkv", self.fuse_qkv),
+                ("--fuse-gate-up-exps", self.fuse_gate_up_exps),
+            ])?;
             if self.mmproj {
                 check_tower_types(types)?;
             }

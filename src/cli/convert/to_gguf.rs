@@ -22,7 +22,7 @@ pub(in crate::cli) use types::resolve;
 #[derive(Debug, Args)]
 pub(super) struct KeyArgs {
     /// Name of the model instead of the derived one; wins over --metadata
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = crate::cli::name)]
     model_name: Option<String>,
     /// JSON file with general.* keys that override the derived ones
     #[arg(long, value_name = "FILE")]
@@ -189,8 +189,27 @@ impl ToGguf {
         }
         let is_calibrated = self.job.calibrate.is_given();
         let needing = if is_calibrated { Some("--calibrate") } else { self.job.size.chosen_by() };
-        match needing.filter(|_| self.vocab_only) {
-            Some(option) => Err(UsageError(format!("`{option}` needs tensors: leave `--vocab-only` out"))),
+        let quantize = &self.job.quantize;
+        self.refuse_with_vocabulary_alone(&[
+            (needing.unwrap_or_default(), needing.is_some()),
+            ("--imatrix", quantize.imatrix.is_some()),
+            ("--pure", quantize.pure),
+            ("--leave-output-tensor", quantize.leave_output_tensor),
+            ("--output-tensor-type", quantize.output_tensor_type.is_some()),
+            ("--token-embedding-type", quantize.token_embedding_type.is_some()),
+            ("--prune-layers", quantize.prune_layers.is_some()),
+            ("--write-types", self.job.size.write_types.is_some()),
+            ("--split-max-size", self.split_max_size.is_some()),
+            ("--split-max-tensors", self.split_max_tensors.is_some()),
+        ])
+    }
+
+    /// Refuses options about tensors, each with true if it was given, for a vocabulary alone.
+    pub(super) fn refuse_with_vocabulary_alone(&self, options: &[(&str, bool)]) -> Result<(), UsageError> {
+        match options.iter().find(|(_, is_given)| self.vocab_only && *is_given) {
+            Some((option, _)) => {
+                Err(UsageError(format!("`{option}` needs tensors: leave `--vocab-only` out")))
+            }
             None => Ok(()),
         }
     }

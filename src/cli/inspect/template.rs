@@ -29,7 +29,7 @@ pub(super) struct TemplateArgs {
     #[arg(long, value_name = "PATH")]
     set: Option<PathBuf>,
     /// Print a chat as the template writes it: a built-in one (`user`, `turns`, `tools`), or a JSON file: the messages,
-    /// or an object with `messages`, `tools` and `add_generation_prompt` [default: true]
+    /// or an object with `messages`, `tools`, `add_generation_prompt` [default: true] and variables of the template
     #[arg(long, value_name = "CHAT", conflicts_with = "set")]
     render: Option<PathBuf>,
     #[command(flatten)]
@@ -116,7 +116,8 @@ impl TemplateArgs {
 /// Maximum number of bytes of a chat file.
 const MAX_CHAT_BYTES: u64 = 16 << 20;
 
-/// Reads a chat: a list of messages, or an object with `messages`.
+/// Reads a chat: a list of messages, or an object with `messages`. Its other members are variables of the template, as the
+/// arguments of `apply_chat_template` are.
 fn read_chat(path: &Path) -> anyhow::Result<Chat> {
     let name = path.display().to_string();
     let name = escape(&name);
@@ -124,19 +125,46 @@ fn read_chat(path: &Path) -> anyhow::Result<Chat> {
     if n_bytes > MAX_CHAT_BYTES {
         bail!("{name}: {n_bytes} bytes: expected a chat of at most {MAX_CHAT_BYTES}");
     }
-    let chat: Json =
-        serde_json::from_slice(&fs_err::read(path)?).with_context(|| format!("{name}: no JSON"))?;
-    let (messages, tools, prompt) = match chat {
-        Json::Array(_) => (chat, Json::Null, None),
-        Json::Object(mut chat) => {
-            let take = |chat: &mut Map<String, Json>, key: &str| chat.remove(key).unwrap_or_default();
-            let prompt = chat.get("add_generation_prompt").and_then(Json::as_bool);
-            (take(&mut chat, "messages"), take(&mut chat, "tools"), prompt)
-        }
-        _ => (Json::Null, Json::Null, None),
+    let bytes = fs_err::read(path)?;
+    let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    let chat: Json = serde_json::from_slice(text).with_context(|| format!("{name}: no JSON"))?;
+    let (messages, mut variables) = match chat {
+        Json::Array(_) => (chat, Map::new()),
+        Json::Object(mut chat) => (take(&mut chat, "messages"), chat),
+        _ => (Json::Null, Map::new()),
     };
-    if !messages.is_array() {
+    if !is_list_of_objects(&messages) {
         bail!("{name}: no chat: expected a list of messages, or an object with `messages`");
     }
-    Ok(Chat { tools, add_generation_prompt: prompt.unwrap_or(true), ..Chat::of(messages) })
+    match take(&mut variables, "chat_template_kwargs") {
+        Json::Null => {}
+        Json::Object(more) => variables.extend(more),
+        _ => bail!("{name}: `chat_template_kwargs`: expected an object"),
+    }
+    let tools = take(&mut variables, "tools");
+    for (key, value) in [("tools", Some(&tools)), ("documents", variables.get("documents"))] {
+        if value.is_some_and(|value| !value.is_null() && !is_list_of_objects(value)) {
+            bail!("{name}: `{key}`: expected a list of objects");
+        }
+    }
+    let is_no = |value: &Json| value.is_null() || *value == Json::Bool(false);
+    if !is_no(&take(&mut variables, "continue_final_message")) {
+        bail!(
+            "{name}: `continue_final_message` is not implemented: remove it, and the last message is closed"
+        );
+    }
+    let add_generation_prompt = match take(&mut variables, "add_generation_prompt") {
+        Json::Null => true,
+        Json::Bool(prompt) => prompt,
+        _ => bail!("{name}: `add_generation_prompt`: expected true or false"),
+    };
+    Ok(Chat { tools, variables, add_generation_prompt, ..Chat::of(messages) })
+}
+
+fn take(chat: &mut Map<String, Json>, key: &str) -> Json {
+    chat.remove(key).unwrap_or_default()
+}
+
+fn is_list_of_objects(value: &Json) -> bool {
+    value.as_array().is_some_and(|items| items.iter().all(Json::is_object))
 }

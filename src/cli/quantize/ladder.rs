@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
-use clap::builder::NonEmptyStringValueParser;
 
 use crate::cli::job::failure;
 use crate::cli::modelfile::PromptForm;
@@ -19,7 +18,7 @@ use crate::cli::quantize::ladder::document::{
     LadderCalibration, LadderDocument, LadderEntry, LadderImportance, LadderModel, LadderUsage, recommended,
     text_of,
 };
-use crate::cli::quantize::ladder::folder::FolderFiles;
+use crate::cli::quantize::ladder::folder::{FolderFiles, FolderLock};
 use crate::cli::quantize::ladder::watched::WatchedInputs;
 use crate::cli::quantize::options::{QuantizeArgs, RequantizeArgs};
 use crate::cli::remote::{ModelDirectory, RemoteArgs};
@@ -28,6 +27,7 @@ use crate::cli::verify::measure_importance;
 use crate::cli::verify::page::command_line;
 use crate::cli::{Exit, Session, UsageError};
 use crate::core::output::{OutputKind, unfinished};
+use crate::core::progress::Progress as _;
 use crate::core::text::{bytes, escape, shell_path, shell_word};
 use crate::gguf::Share;
 use crate::job::ladder::{
@@ -70,7 +70,7 @@ pub(super) struct LadderArgs {
     #[command(flatten)]
     page: PageArgs,
     /// Name of the model, in the page, the files and their names [default: the model's own]
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    #[arg(long, value_name = "NAME", value_parser = crate::cli::name)]
     name: Option<String>,
     /// File names, without `.gguf`: {name} and {type} are replaced
     #[arg(long, value_name = "PATTERN", default_value = NAME_PATTERN, value_parser = pattern)]
@@ -176,6 +176,7 @@ impl LadderArgs {
             }
             return self.run_part(share, &ladder, guard, session);
         }
+        let _lock = FolderLock::of(&self.output, session)?;
         let template = self.template.as_deref();
         let folder = FolderFiles::of(&self.output, template, self.page.modelfile, &mut guard)?;
         if let Some(text) = &self.calibration {
@@ -194,8 +195,9 @@ impl LadderArgs {
         watched.check()?;
         let chart = figures::compare(&mut report)?;
         report.seconds = start.elapsed().as_secs_f64();
-        let document = self.document(session, &ladder, &report)?;
-        folder.write(&document, chart.as_deref(), self.modelfile(&document), session)?;
+        let document = self.document(session, &ladder, &report, folder.has_modelfile)?;
+        let modelfile = if folder.has_modelfile { modelfile(&document, &report, session) } else { None };
+        folder.write(&document, chart.as_deref(), modelfile, session)?;
         ladder.forget_runs().map_err(failure)?;
         remove_if_there(&self.output.join(format!(".{MATRIX}")))?;
         self.note_gaps(session, &document);
@@ -225,17 +227,6 @@ impl LadderArgs {
                 document.files.len()
             ));
         }
-    }
-
-    /// Returns the Modelfile of the recommended file, if one is wanted.
-    fn modelfile(&self, document: &LadderDocument) -> Option<String> {
-        let usage = document.usage.as_ref().filter(|_| self.page.modelfile)?;
-        let entry = recommended(&document.files)?;
-        let files = [Some(entry), document.projector.as_ref()].into_iter().flatten();
-        let files: Vec<String> =
-            files.filter_map(|entry| Some(entry.file.parts.first()?.name.clone())).collect();
-        let name = document.model.name.to_lowercase().replace(' ', "-");
-        Some(usage.form.modelfile(&shell_word(&name), &files))
     }
 
     /// Writes the files of one of several machines, and their record.
@@ -290,6 +281,7 @@ impl LadderArgs {
         session: &Session,
         ladder: &Ladder,
         report: &LadderReport,
+        has_modelfile: bool,
     ) -> anyhow::Result<LadderDocument> {
         let digested = |path: &Path| figures::digested(session, path);
         let files = LadderEntry::all(report)?;
@@ -334,12 +326,14 @@ impl LadderArgs {
             usage: None,
             files,
         };
-        let best = recommended(&document.files).filter(|_| !document.model.image);
+        let best = recommended(document.files.iter()).filter(|_| report.beside_text.is_none());
+        let ollama = document::for_ollama(&document.files).map(|entry| entry.file.name.clone());
         document.usage = best.map(|best| LadderUsage {
             repository: self.repository(&document),
             name: best.file.name.clone(),
             form: PromptForm::of(&report.metadata),
-            modelfile: self.page.modelfile,
+            modelfile: has_modelfile && ollama.is_some(),
+            ollama,
         });
         Ok(document)
     }
@@ -465,7 +459,9 @@ impl LadderArgs {
     fn repository(&self, document: &LadderDocument) -> String {
         let name = document.model.repository.as_deref().and_then(|repository| repository.split_once('/'));
         let own = (self.name.is_none()).then_some(name).flatten();
-        let name = own.map_or(document.model.name.as_str(), |(_, name)| name).replace(' ', "-");
+        let name = own.map_or(document.model.name.as_str(), |(_, name)| name);
+        // A name that was given with its organization.
+        let name = name.rsplit('/').next().unwrap_or(name).replace(' ', "-");
         let by = document.quantized_by.as_deref().unwrap_or("YOUR-NAME").replace(' ', "-");
         format!("{by}/{name}-GGUF")
     }
@@ -475,6 +471,23 @@ impl LadderArgs {
         let repository = shell_word(&self.repository(document));
         format!("hf upload {repository} {} --exclude '.*'", shell_path(&self.output.display().to_string()))
     }
+}
+
+/// Returns the Modelfile of a file that Ollama loads; warns if there is none.
+fn modelfile(document: &LadderDocument, report: &LadderReport, session: &Session) -> Option<String> {
+    let entry = document::for_ollama(&document.files);
+    let (Some(usage), Some(entry)) = (&document.usage, entry) else {
+        let why = match report.beside_text {
+            Some(what) => format!("Ollama runs language models, this is {what}"),
+            None => "Ollama loads no file in parts".to_owned(),
+        };
+        session.progress.warn(&format!("no Modelfile is written: {why}"));
+        return None;
+    };
+    let files = [Some(entry), document.projector.as_ref()].into_iter().flatten();
+    let files: Vec<String> = files.filter_map(|entry| Some(entry.file.parts.first()?.name.clone())).collect();
+    let name = document.model.name.to_lowercase().replace(' ', "-");
+    Some(usage.form.modelfile(&shell_word(&name), &files))
 }
 
 fn remove_if_there(path: &Path) -> std::io::Result<()> {

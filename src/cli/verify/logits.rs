@@ -49,6 +49,7 @@ impl LogitsArgs {
             guard.write("-o", path, OutputKind::Logits)?;
         }
         let opened = OpenedModel::open(&self.model, &session.common)?;
+        opened.must_be_language_model(&self.model)?;
         guard.read_all("the model", opened.inputs())?;
         let prompts = PromptFiles::read(&self.prompts, self.plain_text)?;
         let mut lines = LogitLines::begin(self.output.as_deref(), session)?;

@@ -12,8 +12,8 @@ use crate::convert::{
 use crate::core::TensorSource;
 use crate::core::text::{escape, plural};
 use crate::gguf::{FileType, GgufFile, Metadata, OpenOptions};
-use crate::job::beside_text;
 use crate::job::input::must_be_model;
+use crate::job::{JobError, beside_text, must_be_language_model};
 use crate::tokenizer::{Encoder, TokenizerError};
 use crate::verify::{Model, ModelParts, OriginTokenizer, Recall};
 
@@ -83,7 +83,9 @@ fn plan_without(
     options: &ConvertOptions,
     error: ArchError,
 ) -> Result<Conversion, ConvertError> {
-    let ArchError::Leftover { card, names, drop: Some(pattern) } = &error else { return Err(error.into()) };
+    let ArchError::Leftover { card, names, drop: Some(pattern), .. } = &error else {
+        return Err(error.into());
+    };
     let Ok(pattern) = Regex::new(pattern) else { return Err(error.into()) };
     let planned = plan(path, adapter, &ConvertOptions { drop: vec![pattern], ..options.clone() })?;
     let n = plural(names.len() as u64, "tensor");
@@ -207,6 +209,18 @@ impl OpenedModel {
         }
         let text = format!("{} is {found}, {} is {expected}", other.path().display(), own.path().display());
         Err(UsageError(text).into())
+    }
+
+    /// Refuses what no text runs through.
+    pub(super) fn must_be_language_model(&self, path: &Path) -> Result<(), JobError> {
+        match &self.origin {
+            ModelOrigin::Gguf(file) => must_be_language_model(file),
+            ModelOrigin::Checkpoint(_) => Ok(()),
+            ModelOrigin::Image(conversion) => {
+                let what = beside_text(conversion.metadata(), conversion.tensors());
+                what.map_or(Ok(()), |what| Err(JobError::NotALanguageModel { path: path.to_owned(), what }))
+            }
+        }
     }
 
     pub(crate) fn with<R>(&self, origin: Option<&OriginTokenizer>, work: impl FnOnce(&Model<'_>) -> R) -> R {

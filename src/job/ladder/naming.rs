@@ -22,6 +22,9 @@ pub fn check_pattern(pattern: &str) -> Result<(), String> {
     if rest.contains(['{', '}']) {
         return Err("only `{name}` and `{type}` are replaced".to_owned());
     }
+    if pattern.to_ascii_lowercase().ends_with(".gguf") {
+        return Err("without `.gguf`, which every name gets".to_owned());
+    }
     if pattern.contains(['/', '\\']) || pattern.starts_with('.') || rest.chars().any(char::is_control) {
         return Err("a file name expected: no slash, no dot at its beginning".to_owned());
     }
@@ -98,7 +101,9 @@ mod tests {
         for pattern in [NAME_PATTERN, "{name}.{type}", "{type}"] {
             assert_eq!(check_pattern(pattern), Ok(()), "{pattern}");
         }
-        for pattern in ["{name}", "{name}-{type}-{size}", "../{type}", ".{type}", "a/{type}", "{type", ""] {
+        for pattern in
+            ["{name}", "{name}-{type}-{size}", "../{type}", ".{type}", "a/{type}", "{type", "", "{type}.gguf"]
+        {
             assert!(check_pattern(pattern).is_err(), "{pattern}");
         }
     }

@@ -18,7 +18,7 @@ use crate::job::ladder::record::{self, FileOrigin};
 use crate::job::ladder::shares::{Division, FileWork, PROMISE_RUNS, divided};
 use crate::job::ladder::{Ladder, LadderFile, LadderFilePlan, LadderPlan, LadderReport, Rung, sums};
 use crate::job::run::JobRun;
-use crate::job::{Calibration, Contradiction, JobTypes, Remark, Result, overrides, remark};
+use crate::job::{Calibration, Contradiction, JobTypes, Remark, Result, beside_text, overrides, remark};
 use crate::quantize::{JointPlans, QuantizeError, QuantizePlan, RungTypes};
 
 /// Files of a ladder that are planned.
@@ -76,7 +76,7 @@ impl<'a> PreparedLadder<'a> {
             let tensor_bytes: u64 = plan.tensors().iter().filter_map(TensorMeta::n_bytes).sum();
             let split = (tensor_bytes > ladder.max_part_bytes)
                 .then(|| SplitSpec { max_bytes: Some(ladder.max_part_bytes), ..SplitSpec::default() });
-            let layout = LayoutOptions::default();
+            let layout = run.job.write_options(opened).layout;
             let planned = plan_files(&target, plan.metadata(), plan.tensors(), &layout, split.as_ref())?;
             for file in &planned {
                 guard.write("a file of the ladder", &file.path, OutputKind::Model)?;
@@ -149,7 +149,7 @@ impl<'a> PreparedLadder<'a> {
         }
         for at in missing(&written, true) {
             let PreparedFile { rung, target, split, is_calibrated, .. } = &self.files[at];
-            let job = self.ladder.alone(rung, target.clone(), split.is_some())?;
+            let job = self.ladder.alone(rung, target.clone(), split.is_some(), self.opened.metadata())?;
             if *is_calibrated {
                 self.run.events.note(&format!("{rung}: calibrated"));
             }
@@ -276,6 +276,7 @@ impl<'a> PreparedLadder<'a> {
             n_weights: self.plans.plans().first().map_or(0, |plan| n_weights(plan)),
             metadata: keys.unwrap_or_else(|| self.opened.metadata().clone()),
             image: self.opened.image_rules(),
+            beside_text: beside_text(self.opened.metadata(), self.opened.source().tensors()),
             source: self.source.to_owned(),
             seconds: self.run.start.elapsed().as_secs_f64(),
         }
@@ -434,8 +435,11 @@ fn is_alone(ladder: &Ladder, opened: &OpenedInput, rung: &Rung, plan: &QuantizeP
         _ if is_quantized => return Ok(true),
         _ => {}
     }
-    let options =
-        ConvertOptions { file_type: types.converted(), codes: types.codes(), ..ladder.convert.clone() };
+    let options = ConvertOptions {
+        file_type: types.converted(),
+        codes: types.codes(),
+        ..ladder.converted(&types, opened.metadata())?
+    };
     let own = ladder.input.open(&options)?;
     let layout = LayoutOptions::default();
     let header = |metadata, tensors: &[TensorMeta]| {

@@ -86,6 +86,9 @@ pub struct LadderReport {
     /// Rules of an image or video model; `None` for a language model.
     #[serde(skip)]
     pub image: Option<DiffusionRules>,
+    /// What the model is in place of a language model.
+    #[serde(skip)]
+    pub beside_text: Option<&'static str>,
 }
 
 /// Written file of a ladder.

@@ -34,7 +34,13 @@ fn the_program_drafts_and_converts() {
     assert_eq!(fs_err::read_to_string(dir.path().join("my.toml")).unwrap(), card);
     run(0, &[&dry[..], &["--card", "my.toml"]].concat());
 
-    // An edited draft is not replaced.
+    // An edited draft is not replaced, wherever it was edited.
+    run(0, &["draft", "model", "-o", "my.toml", "--no-sync"]);
+    let edited = format!("{card}# my own line\n");
+    fs_err::write(dir.path().join("my.toml"), &edited).unwrap();
+    let (_, err) = run(1, &["draft", "model", "-o", "my.toml", "--no-sync"]);
+    assert!(err.contains("my.toml: it is there and has other content than this draft"), "{err}");
+    assert_eq!(fs_err::read_to_string(dir.path().join("my.toml")).unwrap(), edited);
     fs_err::write(dir.path().join("my.toml"), card.replacen("TODO: one line on what", "What", 1)).unwrap();
     let (_, err) = run(1, &["draft", "model", "-o", "my.toml", "--no-sync"]);
     assert!(err.contains("a drafted card does not replace"), "{err}");

@@ -137,7 +137,13 @@ fn every_card_runs_backwards(corpus: &Goldens) {
         let report = to_hf(&first, &dir, None).unwrap_or_else(|error| panic!("{case}: {error}"));
         assert!(report.n_tensors > 0);
         let again = to_gguf(&dir, &out.path().join("again.gguf"), Some(OutType::F32), false);
-        let (found, want) = (content(&again), content(&first));
+        let (mut found, want) = (content(&again), content(&first));
+        // The way back states the base that the runtime takes where there is none.
+        found.1.retain(|row| {
+            want.1.iter().any(|own| own.0 == row.0)
+                || !row.0.ends_with(".rope.freq_base")
+                || row.1 != "F32(10000.0)"
+        });
         assert_eq!(found.0, want.0, "{case}");
         assert_eq!(found.1, want.1, "{case}");
         n_cases += 1;
@@ -265,4 +271,25 @@ fn what_is_in_the_way_is_said_before_the_weights_are_read() {
     to_gguf(&fixture("tiny-llama"), &temp.path().join("model.gguf"), None, false);
     run(temp.path(), &["model.gguf", "-o", "model.gguf"])
         .says_only(1, "error: model.gguf: not a directory\n\nhint: name a directory that is new or empty\n");
+}
+
+#[test]
+fn what_is_no_language_model_is_refused_by_its_kind() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let model = fixture("tiny-llama");
+    let args = ["hf2gguf", model.to_str().unwrap(), "-o", "v.gguf", "--vocab-only", "--no-sync"];
+    programs::run("gguf-convert", dir, &args).ok();
+    fs_err::write(dir.join("text.txt"), "a text").unwrap();
+    for (program, line) in [
+        ("gguf-convert", "gguf2hf v.gguf -o hf"),
+        ("gguf-verify", "imatrix v.gguf -f text.txt -o i.gguf"),
+        ("gguf-verify", "logits v.gguf -f text.txt"),
+        ("gguf-quantize", "ladder v.gguf -o out --types q4_0 --calibration text.txt"),
+    ] {
+        let args: Vec<&str> = line.split(' ').collect();
+        programs::run(program, dir, &args)
+            .says(1, "v.gguf: this is a vocabulary without weights, not a language model");
+    }
+    assert_eq!(files::names(dir), ["text.txt", "v.gguf"]);
 }

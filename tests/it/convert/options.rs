@@ -223,6 +223,16 @@ fn tensors_left_out_by_name_are_told_and_bad_patterns_are_usage() {
     );
     assert!(err.contains("`--drop nothing` matches no tensor of the checkpoint"), "{err}");
     assert_eq!(names(&at.join("out.gguf")).len(), 16);
+    // A pattern that takes too much is named.
+    let err = convert(at, &["-o", "no.gguf", "--drop", r"^probe\.", "--drop", "c_fc"]).exits_with(1).err;
+    assert!(err.contains("hint: `--drop c_fc` leaves it out, and the model needs it"), "{err}");
+    assert!(!err.contains("shards"), "{err}");
+    for option in [&["--pure"][..], &["--fuse-qkv"], &["--imatrix", "x"], &["--split-max-size", "1m"]] {
+        let args = [&["hf2gguf", ".", "--vocab-only", "--type", "q4_0"], option].concat();
+        let err = run_unsynced("gguf-convert", at, &args).exits_with(2).err;
+        let want = format!("`{}` needs tensors: leave `--vocab-only` out", option[0]);
+        assert!(err.contains(&want), "{err}");
+    }
 }
 
 #[test]

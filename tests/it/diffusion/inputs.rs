@@ -89,7 +89,7 @@ fn plain_fp8_becomes_f16() {
 fn what_is_no_model_is_refused_with_the_way_out() {
     let dir = tempfile::tempdir().unwrap();
     for (name, what, way_out) in [
-        ("lora_unet_double_blocks_0.lora_down.weight", "a LoRA", "merge it into the checkpoint"),
+        ("lora_unet_double_blocks_0.lora_down.weight", "a LoRA", "the runtime applies it"),
         (
             "condition_embedder.image_embedder.pos_embed",
             "`wan` in the layout of diffusers",

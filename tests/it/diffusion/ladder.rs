@@ -116,6 +116,9 @@ fn the_page_is_that_of_an_image_model() {
         assert_eq!((model["image"].as_bool(), model["pipeline"].as_str()), (Some(true), Some(task)));
         assert!(list["files"][0]["memory"].as_array().unwrap().is_empty());
     }
+    ladder(dir, &["flux.safetensors", "-o", "flux", "--types", "q8_0,q4_k_s", "--modelfile"])
+        .says(0, "no Modelfile is written: Ollama runs language models, this is an image or video model");
+    assert!(!dir.join("flux/Modelfile").exists());
     let n_weights: u64 = FLUX.iter().map(|(_, dims)| dims.iter().product::<u64>()).sum();
     assert_eq!(files::json(dir.join("flux/ladder.json"))["model"]["weights"], n_weights);
 }

@@ -73,7 +73,7 @@ fn edit_first(dir: &Path, edit: impl FnOnce(&mut Metadata)) {
 }
 
 #[test]
-fn the_keys_of_the_first_part_decide_about_the_others() {
+fn a_set_of_an_image_model_stays_one_with_another_key() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
     prepare(dir);
@@ -81,10 +81,8 @@ fn the_keys_of_the_first_part_decide_about_the_others() {
     run("gguf-convert", dir, &[&["hf2gguf", "in.safetensors", "-o", "set.gguf"], &split[..]].concat()).ok();
     edit_first(dir, |metadata| metadata.set("wan.block_count", Value::U32(1)));
     for part in ["set-00001-of-00003.gguf", "set-00003-of-00003.gguf"] {
-        let err = run("gguf-quantize", dir, &[part, "out.gguf", "--type", "q8_0"]).exits_with(3).err;
-        assert!(err.contains("63 bytes and 4 dimensions are the most") && err.contains("hint: "), "{err}");
-        assert!(err.contains("set-00002-of-00003.gguf"), "{err}");
-        run("gguf-inspect", dir, &[part]).ok();
+        run("gguf-quantize", dir, &[part, "out.gguf", "--type", "q8_0"]).ok();
+        run("gguf-inspect", dir, &["out.gguf"]).prints(0, "wan.block_count");
+        fs_err::remove_file(dir.join("out.gguf")).unwrap();
     }
-    assert!(!dir.join("out.gguf").exists());
 }

@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use gguf_foundry::core::TensorSource;
+use gguf_foundry::core::bytes::Endian;
 use gguf_foundry::gguf::{Array, GgufFile, Metadata, Value};
 use serde_json::Value as Json;
 
+use super::convert_two_layers;
 use crate::support::goldens::{Goldens, tiered_conformance_tests};
 use crate::support::tiers::Tier;
-use crate::support::{files, report_cases, sha256, smollm2};
+use crate::support::{files, programs, report_cases, sha256, smollm2};
 
 /// Runs the program in `dir`; returns standard error if it failed.
 fn quantize(dir: &Path, args: &[&str]) -> Result<(), String> {
@@ -231,4 +233,25 @@ fn smollm2_to_every_type_is_the_peers_file() {
     let cases = golden["cases"].as_object().unwrap();
     let n_cases = every_type(Tier::Deep, cases, run_dir.path(), "smollm2.f32.gguf", "smollm2.imatrix.gguf");
     report_cases("real model, every type", n_cases);
+}
+
+#[test]
+fn a_file_keeps_its_byte_order() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert_two_layers(Tier::Everyday, dir, "f16");
+    programs::run("gguf-convert", dir, &["endian", "in.gguf", "-o", "big.gguf", "--no-sync"]).ok();
+    for source in ["in.gguf", "big.gguf"] {
+        let output = format!("q-{source}");
+        programs::run("gguf-quantize", dir, &[source, &output, "q4_k_m", "--no-sync"]).ok();
+        let args =
+            ["ladder", source, "-o", source.trim_end_matches(".gguf"), "--types", "q4_k_m", "--no-sync"];
+        programs::run("gguf-quantize", dir, &args).ok();
+    }
+    let order = |name: &str| GgufFile::open(&dir.join(name)).unwrap().endian();
+    assert_eq!((order("q-in.gguf"), order("q-big.gguf")), (Endian::Little, Endian::Big));
+    programs::run("gguf-convert", dir, &["endian", "q-big.gguf", "-o", "back.gguf", "--no-sync"]).ok();
+    let read = |name: &str| fs_err::read(dir.join(name)).unwrap();
+    assert!(read("back.gguf") == read("q-in.gguf"), "the values differ");
+    assert!(read("big/big-Q4_K_M.gguf") == read("q-big.gguf"), "a ladder differs from a run of its own");
 }

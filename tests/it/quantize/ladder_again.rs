@@ -144,6 +144,46 @@ fn a_folder_is_worked_on_again() {
     assert!(!files::names(dir.join("out")).iter().any(|name| name.contains("Q6_K")));
 }
 
+/// The page of the folder is no model card of the checkpoint that it lies beside.
+#[test]
+fn a_checkpoint_can_hold_its_own_ladder() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    files::copy(fixture("tiny-llama"), &dir.join("model"));
+    let make = || {
+        let args = ["ladder", "model", "-o", "model", "--types", "q8_0", "--name", "org/Mine", "--no-sync"];
+        programs::run("gguf-quantize", dir, &args).ok()
+    };
+    let said = make();
+    assert!(said.out.contains("publish: hf upload YOUR-NAME/Mine-GGUF model"), "{}", said.out);
+    let file = gguf_foundry::gguf::GgufFile::open(&dir.join("model/org-Mine-Q8_0.gguf")).unwrap();
+    assert_eq!(file.metadata().get("general.name").and_then(|name| name.as_str()), Some("org/Mine"));
+    let said = make();
+    assert!(said.err.contains("already written: Q8_0"), "{}", said.err);
+}
+
+#[cfg(unix)]
+#[test]
+fn one_run_works_in_a_folder_after_the_other() {
+    use gguf_foundry::core::output::EditLock;
+    use std::time::Duration;
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    convert_two_layers(Tier::Everyday, dir, "f16");
+    fs_err::create_dir(dir.join("out")).unwrap();
+    let other = EditLock::of(&dir.join("out"), Duration::ZERO, &mut |_| true).unwrap();
+    let until = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(3));
+        drop(other);
+    });
+    let said = make(dir, &["--types", "q8_0"]).ok();
+    until.join().unwrap();
+    assert!(said.err.contains("out: another ladder works in this folder: waiting for it"), "{}", said.err);
+    // A part has a record of its own, and waits for nobody.
+    let _other = EditLock::of(&dir.join("out"), Duration::ZERO, &mut |_| true).unwrap();
+    make(dir, &["--types", "q4_0,q8_0", "--part", "1/2"]).ok();
+}
+
 /// A template that was mended comes into all files of a folder, or into none.
 #[test]
 fn files_of_two_tokenizers_do_not_stand_beside_each_other() {
@@ -184,7 +224,10 @@ fn names_parts_and_pages_are_those_that_were_asked_for() {
     let names = files::names(dir.join("out"));
     let parts: Vec<&String> = names.iter().filter(|name| name.starts_with("My-Model.Q8_0-0000")).collect();
     assert!(parts.len() > 1, "{names:?}");
-    let (page, sums, modelfile) = (read(dir, "README.md"), read(dir, "SHA256SUMS"), read(dir, "Modelfile"));
+    let (page, sums) = (read(dir, "README.md"), read(dir, "SHA256SUMS"));
+    // Ollama loads no file in parts.
+    assert!(said.err.contains("no Modelfile is written: Ollama loads no file in parts"), "{}", said.err);
+    assert!(!dir.join("out/Modelfile").exists() && !page.contains("ollama"), "{page}");
     for part in &parts {
         assert!(sums.contains(part.as_str()), "{sums}");
     }
@@ -196,10 +239,6 @@ fn names_parts_and_pages_are_those_that_were_asked_for() {
     ] {
         assert!(page.contains(text), "{text}: {page}");
     }
-    assert!(
-        modelfile.contains(&format!("FROM ./{}\n", parts[0])) && modelfile.contains("PARAMETER stop"),
-        "{modelfile}"
-    );
     // The same command finds its files under the name that it gave.
     let said = make(dir, &[&args[..], &more].concat()).ok();
     assert!(said.err.contains("already written: Q8_0\n"), "{}", said.err);
@@ -211,12 +250,21 @@ fn names_parts_and_pages_are_those_that_were_asked_for() {
         names.iter().filter(|name| name.starts_with("My-Model")).collect::<Vec<_>>(),
         ["My-Model.Q8_0.gguf"]
     );
+    let modelfile = read(dir, "Modelfile");
+    assert!(modelfile.contains("FROM ./My-Model.Q8_0.gguf\n") && modelfile.contains("PARAMETER stop"));
+    assert!(read(dir, "README.md").contains("ollama run hf.co/me/My-Model-GGUF:Q8_0"));
+    // A Modelfile of an earlier run goes with the file that it names.
+    make(dir, &[&args[..], &["--replace"]].concat()).ok();
+    assert!(!dir.join("out/Modelfile").exists());
     // `general.name` as a key reaches the names, too.
     let key = ["--types", "q4_0", "--override-kv", "general.name=str:Other", "--dry-run"];
     assert!(make(dir, &key).ok().out.contains("Other-Q4_0.gguf"));
-    for (pattern, why) in
-        [("{name}", "`{type}` expected"), ("a/{type}", "no slash"), ("{type}{size}", "only `{name}`")]
-    {
+    for (pattern, why) in [
+        ("{type}.gguf", "without `.gguf`"),
+        ("{name}", "`{type}` expected"),
+        ("a/{type}", "no slash"),
+        ("{type}{size}", "only `{name}`"),
+    ] {
         make(dir, &["--types", "q4_0", "--name-pattern", pattern]).says(2, why);
     }
 }

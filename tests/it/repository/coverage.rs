@@ -244,7 +244,7 @@ fn every_method_has_a_case() {
         let name = name.strip_prefix("intel/").unwrap_or(name);
         let name = name.strip_suffix("-marlin").unwrap_or(name);
         // Made by the tests of `gguf-conversion` (`codes`): no tool for golden data was to be had.
-        let is_made = ["mxfp8", "gemma"].contains(&name);
+        let is_made = ["mxfp8", "gemma", "w8a8-fp8", "w8a8-int8", "blockwise-int8"].contains(&name);
         assert!(
             is_made || methods.contains(name),
             "method `{name}` has no case in fixtures/golden: {methods:?}"

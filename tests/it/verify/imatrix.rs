@@ -513,3 +513,17 @@ fn too_few_chunks_are_said() {
     gguf_verify(&[&args[..], &["--from-chunk", "79"]].concat(), dir.path())
         .says(1, "no chunk is left behind the first 79: the prompts have 79");
 }
+
+#[test]
+fn a_text_that_fills_no_chunk_declares_its_own_length() {
+    let dir = tiny::directory();
+    let dir = dir.path();
+    let text = fs_err::read_to_string(prompts()).unwrap();
+    fs_err::write(dir.join("short.txt"), &text[..text.floor_char_boundary(200)]).unwrap();
+    let run = |args: &[&str]| gguf_verify(args, dir).ok().out;
+    let out = run(&["imatrix", "base.gguf", "-f", "short.txt", "-o", "s.gguf", "--no-sync"]);
+    let n = out.split_once("1 chunk of ").and_then(|(_, rest)| rest.split_once(',')).unwrap().0;
+    assert!((4..512).contains(&n.parse::<usize>().unwrap()), "{out}");
+    let out = run(&["imatrix", "merge", "s.gguf", "s.gguf", "-o", "m.gguf", "--no-sync"]);
+    assert!(out.contains(&format!("2 chunks of {n}, ")), "{out}");
+}

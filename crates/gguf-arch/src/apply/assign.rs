@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use indexmap::IndexMap;
 
+use crate::apply::fuse;
 use crate::error::{ArchError, CutBlocks};
 use crate::language::eval::{Root, Scope};
 use crate::language::expr::Expr;
@@ -16,6 +17,7 @@ use crate::mapping::heads::HeadRule;
 use crate::mapping::matching::{IgnoreStage, Match, Matcher};
 use crate::mapping::options::ResolveOptions;
 use crate::mapping::{DropReason, Dropped, OutputSpec, leftover};
+use crate::read::fusion::Fusion;
 use crate::read::is_multimodal;
 use crate::read::schema::{Card, CardKind, Domain, EntryType, Generate, Join, Optional, Phase};
 use gguf_core::WeightMeta;
@@ -115,7 +117,10 @@ pub(crate) fn assign(
         return Err(ArchError::OnlyHeads);
     }
     assigner.add_required_head()?;
-    let outputs = assigner.outputs()?;
+    let mut outputs = assigner.outputs()?;
+    if !is_part && experts::are_joined(own) {
+        fuse::join(Fusion::GateUpExps, &mut outputs)?;
+    }
     if !is_part {
         if card.kind == CardKind::Mmproj {
             assigner.check_tower(&outputs)?;
@@ -259,13 +264,14 @@ impl Assigner<'_> {
         // If most of a checkpoint is unknown, no part of it can be left out.
         let all: Vec<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
         let has_experts = names.iter().any(|name| experts::is_of_experts(name));
-        let drop =
-            (!has_experts && names.len() * 2 < all.len()).then(|| leftover::pattern(&names, &all)).flatten();
+        let within = leftover::within_matrix(&names, self.weights).map(Box::new);
+        let can_drop = within.is_none() && !has_experts && names.len() * 2 < all.len();
+        let drop = can_drop.then(|| leftover::pattern(&names, &all)).flatten();
         // Only the first few are shown, and the search for similar names takes time.
         let nearest = |(n, name): (usize, &String)| if n < MAX_MISSING { self.nearest(name) } else { None };
         let names = leftovers.iter().enumerate();
         let names = names.map(|(n, (tensor, name))| (tensor.clone(), nearest((n, name)))).collect();
-        Err(ArchError::Leftover { card: self.card.name(), names, drop })
+        Err(ArchError::Leftover { card: self.card.name(), names, drop, within })
     }
 
     fn add(&mut self, weight: usize, entry: usize, found: &Match) -> Result<()> {

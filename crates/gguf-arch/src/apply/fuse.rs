@@ -31,7 +31,7 @@ pub(crate) fn fuse(card: &Card, fuse: Fuse, outputs: &mut Vec<OutputSpec>) -> Re
 }
 
 /// Joins in every block that has all parts; returns false if none has.
-fn join(fusion: Fusion, outputs: &mut Vec<OutputSpec>) -> Result<bool> {
+pub(super) fn join(fusion: Fusion, outputs: &mut Vec<OutputSpec>) -> Result<bool> {
     let (part_names, joined_name) = fusion.names();
     let at: HashMap<&str, usize> =
         outputs.iter().enumerate().map(|(at, output)| (output.name.as_str(), at)).collect();

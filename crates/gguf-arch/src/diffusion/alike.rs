@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::Deserialize;
 
 use super::layout::words;
+use gguf_core::Shape;
 
 const WEIGHT: &str = ".weight";
 const BIAS: &str = ".bias";
@@ -21,6 +22,9 @@ pub(super) struct Alike {
     /// Starts of names inside of a module that not every module has.
     #[serde(default)]
     some: Vec<String>,
+    /// Starts of names inside of a module whose shapes differ between the modules of a list.
+    #[serde(default)]
+    shapes_differ: Vec<String>,
 }
 
 /// Differences between modules that should be alike.
@@ -32,6 +36,17 @@ pub struct Unlike {
     pub odd: Vec<String>,
     /// Tensors of modules that no known model of the architecture has.
     pub unknown: Vec<String>,
+}
+
+/// Tensor whose shape is not that of the same tensor in most modules of its list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unequal {
+    /// Name of the tensor.
+    pub name: String,
+    /// Name of the tensor in another module.
+    pub other: String,
+    /// Shape in that module.
+    pub expected: Shape,
 }
 
 /// Names inside of each module, by the module's name.
@@ -52,6 +67,33 @@ impl Alike {
             let whole = rows.map(|row| format!("{}.{own}", row.0));
             if is_due { found.missing.extend(whole) } else { found.odd.extend(whole) }
         }
+    }
+
+    /// Returns the first tensor whose shape differs from that in the other modules of its list.
+    pub(super) fn unequal(&self, tensors: &[(&str, &Shape)]) -> Option<Unequal> {
+        let exceptions = || self.some.iter().chain(&self.shapes_differ);
+        let mut rows: BTreeMap<(&str, &str), Vec<(&str, &Shape)>> = BTreeMap::new();
+        for &(name, shape) in tensors {
+            let listed = self.modules.iter().filter(|pattern| pattern.ends_with(".{}"));
+            let Some((module, own)) = listed.into_iter().find_map(|pattern| split(pattern, name)) else {
+                continue;
+            };
+            let is_exception = exceptions().any(|start| own.starts_with(start.as_str()));
+            if let Some((list, _)) = module.rsplit_once('.').filter(|_| !is_exception) {
+                rows.entry((list, own)).or_default().push((name, shape));
+            }
+        }
+        rows.into_values().find_map(|same| {
+            let mut n_alike: BTreeMap<&[u64], usize> = BTreeMap::new();
+            for row in &same {
+                *n_alike.entry(row.1.dims()).or_default() += 1;
+            }
+            // At a tie the first is taken for right.
+            let (other, expected) = same.iter().rev().max_by_key(|row| n_alike[row.1.dims()])?;
+            let (name, _) = same.iter().find(|row| row.1 != *expected)?;
+            let (name, other) = ((*name).to_owned(), (*other).to_owned());
+            Some(Unequal { name, other, expected: (*expected).clone() })
+        })
     }
 
     fn modules_of<'n>(&self, names: &[&'n str]) -> Modules<'n> {
@@ -134,6 +176,25 @@ mod tests {
         assert_eq!(lacks(&["b.0.q", "b.7.q", "b.59.q"]), ["", ""]);
         assert_eq!(lacks(&["b.0.q", "b.18446744073709551615.q", "b.99999999999999999999.q"]), ["", ""]);
         assert_eq!(lacks(&["c.q.bias", "c.k.weight"]), ["c.q.weight", ""]);
+    }
+
+    #[test]
+    fn tensors_of_alike_modules_have_one_shape() {
+        let shape = |dims: &[u64]| Shape::new(dims.to_vec()).unwrap();
+        let (wide, narrow) = (shape(&[8, 64]), shape(&[8, 32]));
+        let named = |alike: &str, rows: &[(&str, &Shape)]| {
+            let alike: Alike = toml::from_str(alike).unwrap();
+            alike.unequal(rows).map(|found| format!("{} {} {}", found.name, found.other, found.expected))
+        };
+        let list = "modules = [\"{b|c}.{}\", \"d\"]\nsome = [\"x.\"]";
+        let odd = [("b.0.q", &narrow), ("b.1.q", &wide), ("b.2.q", &wide)];
+        assert_eq!(named(list, &odd).unwrap(), "b.0.q b.1.q [8, 64]");
+        assert_eq!(named(list, &odd[..2]).unwrap(), "b.1.q b.0.q [8, 32]");
+        // Other lists, other tensors, those of some modules, and single modules.
+        let healthy = [("b.0.q", &narrow), ("c.0.q", &wide), ("b.1.k", &wide), ("d.q", &wide)];
+        assert_eq!(named(list, &healthy), None);
+        assert_eq!(named(list, &[("b.0.x.q", &narrow), ("b.1.x.q", &wide)]), None);
+        assert_eq!(named(&format!("{list}\nshapes_differ = [\"q\"]"), &odd), None);
     }
 
     #[test]

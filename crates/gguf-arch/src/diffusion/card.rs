@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 
 use crate::error::{ArchError, CardProblem};
-use gguf_core::GgmlType;
+use gguf_core::{GgmlType, Shape};
 use gguf_format::FileType;
 
-use super::alike::{Alike, Unlike};
+use super::alike::{Alike, Unequal, Unlike};
 use super::common::{KIND, TypeName, wrong_kind};
 use super::layout::{Layout, fewest};
 
@@ -69,8 +69,27 @@ pub struct DiffusionCard {
     /// Names, each of which shows a model whose runtime reads its numbers from the copied entries.
     #[serde(default)]
     pub copied_for: Vec<String>,
+    /// Settings of diffusers that runtimes take from a tensor without values.
+    #[serde(default)]
+    pub settings: Vec<Setting>,
     /// Types of the first and last blocks.
     ends: Option<EndBlocks>,
+}
+
+/// Setting in a folder of diffusers that runtimes take from the presence of a tensor.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Setting {
+    /// File, from the folder of the model (`config.json`) or of the pipeline.
+    pub file: String,
+    /// Key of the file.
+    pub key: String,
+    /// Values of the key for which the tensor is due.
+    pub values: Vec<serde_json::Value>,
+    /// Name of the tensor.
+    pub marker: String,
+    /// What to do where runtimes do not look for the tensor; without it, the tensor is written.
+    pub way_out: Option<String>,
 }
 
 /// What an image or video model does, as a tag of the Hugging Face hub.
@@ -138,6 +157,11 @@ impl DiffusionCard {
         found.missing.sort();
         found.missing.dedup();
         found
+    }
+
+    /// Returns a tensor whose shape differs from that in other modules that are alike.
+    pub fn unequal(&self, tensors: &[(&str, &Shape)]) -> Option<Unequal> {
+        self.alike.iter().find_map(|alike| alike.unequal(tensors))
     }
 
     /// Returns the layout of another program that names show.

@@ -103,6 +103,9 @@ pub(super) struct RefusedFile {
     pub(super) always: bool,
     #[serde(default)]
     parts: Vec<String>,
+    /// Ends of names.
+    #[serde(default)]
+    ends: Vec<String>,
     #[serde(default)]
     names: Vec<String>,
     /// Starts of names, with one of which every name begins.
@@ -113,12 +116,14 @@ pub(super) struct RefusedFile {
 impl RefusedFile {
     /// Returns true if the names show such a file.
     pub(super) fn matches(&self, names: &[&str]) -> bool {
+        let has_end = |end: &String| names.iter().any(|name| name.ends_with(end.as_str()));
         let has_part = |part: &String| names.iter().any(|name| name.contains(part.as_str()));
         let has = |name: &String| names.contains(&name.as_str());
         let begins = |name: &&str| self.starts.iter().any(|start| name.starts_with(start.as_str()));
         let is_of_starts = !self.starts.is_empty() && names.iter().all(begins);
         is_of_starts
             || self.parts.iter().any(has_part)
+            || self.ends.iter().any(has_end)
             || (!self.names.is_empty() && self.names.iter().all(has))
     }
 }

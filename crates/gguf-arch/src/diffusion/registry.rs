@@ -219,6 +219,12 @@ mod tests {
             "double_blocks.0.processor.qkv_lora1.down.weight",
             "unet.attn1.processor.to_q_lora.down.weight",
             "blocks.0.self_attn.q.diff_b",
+            "blocks.0.self_attn.q.diff",
+            "unet.attn1.to_q.lora_linear_layer.down.weight",
+            "single_transformer_blocks.0.qkv_proj.lora_down",
+            "diffusion_model.img_in.set_weight",
+            "transformer.blocks.0.attn.to_q.vera_lambda_b",
+            "diffusion_model.double_blocks.0.img_attn.proj.a1.weight",
         ] {
             assert_eq!(what(&[name]), "a LoRA, which is no model of its own", "{name}");
         }
@@ -227,6 +233,7 @@ mod tests {
             what(&["blocks.0.pos_embedding.embedding.weight"]),
             "a text encoder (UMT5, in the layout of Wan)"
         );
+        assert_eq!(what(&["embeddings.token_embedding.weight"]), "a text encoder (CLIP)");
         assert_eq!(what(&["vision_model.encoder.layers.0.x"]), "an image encoder (CLIP)");
         assert!(what(&["clip_g", "clip_l"]).starts_with("an embedding"));
         assert_eq!(

@@ -62,6 +62,12 @@ impl Hint for ArchError {
                 let hint = |row: &(String, Option<String>)| Some(format!("`{}` is a name of {}", escape(&row.0), of_other_program(row)?));
                 names.iter().find_map(hint).into_iter().collect()
             }
+            Self::Leftover { within: Some(pair), .. } => vec![format!(
+                "`{}` is a part of the linear layer of `{}`, which without it computes something else: convert the model as it was \
+                 before a program added it, in its original float weights",
+                escape(&pair.0),
+                escape(&pair.1)
+            )],
             Self::Leftover { names, drop, .. } => {
                 let near = names.iter().filter(|row| !is_of_another_layer(row)).take(8).filter_map(|(name, nearest)| {
                     Some(format!("`{}` is nearest to `{}`", escape(name), escape(nearest.as_ref()?)))
@@ -157,7 +163,8 @@ impl Hint for ArchError {
             | Self::Option { .. }
             | Self::NoHeads
             | Self::OnlyHeads
-            | Self::NoInverse { .. } => Vec::new(),
+            | Self::NoInverse { .. }
+            | Self::NoBias { .. } => Vec::new(),
         }
     }
 }

@@ -6,6 +6,7 @@ use serde_json::{Map, Value as Json, json};
 use super::inverse_rows;
 use super::member::{set_member, set_members};
 use super::tensors::blocks;
+use crate::attributes::{AttributeDefault, Attributes};
 use crate::error::ArchError;
 use crate::graph::{YarnMu, log_magnitude, log_multiplier};
 use crate::language::datum::Datum;
@@ -19,7 +20,7 @@ use gguf_core::WeightMeta;
 use gguf_format::Value;
 use gguf_format::keys::ANNOTATION_PREFIX;
 
-const LONG_FACTORS: &str = "rope_factors_long.weight";
+pub(super) const LONG_FACTORS: &str = "rope_factors_long.weight";
 const SHORT_FACTORS: &str = "rope_factors_short.weight";
 
 const YARN_FACTOR: &str = "rope.scaling.yarn_attn_factor";
@@ -49,7 +50,7 @@ pub(super) fn rebuilt(
     for (key, gguf) in &base().inverse {
         let value = scope.kv(gguf);
         if !value.is_null() {
-            config.insert(key.clone(), value.to_json());
+            config.insert(key.clone(), of_all_layers(value.to_json()));
         }
     }
     inverse_rows::take_back(card, scope, &mut config);
@@ -90,6 +91,14 @@ pub(super) fn rebuilt(
     config
 }
 
+/// Returns the value that a list by layer has throughout, which the key may as well be; any other value as it is.
+fn of_all_layers(value: Json) -> Json {
+    match value.as_array().and_then(|items| items.split_first()) {
+        Some((first, others)) if others.iter().all(|other| other == first) => first.clone(),
+        _ => value,
+    }
+}
+
 /// Returns the scope's configuration with the card's `[inverse]` applied. Its expressions see the unchanged
 /// configuration.
 pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Json>> {
@@ -114,7 +123,19 @@ pub(super) fn with_own(card: &Card, scope: &Scope<'_>) -> Result<Map<String, Jso
         let own = json!(model_types::type_of(class, found));
         config.insert("model_type".to_owned(), own);
     }
+    leave_padding_out(&mut config);
     Ok(config)
+}
+
+/// Writes that a model has no padding token, where the class would take one beyond the vocabulary and then not load.
+fn leave_padding_out(config: &mut Map<String, Json>) {
+    const KEY: &str = "pad_token_id";
+    let default = Attributes::of_text(config).and_then(|attributes| attributes.default_of(KEY));
+    let Some(AttributeDefault::Value(default)) = default else { return };
+    let rows = config.get("vocab_size").and_then(Json::as_u64);
+    if !config.contains_key(KEY) && default.as_u64() >= rows.or(Some(u64::MAX)) {
+        config.insert(KEY.to_owned(), Json::Null);
+    }
 }
 
 /// Returns the configuration's name for the number in `rope.scaling.yarn_attn_factor`. Models compute with

@@ -270,10 +270,12 @@ impl CarriedCheck<'_, '_> {
             return !value.is_null();
         }
         // If neither the file nor the runtime has a window, all layers have full attention.
-        let is_full = |layer: &Json| layer == "full_attention";
-        if name == "layer_types"
+        let is_full = |layers: Json| {
+            layers.as_array().is_some_and(|layers| layers.iter().all(|layer| layer == "full_attention"))
+        };
+        if ["layer_types", "sliding_window"].contains(&name)
             && !self.has_window()
-            && value.as_array().is_some_and(|layers| layers.iter().all(is_full))
+            && self.effective("layer_types").is_some_and(is_full)
         {
             return false;
         }

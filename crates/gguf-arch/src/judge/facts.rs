@@ -331,7 +331,12 @@ fn one_way(card: &Card) -> Vec<String> {
     if card.kind == CardKind::Mmproj {
         return vec!["towers go one way".to_owned()];
     }
-    for entry in &card.entries {
+    // Of two entries for a tensor, by a condition, the one that can be undone serves all files.
+    let is_undone_by_another = |entry: &TensorEntry| {
+        let mut same = card.entries.iter().filter(|other| other.name() == entry.name());
+        entry.when.is_some() && same.any(|other| other.when.is_some() && specs(other).all(is_undone))
+    };
+    for entry in card.entries.iter().filter(|entry| !is_undone_by_another(entry)) {
         let op = specs(entry).find(|op| !is_undone(op)).map(|op| format!("`{}`", op.kind.name()));
         let join = match entry.join {
             None | Some(Join::StackBy(_) | Join::Stack) => None,

@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::judge::needs;
+use crate::judge::{conditions, needs};
 use gguf_core::TensorMeta;
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
@@ -20,7 +20,8 @@ const WINDOWED_LAYERS: u64 = 64;
 const QUERY_KEY_NORMS: [&str; 2] = ["attn_q_norm.weight", "attn_k_norm.weight"];
 const QUERIES: [&str; 1] = ["attn_q.weight"];
 const LATENT_QUERIES: [&str; 3] = ["attn_q_a.weight", "attn_q_a_norm.weight", "attn_q_b.weight"];
-const OUTPUT: &str = "attn_output.weight";
+/// Tensors whose columns are the width of all heads.
+const OF_ALL_HEADS: [&str; 3] = ["attn_output.weight", "attn_q_norm.weight", "attn_k_norm.weight"];
 
 /// Reason why llama.cpp loads no such file.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +36,13 @@ pub enum LoaderFault {
         tensor: String,
         /// True if it is missing.
         is_missing: bool,
+    },
+    /// Keys that the loader or the graph stops at.
+    Keys {
+        /// The architecture.
+        arch: String,
+        /// What the keys must be.
+        rule: &'static str,
     },
     /// The heads are together narrower or wider than the embedding, and the loader has no place for their width.
     HeadWidth {
@@ -62,6 +70,9 @@ impl fmt::Display for LoaderFault {
                     escape(tensor)
                 )
             }
+            Self::Keys { arch, rule } => {
+                write!(f, "llama.cpp runs no file of `{}` with these keys: {rule}", escape(arch))
+            }
             Self::HeadWidth { arch, tensor, width, n_embd } => write!(
                 f,
                 "llama.cpp loads no file of `{}` whose heads are together {width} wide (`{}`) and its embedding {n_embd}: its \
@@ -83,6 +94,8 @@ pub fn loader_faults(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<LoaderF
     let mut faults = Vec::new();
     faults.extend(by_depth(&keys, tensors));
     faults.extend(head_width(&keys, tensors));
+    let broken = conditions::broken(keys.arch, metadata).into_iter();
+    faults.extend(broken.map(|rule| LoaderFault::Keys { arch: keys.arch.to_owned(), rule }));
     faults
 }
 
@@ -145,15 +158,17 @@ fn by_depth(keys: &Keys<'_>, tensors: &[TensorMeta]) -> Option<LoaderFault> {
 }
 
 fn head_width(keys: &Keys<'_>, tensors: &[TensorMeta]) -> Option<LoaderFault> {
-    if !needs::is_square(keys.arch, OUTPUT) {
-        return None;
-    }
     let n_embd = keys.number("embedding_length")?;
-    let outputs = tensors.iter().filter(|tensor| tensor.name.ends_with(&format!(".{OUTPUT}")));
-    let mut widths = outputs.map(|tensor| (tensor, tensor.shape.n_cols()));
+    let square = OF_ALL_HEADS.into_iter().filter(|name| needs::is_square(keys.arch, name));
+    let own = square.flat_map(|name| tensors.iter().filter(move |tensor| is_in_block(&tensor.name, name)));
+    let mut widths = own.map(|tensor| (tensor, tensor.shape.n_cols()));
     let (tensor, width) = widths.find(|(_, width)| *width != n_embd)?;
     let (arch, tensor) = (keys.arch.to_owned(), tensor.name.clone());
     Some(LoaderFault::HeadWidth { arch, tensor, width, n_embd })
+}
+
+fn is_in_block(tensor: &str, name: &str) -> bool {
+    tensor.strip_suffix(name).is_some_and(|block| block.ends_with('.'))
 }
 
 #[cfg(test)]
@@ -222,6 +237,18 @@ mod tests {
         };
         assert_eq!(of("qwen2", 8), [""; 0]);
         assert_eq!(of("qwen3", 16), [""; 0]);
+        // Keys of fewer heads, with a norm over all of them.
+        let normed = |arch: &str| {
+            faults(
+                arch,
+                &[("embedding_length", 8)],
+                &[("attn_q_norm.weight", [1, 8]), ("attn_k_norm.weight", [1, 4])],
+            )
+        };
+        assert_eq!(normed("olmo2"), [""; 0]);
+        assert!(
+            matches!(&normed("olmoe")[..], [fault] if fault.contains("4 wide (`blk.0.attn_k_norm.weight`)"))
+        );
         assert_eq!(
             of("qwen2", 16),
             [
@@ -229,6 +256,15 @@ mod tests {
               embedding 8: its loader takes the one for the other"
             ]
         );
+    }
+
+    #[test]
+    fn keys_that_the_graph_stops_at_are_told() {
+        assert_eq!(
+            faults("lfm2", &[("shortconv.l_cache", 1)], &[]),
+            ["llama.cpp runs no file of `lfm2` with these keys: `shortconv.l_cache` must be at least 2"]
+        );
+        assert_eq!(faults("lfm2", &[("shortconv.l_cache", 3)], &[]), [""; 0]);
     }
 
     #[test]

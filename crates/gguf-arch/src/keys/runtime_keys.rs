@@ -11,6 +11,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::error::ArchError;
 use crate::graph::{GraphFeatures, Magnitudes, Positions, WindowKind, WindowPattern, log_magnitude};
+use crate::judge::conditions;
 use crate::keys::shapes::MAX_BLOCKS;
 use crate::language::eval::{Root, Scope};
 use crate::read::schema::{Card, CardKind};
@@ -49,6 +50,7 @@ pub(crate) fn add(card: &Card, scope: &Scope<'_>, early: &Metadata, metadata: &m
         }
     }
     window_layers(&scope.config, graph, &mut keys);
+    conditions::without_windows(&card.gguf, metadata);
     Ok(())
 }
 

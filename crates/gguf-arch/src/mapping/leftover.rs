@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use gguf_checkpoint::pieces::why;
+use gguf_core::WeightMeta;
 use regex::escape;
 
 use crate::mapping::matching::kind_of;
@@ -33,6 +34,18 @@ pub(crate) fn is_buffer(name: &str) -> bool {
 
 pub(crate) fn is_unmerged(name: &str) -> bool {
     name.split('.').any(|part| is_row("part of an adapter's tensor", part))
+}
+
+/// Returns the first name of a tensor inside of a module with a matrix, and the matrix: what a linear layer has in addition
+/// changes what it computes, so the layer without it is another one. Biases have checks of their own.
+pub(crate) fn within_matrix(names: &[&str], weights: &[WeightMeta]) -> Option<(String, String)> {
+    let matrices: HashSet<&str> =
+        weights.iter().filter(|meta| meta.shape.rank() > 1).map(|meta| meta.name.as_str()).collect();
+    names.iter().filter(|name| name.rsplit('.').next() != Some("bias")).find_map(|name| {
+        let mut around = name.match_indices('.').map(|(at, _)| format!("{}.weight", &name[..at]));
+        let matrix = around.find(|matrix| matrix != name && matrices.contains(matrix.as_str()))?;
+        Some(((*name).to_owned(), matrix))
+    })
 }
 
 /// Returns a regular expression that matches exactly these names among all names of a checkpoint. `None` for names with
@@ -108,6 +121,29 @@ mod tests {
         }
         assert!(is_buffer("rope.inv_freq") && !is_buffer("rope.inv_freq_scale"));
         assert!(is_unmerged("model.layers.0.q_proj.lora_A.default.weight"));
+    }
+
+    #[test]
+    fn parts_of_linear_layers_are_told_from_others() {
+        let meta = |(name, dims): (&str, &[u64])| WeightMeta {
+            name: name.to_owned(),
+            shape: gguf_core::Shape::new(dims.to_vec()).unwrap(),
+            ty: gguf_core::ElementType::F32,
+        };
+        let matrix: &[u64] = &[2, 2];
+        let weights = [("a.q.weight", matrix), ("a.norm.weight", &[2]), ("b", matrix)].map(meta);
+        for (name, is_within) in [
+            ("a.q.weight_g_idx", true),
+            ("a.q.rms_norm.weight", true),
+            ("a.q.weight", false),
+            ("a.q.bias", false),
+            ("a.q_norm.weight", false),
+            ("a.norm.factor", false),
+            ("b.factor", false),
+        ] {
+            let want = is_within.then(|| (name.to_owned(), "a.q.weight".to_owned()));
+            assert_eq!(within_matrix(&["x.y", name], &weights), want, "{name}");
+        }
     }
 
     #[test]

@@ -172,6 +172,10 @@ fn typed(key: &str, info: &KeyInfo, datum: &Datum) -> Result<Option<Value>> {
     match datum {
         Datum::Null => Ok(None),
         Datum::Text(text) if text.is_empty() && info.value_type == ValueType::String => Ok(None),
+        // A token by its text: whoever writes the vocabulary knows its id.
+        Datum::Text(text) if key.starts_with("tokenizer.") && key.ends_with("_token_id") => {
+            Ok(Some(Value::from(&**text)))
+        }
         Datum::List(items) if items.is_empty() && info.count == ValueCount::One => {
             Err(wrong(datum, info.value_type))
         }

@@ -12,11 +12,14 @@ pub enum DiffusionError {
     #[error("{}: this is {what}", shown(path))]
     Refused { path: PathBuf, what: String, way_out: String },
     #[error(
-        "{}: no image or video model that is known: {n_tensors} tensors, the first is `{}`",
+        "{}: no image or video model that is known: {n_tensors} tensors, the first is `{}`{}",
         shown(path),
-        escape(first)
+        escape(first),
+        class.as_ref().map_or_else(String::new, |class| format!(", of class `{}`", escape(class)))
     )]
-    Unknown { path: PathBuf, n_tensors: usize, first: String },
+    Unknown { path: PathBuf, n_tensors: usize, first: String, class: Option<String> },
+    #[error("{problem}; config.json says that `{}` quantized it", escape(method))]
+    Quantized { method: String, problem: String },
     #[error("{}: `{}` and `{}` are both image or video models", shown(path), shown(first), shown(second))]
     Several { path: PathBuf, first: PathBuf, second: PathBuf },
     #[error("{}: models of two architectures, `{first}` and `{second}`", shown(path))]
@@ -77,6 +80,18 @@ impl DiffusionError {
         !self.is_unsupported()
     }
 
+    /// Returns true for what a quantization of the weights may lead to.
+    pub(super) fn is_about_weights(&self) -> bool {
+        matches!(
+            self,
+            Self::Unknown { .. }
+                | Self::NotInLayout { .. }
+                | Self::Part { .. }
+                | Self::PartShape { .. }
+                | Self::Codes { .. }
+        )
+    }
+
     /// Returns true if the file may be sound but is not converted.
     pub fn is_unsupported(&self) -> bool {
         matches!(self, Self::Refused { .. } | Self::Unknown { .. })
@@ -87,6 +102,10 @@ impl Hint for DiffusionError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::Refused { way_out, .. } => vec![way_out.clone()],
+            Self::Unknown { class: Some(_), .. } => vec![
+                "no card describes these tensors, and no runtime is known that reads GGUF files of such a model: it stays as it is, for diffusers"
+                    .to_owned(),
+            ],
             Self::Unknown { .. } => vec![
                 "if it is a language model, give its folder, with config.json and tokenizer".to_owned(),
                 "image models are known by the names of their original release: `gguf-convert archs` lists them; `--card FILE` adds \
@@ -99,7 +118,7 @@ impl Hint for DiffusionError {
                     .to_owned(),
             ],
             Self::Part { .. } | Self::PartShape { .. } => vec![
-                "the folder is incomplete or damaged: fetch it again, or convert the single file of the original release".to_owned(),
+                "the checkpoint is incomplete or damaged: fetch it again, or convert the single file of the original release".to_owned(),
             ],
             Self::Missing { arch, others: Some(others), .. } => vec![format!(
                 "no known model of `{arch}` has {others}: it is another model, which is not converted, or a part of one"
@@ -115,7 +134,7 @@ impl Hint for DiffusionError {
                 "the file was put together from several: convert the original, or save it again with one form of names"
                     .to_owned(),
             ],
-            Self::Codes { .. } => vec!["convert the original checkpoint, in BF16, F16 or FP8".to_owned()],
+            Self::Codes { .. } | Self::Quantized { .. } => vec!["convert the original checkpoint, in BF16, F16 or FP8".to_owned()],
             Self::NameLength { .. } | Self::Dimensions { .. } => {
                 vec!["no runtime reads such a tensor; `--drop REGEX` leaves it out".to_owned()]
             }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use super::DiffusionError;
+use super::{DiffusionError, is_integer};
 use gguf_arch::diffusion::{DiffusionCard, Halves, Layout, LayoutProblem, LayoutTensor, first_names};
 use gguf_core::{ElementType, Shape, WeightMeta, WeightSource};
 use gguf_dequant::{ImageWeights, saved_rank};
@@ -124,11 +124,14 @@ impl Recognized<'_> {
         }
         let shape = Shape::new(view.shape().to_vec());
         let stored = weights.stored_type(parts[0].1);
-        let is_one = parts.iter().all(|&(_, at)| weights.stored_type(at) == stored);
+        let types = || parts.iter().map(|&(_, at)| weights.stored_type(at));
+        let is_one = types().all(|own| own == stored);
+        // One part of integers makes the whole one of codes.
+        let mixed = types().find(|own| is_integer(*own)).unwrap_or(ElementType::F32);
         Ok(Own {
             shape: shape.ok_or_else(|| wrong(first, "fewer values in all".to_owned()))?,
             view,
-            stored: if is_one { stored } else { ElementType::F32 },
+            stored: if is_one { stored } else { mixed },
             is_wider: parts.iter().any(|&(_, at)| weights.is_wider(at)),
             sources: row.sources,
             name: row.name,

@@ -2,7 +2,8 @@
 
 use super::PlannedTensor;
 use crate::ConvertOptions;
-use gguf_arch::diffusion::{DiffusionCard, DiffusionRules, NamePrefix, first_names};
+use gguf_arch::diffusion::{DiffusionCard, DiffusionRules, NamePrefix, Setting, first_names};
+use gguf_arch::{CardKind, DraftHeads};
 use gguf_checkpoint::BareWeights;
 use gguf_core::text::{escape, plural};
 use gguf_dequant::ImageWeights;
@@ -19,6 +20,15 @@ pub(super) fn lost_entries(
     Some(format!(
         "{lost} is missing in the header of the checkpoint: the runtime reads the model's numbers from it; copy it from \
          the header of the original release, or add it with `--set KEY=str:TEXT`"
+    ))
+}
+
+/// Returns the warning about a setting that runtimes do not find in the file.
+pub(super) fn lost_setting(setting: &Setting) -> Option<String> {
+    let Setting { file, key, way_out, .. } = setting;
+    let way_out = way_out.as_ref()?;
+    Some(format!(
+        "{file}: `{key}`: runtimes do not find this setting in the GGUF file, and take another: {way_out}"
     ))
 }
 
@@ -123,6 +133,13 @@ pub(super) fn without_effect(options: &ConvertOptions) -> Option<String> {
         ("--no-tokenizer", !options.tokenizer),
         ("--mistral-format", options.mistral_format),
         ("--rerank", options.rerank),
+        ("--mmproj", options.kind != CardKind::Text),
+        ("--mtp", options.heads == DraftHeads::Alone),
+        ("--no-mtp", options.heads == DraftHeads::Dropped),
+        ("--fuse-qkv", options.fuse.qkv),
+        ("--fuse-gate-up-exps", options.fuse.gate_up_exps),
+        ("--sentence-transformers-dense-modules", options.dense_modules),
+        ("--target-model-dir", options.target_model_dir.is_some()),
         ("--annotate", options.annotate),
         ("--fp8-as-q8", options.fp8_as_q8),
     ];

@@ -35,6 +35,8 @@ const OF_MLX: [(&str, &str); 5] = [
 ];
 /// Modules of single experts in checkpoints, and which of the names of their matrices belong to them.
 const SINGLES: [(&str, usize); 3] = [("mlp", 0), ("block_sparse_moe", 1), ("feed_forward", 1)];
+/// Module of DBRX with the matrices of all experts one after the other, as one matrix.
+const FLAT: &str = ".experts.mlp.";
 /// Other names of stacks in checkpoints.
 const STACKS: [(&str, &str); 2] =
     [("experts.gate_up_proj", "input_linear.weight"), ("experts.down_proj", "output_linear.weight")];
@@ -148,7 +150,8 @@ pub(super) fn merged(
 ) -> Result<Vec<LoraPair>, AdapterError> {
     let row = |base, is_transposed, part| LoraPair { base, a: pair.a, b: pair.b, scale, is_transposed, part };
     if pair.n_experts == 1 {
-        return single(pair, names, base).map(|(at, is_transposed, part)| vec![row(at, is_transposed, part)]);
+        let (at, is_transposed, part) = single(pair, names, base)?;
+        return Ok(vec![row(at, is_transposed != pair.is_of_mlx, part)]);
     }
     let n_experts = pair.n_experts;
     let name = parameter_name(pair);
@@ -232,18 +235,27 @@ fn single(
     let found = || {
         let (owner, rest) = pair.name.strip_suffix(".weight")?.rsplit_once(".experts.")?;
         let (expert, member) = numbered(rest)?;
+        let &[n, k] = pair.meta.shape.dims() else { return None };
+        if let Ok(at) = names.find(&format!("{owner}{FLAT}{member}")) {
+            let &[rows, columns] = base[at].shape.dims() else { return None };
+            // ref: DBRX multiplies by these matrices as they are stored.
+            let is_transposed = member == "w2";
+            let (n, k) = if is_transposed { (k, n) } else { (n, k) };
+            let first_row = expert.checked_mul(n)?;
+            let fits = columns == k && first_row.checked_add(n)? <= rows;
+            let part = LoraPart { first_row, n_rows: Some(n), ..LoraPart::default() };
+            return fits.then_some((at, is_transposed, part));
+        }
         MEMBERS.iter().find_map(|(stack, parts)| {
             let half = parts.iter().position(|names| names.contains(&member))? as u64;
             let at = stack_of(&format!("{owner}.experts.{stack}"), names)?;
-            let (&[n_experts, rows, columns], &[n, k]) = (base[at].shape.dims(), pair.meta.shape.dims())
-            else {
-                return None;
-            };
+            let &[n_experts, rows, columns] = base[at].shape.dims() else { return None };
             let n_parts = parts.len() as u64;
             let is_transposed = (rows, columns) != (n * n_parts, k);
             let fits = expert < n_experts && (!is_transposed || (n_parts == 1 && (rows, columns) == (k, n)));
             let first_row = expert * rows + half * n;
-            fits.then(|| (at, is_transposed, LoraPart { first_row, ..LoraPart::default() }))
+            let n_rows = Some(if is_transposed { k } else { n });
+            fits.then(|| (at, is_transposed, LoraPart { first_row, n_rows, ..LoraPart::default() }))
         })
     };
     found().ok_or(missing)

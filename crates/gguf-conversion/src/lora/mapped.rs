@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 
 use crate::lora::names::WeightNames;
-use crate::lora::pair::MatrixPair;
+use crate::lora::pair::{MatrixPair, ProductForm};
 use crate::lora::parts::AdapterParts;
-use crate::lora::{AdapterError, experts};
+use crate::lora::{AdapterError, EMBEDDING, experts};
 use crate::mapping::{CardScope, map};
 use crate::{ConvertError, ConvertOptions, ModelSource, plain_names};
 use gguf_arch::{ArchError, Mapping, Op, OpStep, OutputSpec, TensorContent};
@@ -56,8 +56,24 @@ pub(super) fn mapped(
             (None, mapping) => mapping,
         };
     }
-    let mapping = mapping?;
+    let mut mapping = mapping?;
     warnings.extend(own);
+    // MLX's matrices of an embedding are those of a layer the other way round, and some embeddings have names of their own.
+    let embeddings = mapping.outputs.iter().filter(|output| output.name.contains(EMBEDDING));
+    let embeddings: Vec<usize> = embeddings.filter_map(|output| Some(lone_source(output)?.0)).collect();
+    let n_whole = parts.whole.len();
+    let mut is_turned = false;
+    for pair in embeddings.iter().filter_map(|source| source.checked_sub(n_whole)) {
+        let pair = parts.pairs.get_mut(pair);
+        if let Some(pair) = pair.filter(|pair| pair.is_of_mlx && pair.form == ProductForm::Linear) {
+            pair.transpose();
+            pair.form = ProductForm::Embedding;
+            is_turned = true;
+        }
+    }
+    if is_turned {
+        mapping = apply(&parts, &mut Vec::new())?;
+    }
     // The card transposes weights that the checkpoint stores transposed (`Conv1D`); PEFT's matrices are not.
     let transposed: Vec<usize> = mapping.outputs.iter().filter_map(transposed_source).collect();
     let transposed: BTreeSet<usize> =
@@ -110,15 +126,20 @@ fn refusal(error: ConvertError, parts: &AdapterParts) -> ConvertError {
 
 /// Index of the weight that the card transposes first, if the output is made of that weight alone.
 pub(super) fn transposed_source(output: &OutputSpec) -> Option<usize> {
-    let TensorContent::Sources(assembly) = &output.content else { return None };
-    let [source] = assembly.sources.as_slice() else { return None };
-    let first = source.ops.iter().chain(&assembly.ops).next();
+    let (weight, first) = lone_source(output)?;
     // A matrix, or a stack of them.
     matches!(
         first,
         Some(OpStep { op: Op::Transpose { a: 0 | 2, b: 1 } | Op::Transpose { a: 1, b: 0 | 2 }, .. })
     )
-    .then_some(source.weight)
+    .then_some(weight)
+}
+
+/// Index of the weight that the output is made of, if it is one, and the card's first operation on it.
+fn lone_source(output: &OutputSpec) -> Option<(usize, Option<&OpStep>)> {
+    let TensorContent::Sources(assembly) = &output.content else { return None };
+    let [source] = assembly.sources.as_slice() else { return None };
+    Some((source.weight, source.ops.iter().chain(&assembly.ops).next()))
 }
 
 /// Compares the shapes of the adapter's products with the base's weights, as far as these are known.

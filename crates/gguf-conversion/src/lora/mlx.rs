@@ -3,7 +3,8 @@
 //! # Layout
 //! A layer: `lora_a` `[in, rank]`, `lora_b` `[rank, out]`, W + scale · (A · B)ᵀ. An embedding: `[tokens, rank]`, `[rank, width]`,
 //! W + scale · A · B. A stack of experts: `[experts, rank, in]`, `[experts, out, rank]`, W + scale · B · A. With `m` `[out]`
-//! (DoRA), each row is then divided by its length and multiplied by m. `scale` is not divided by the rank.
+//! (DoRA), each row is then divided by its length and multiplied by m. `scale` is not divided by the rank. Older versions of mlx-vlm
+//! name the matrices of a layer `A` and `B`, and the scale `alpha`.
 
 use std::path::Path;
 
@@ -17,8 +18,9 @@ use gguf_core::WeightMeta;
 use gguf_core::account::{Fate, Piece, PieceKind};
 use gguf_core::numeric::held_by_f32;
 
-/// Suffixes of the tensors of a pair.
+/// Suffixes of the tensors of a pair, and those of older versions of mlx-vlm.
 pub(super) const HALVES: [&str; 2] = [".lora_a", ".lora_b"];
+pub(super) const OLD_HALVES: [&str; 2] = [".A", ".B"];
 /// Suffix of the lengths of a weight's rows.
 pub(super) const LENGTHS: &str = ".m";
 /// Name of the object with rank and scale.
@@ -57,7 +59,10 @@ impl MlxSettings {
         if training == "full" {
             return Ok(Self { scale: 1.0, has_lengths });
         }
-        let scale = config.get(PARAMETERS).and_then(|parameters| parameters.get("scale"));
+        let scale = match config.get(PARAMETERS) {
+            None if config.contains_key("rank") => config.get("alpha"),
+            parameters => parameters.and_then(|parameters| parameters.get("scale")),
+        };
         let scale = scale.filter(|value| !value.is_null());
         let scale =
             scale.ok_or_else(|| AdapterError::NoKey { path: path(), key: "lora_parameters.scale" })?;
@@ -106,7 +111,7 @@ pub(super) fn original(
 pub(super) fn pieces(file: &str, config: &Map<String, Json>) -> Vec<Piece> {
     let piece = |key: &String| {
         let piece = match key.as_str() {
-            PARAMETERS | "fine_tune_type" | "model" => {
+            PARAMETERS | "fine_tune_type" | "model" | "alpha" => {
                 Piece::written(PieceKind::Key, key, vec!["matrices and their strength".to_owned()])
             }
             "num_layers" | "lora_layers" => {
@@ -121,7 +126,8 @@ pub(super) fn pieces(file: &str, config: &Map<String, Json>) -> Vec<Piece> {
 
 /// Returns the rank of the first pair.
 pub(super) fn rank(weights: &[WeightMeta]) -> Option<u64> {
-    let first = weights.iter().find(|meta| meta.name.ends_with(HALVES[1]))?;
+    let is_half = |meta: &&WeightMeta| [HALVES[1], OLD_HALVES[1]].iter().any(|end| meta.name.ends_with(end));
+    let first = weights.iter().find(is_half)?;
     match *first.shape.dims() {
         [rank, _] | [_, _, rank] => Some(rank),
         _ => None,

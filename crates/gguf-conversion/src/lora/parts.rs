@@ -48,8 +48,12 @@ const HALVES: [(&str, Half, ProductForm); 4] = [
     (".lora_embedding_B", Half::B, ProductForm::Embedding),
 ];
 
-const MLX_HALVES: [(&str, Half, ProductForm); 2] =
-    [(mlx::HALVES[0], Half::A, ProductForm::Linear), (mlx::HALVES[1], Half::B, ProductForm::Linear)];
+const MLX_HALVES: [(&str, Half, ProductForm); 4] = [
+    (mlx::HALVES[0], Half::A, ProductForm::Linear),
+    (mlx::HALVES[1], Half::B, ProductForm::Linear),
+    (mlx::OLD_HALVES[0], Half::A, ProductForm::Linear),
+    (mlx::OLD_HALVES[1], Half::B, ProductForm::Linear),
+];
 
 /// Suffixes of PEFT for a base tensor that it wraps, and for a module that it replaces.
 const BASE_LAYER: &str = ".base_layer.weight";

@@ -199,6 +199,35 @@ fn every_card_takes_experts_in_every_layout(tier: Tier) {
     }
 }
 
+#[test]
+fn gate_and_up_of_single_experts_are_joined_where_the_file_has_them_as_one() {
+    let case = case("mistral4/mistral4.json");
+    let dir = tempfile::tempdir().unwrap();
+    case.write(dir.path());
+    let all = read(dir.path());
+    write(dir.path(), &all);
+    let mut expected = converted(&case, dir.path()).unwrap();
+    let mut weights = Weights::new();
+    for (name, stored) in all {
+        let Some((module, word)) = name.split_once(".experts.").filter(|_| !name.contains("shared")) else {
+            weights.insert(name, stored);
+            continue;
+        };
+        let words: &[&str] = if word == "gate_up_proj" { &["gate_proj", "up_proj"] } else { &["down_proj"] };
+        let n = stored.dims[0] as usize * words.len();
+        for (at, bytes) in stored.bytes.chunks(stored.bytes.len() / n).enumerate() {
+            let name = format!("{module}.experts.{}.{}.weight", at / words.len(), words[at % words.len()]);
+            let dims = vec![stored.dims[1] / words.len() as u64, stored.dims[2]];
+            weights.insert(name, Stored { ty: stored.ty.clone(), dims, bytes: bytes.to_vec() });
+        }
+    }
+    write(dir.path(), &weights);
+    let mut found = converted(&case, dir.path()).unwrap();
+    found.sort_by_key(Json::to_string);
+    expected.sort_by_key(Json::to_string);
+    assert_eq!(found, expected);
+}
+
 /// gpt-oss as a training in four bits leaves it: a module per expert, rows of gate and up alternate.
 #[test]
 fn experts_one_by_one_are_those_of_the_stacks() {

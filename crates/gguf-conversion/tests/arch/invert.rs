@@ -151,7 +151,14 @@ fn difference(at: &str, there: &Content, back: &Content, is_exact: bool) -> Opti
     }
     // The type of a file follows from its tensors'.
     let same_types = tensors.iter().all(|(name, tensor)| new_tensors[name].ty == tensor.ty);
-    let is_listed = |key: &str| OTHER_KEYS.contains(&(at, key)) || key == "general.file_type" && !same_types;
+    // The way back states the base that the runtime takes where there is none.
+    let is_stated = |key: &str| {
+        let is_usual = new_keys.get(key).is_some_and(|row| row.ends_with(",10000.0]"));
+        key.ends_with(".rope.freq_base") && !keys.contains_key(key) && is_usual
+    };
+    let is_listed = |key: &str| {
+        OTHER_KEYS.contains(&(at, key)) || key == "general.file_type" && !same_types || is_stated(key)
+    };
     let differ = |key: &&String| keys.get(*key) != new_keys.get(*key) && !is_listed(key);
     let all: BTreeSet<&String> = keys.keys().chain(new_keys.keys()).collect();
     let rows: Vec<_> =
@@ -298,4 +305,76 @@ fn a_configuration_is_rebuilt_in_full() {
     );
     let dropped: Vec<String> = inverse.dropped.iter().map(|dropped| dropped.why.to_string()).collect();
     assert_eq!(dropped, ["computed from the configuration"]);
+}
+
+/// Configuration of a file of an architecture with these keys and tensors, and the names of the checkpoint's tensors.
+fn of_keys(
+    arch: &str,
+    keys: &[(&str, Value)],
+    tensors: &[(&str, &[u64])],
+) -> Result<(Json, Vec<String>), String> {
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", arch);
+    for (key, value) in keys {
+        metadata.set(format!("{arch}.{key}"), value.clone());
+    }
+    let tensor = |(name, dims): &(&str, &[u64])| WeightMeta {
+        name: (*name).to_owned(),
+        shape: Shape::new(dims.to_vec()).unwrap(),
+        ty: ElementType::F32,
+    };
+    let tensors: Vec<WeightMeta> = tensors.iter().map(tensor).collect();
+    let inverse = invert(&Registry::embedded().unwrap(), &metadata, &tensors, None, None);
+    let inverse = inverse.map_err(|error| error.to_string())?;
+    let names = inverse.outputs.into_iter().map(|output| output.name).collect();
+    Ok((Json::Object(inverse.config), names))
+}
+
+#[test]
+fn absent_keys_have_the_values_of_the_runtime() {
+    let config = |arch, keys: &[(&str, Value)]| of_keys(arch, keys, &[]).unwrap().0;
+    let linear = |keys: &[(&str, Value)]| {
+        let scaling = config("llama", keys)["rope_scaling"].clone();
+        (scaling["rope_type"].clone(), scaling["factor"].clone())
+    };
+    assert_eq!(config("ernie4_5", &[])["rope_theta"], 10000.0);
+    assert_eq!(config("gpt2", &[]).get("rope_theta"), None);
+    assert_eq!(linear(&[("rope.scaling.factor", 4f32.into())]), (json!("linear"), json!(4.0)));
+    assert_eq!(linear(&[("rope.scale_linear", 2f32.into())]), (json!("linear"), json!(2.0)));
+    let long = ("rope.scaling.type", Value::from("longrope"));
+    assert_eq!(linear(&[long, ("rope.scaling.factor", 4f32.into())]), (json!("linear"), json!(4.0)));
+    let none = ("rope.scaling.type", Value::from("none"));
+    assert_eq!(linear(&[none, ("rope.scaling.factor", 4f32.into())]), (Json::Null, Json::Null));
+    let heads = |list: Vec<u32>| {
+        let keys = [("attention.head_count_kv", Value::Array(Array::U32(list)))];
+        config("llama", &keys)["num_key_value_heads"].clone()
+    };
+    assert_eq!((heads(vec![2, 2]), heads(vec![2, 1])), (json!(2), json!([2, 1])));
+}
+
+#[test]
+fn a_padding_token_beyond_the_vocabulary_is_left_out() {
+    let config = |rows| of_keys("eurobert", &[], &[("token_embd.weight", &[rows, 8])]).unwrap().0;
+    assert_eq!(config(64).get("pad_token_id"), Some(&Json::Null));
+    assert_eq!(config(1 << 20).get("pad_token_id"), None);
+}
+
+#[test]
+fn biases_switch_on_what_adds_them() {
+    let heads = [("attention.head_count", 1u32.into())];
+    let keys = |arch, keys: &[(&str, Value)]| {
+        let tensors: &[(&str, &[u64])] = &[
+            ("blk.0.attn_v.weight", &[8, 8]),
+            ("blk.0.attn_output.weight", &[8, 8]),
+            ("blk.0.attn_output.bias", &[8]),
+        ];
+        of_keys(arch, keys, tensors)
+    };
+    let (config, names) = keys("llama", &heads).unwrap();
+    assert_eq!(config["attention_bias"], true);
+    assert!(names.contains(&"model.layers.0.self_attn.o_proj.bias".to_owned()), "{names:?}");
+    assert_eq!(
+        keys("llama", &[heads[0].clone(), ("expert_count", 2u32.into())]),
+        Err("`MixtralForCausalLM` of transformers has no `model.layers.0.self_attn.o_proj.bias`, which the runtime adds".to_owned())
+    );
 }

@@ -20,6 +20,7 @@ use serde_json::{Value as Json, json};
 
 mod account;
 mod came_from;
+mod class_rules;
 mod classes;
 mod classifiers;
 mod draft;

@@ -230,3 +230,56 @@ fn towers_saved_inside_the_text_model_and_sizes_of_both_sides_are_read() {
         assert_eq!(sorted(&changed), sorted(&plain), "{at}");
     }
 }
+
+/// The codes of a packed model are three values already: to round them would put their mean in place of the scale.
+#[test]
+fn packed_weights_of_bitnet_keep_their_scale() {
+    let scale = half::bf16::from_f32(1.75).to_le_bytes();
+    for (class, one) in [("autobitlinear", 1.75f32), ("bitlinear", 1.0 / 1.75)] {
+        let packed = fixture::case("bitnet/names_of_transformers.json").edited(|content| {
+            content["config"]["quantization_config"] =
+                json!({ "quant_method": "bitnet", "linear_class": class });
+            let tensors = content["tensors"].as_array_mut().unwrap();
+            let linear = |row: &&mut Json| row[0].as_str().unwrap().ends_with("_proj.weight");
+            for row in tensors.iter_mut().filter(linear) {
+                row[1] = json!("U8");
+                row[2][0] = json!(row[2][0].as_u64().unwrap() / 4);
+            }
+            let names = tensors.iter().filter(|row| row[1] == "U8").map(|row| row[0].as_str().unwrap());
+            let scales: Vec<Json> = names.map(|name| json!([format!("{name}_scale"), "BF16", [1]])).collect();
+            tensors.extend(scales);
+        });
+        let dir = tempfile::tempdir().unwrap();
+        packed.write(dir.path());
+        let path = dir.path().join("model.safetensors");
+        let mut file = Safetensors::read(&path);
+        for name in file.header().keys().cloned().collect::<Vec<_>>() {
+            if name.ends_with("_scale") {
+                file.data_mut(&name).copy_from_slice(&scale);
+            } else if name.ends_with("_proj.weight") {
+                // Codes 1, 0, 2, 1: the first quarter of the rows is 0, the second -1, the third +1, the last 0.
+                file.data_mut(&name).fill(0b01_10_00_01);
+            }
+        }
+        file.write(&path);
+        let conversion = packed.plan(dir.path(), OutType::F32).unwrap();
+        let index = conversion.tensors().iter().position(|meta| meta.name == "blk.1.attn_q.weight").unwrap();
+        let mut bytes = vec![0; 64 * 64 * 4];
+        conversion.read_rows(index, 0, &mut bytes).unwrap();
+        let values: Vec<f32> = gguf_core::little_endian::f32s(&bytes).collect();
+        for (quarter, want) in values.chunks(16 * 64).zip([0.0, -one, one, 0.0]) {
+            assert!(quarter.iter().all(|&value| value == want), "{class}: {} is not {want}", quarter[0]);
+        }
+    }
+}
+
+/// What a program added to a linear layer is no tensor that may be left out.
+#[test]
+fn parts_of_linear_layers_are_not_to_be_dropped() {
+    let matrix = "model.layers.0.self_attn.q_proj.weight";
+    for part in ["weight_g_idx", "rms_norm.weight", "hadamard_matrix"] {
+        let said = refusal(&llama().with(&format!("model.layers.0.self_attn.q_proj.{part}"), &[4]));
+        assert!(said.contains(&format!("is a part of the linear layer of `{matrix}`")), "{said}");
+        assert!(!said.contains("--drop") && !said.contains("nearest"), "{said}");
+    }
+}

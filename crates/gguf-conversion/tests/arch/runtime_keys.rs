@@ -12,6 +12,7 @@ use serde_json::{Map, Value as Json, json};
 use super::fixture::{self, CardFixture};
 use super::{Synthetic, load, resolve_with};
 use gguf_testkit::fixture as path_of;
+use gguf_testkit::memory::tensor_bytes;
 use gguf_testkit::tiers::{Tier, two_tiers};
 
 type Config = Map<String, Json>;
@@ -208,6 +209,42 @@ fn windows_that_break_the_rule_of_the_architecture_are_listed() {
     assert_eq!(flags, [Some(false), Some(true), Some(true), Some(false)]);
 }
 
+/// Layers without any window: llama.cpp stops at the size of windows if no layer has one.
+#[test]
+fn layers_without_any_window_are_written_as_llama_cpp_computes_them() {
+    let full = |case: &str| {
+        let case = fixture::case(case).edited(|content| {
+            let config = content["config"].as_object_mut().unwrap();
+            let n = config["num_hidden_layers"].as_u64().unwrap();
+            config
+                .insert("layer_types".to_owned(), vec!["full_attention"; usize::try_from(n).unwrap()].into());
+            config.remove("sliding_window_pattern");
+        });
+        plan_of(&case).unwrap()
+    };
+    let [size, pattern] = ["attention.sliding_window", "attention.sliding_window_pattern"];
+    for (case, arch) in [("gemma3/gemma3_text.json", "gemma3"), ("mellum/mellum.json", "mellum")] {
+        let plan = full(case);
+        let has = |key: &str| plan.metadata().contains(&format!("{arch}.{key}"));
+        assert!(!has(size) && !has(pattern), "{case}");
+        assert_eq!(plan.warnings(), [""; 0], "{case}");
+    }
+    // What has a window anyway has one as long as the context.
+    let plan = full("gemma2/gemma2.json");
+    let of = |key: &str| number(plan.metadata(), &format!("gemma2.{key}"));
+    assert_eq!(of(size), of("context_length"));
+    let layers = plan.metadata().get(&format!("gemma2.{pattern}")).and_then(Value::as_array).unwrap();
+    assert!((0..layers.len()).all(|layer| layers.get(layer) == Some(Value::Bool(true))));
+    assert_eq!(plan.warnings(), [""; 0]);
+    // Its layers with windows are those that rotate.
+    assert_eq!(
+        full("cohere2/cohere2.json").warnings(),
+        [
+            "llama.cpp runs no file of `cohere2` with these keys: `attention.sliding_window_pattern` must give a layer a window"
+        ]
+    );
+}
+
 #[test]
 fn what_a_class_does_without_a_word_in_its_configuration_is_written() {
     for (path, key) in [
@@ -351,6 +388,7 @@ fn biases_that_the_runtime_asks_for_are_zero() {
         "c_fc.bias",
         "c_proj.bias",
     ];
+    let (conv, state) = (["conv1d.bias"], &["ssm_conv1d.bias"][..]);
     for (case, names) in [
         (fixture::case("gptneox/no_attention_bias.json"), &["attn_qkv.bias", "attn_output.bias"][..]),
         (
@@ -358,20 +396,38 @@ fn biases_that_the_runtime_asks_for_are_zero() {
             &["attn_output.bias", "ffn_up.bias", "ffn_down.bias"],
         ),
         (unbiased("gpt-oss/plain.json", "attention_bias", &linear), &["attn_output.bias"]),
+        (unbiased("jais2/jais2.json", "attention_bias", &linear), &["attn_output.bias"]),
+        (
+            unbiased("jais2/jais2.json", "mlp_bias", &["up_proj.bias", "down_proj.bias"]),
+            &["ffn_up.bias", "ffn_down.bias"],
+        ),
+        (unbiased("falcon-h1/falcon_h1.json", "mamba_conv_bias", &conv), state),
+        (unbiased("granitehybrid/granitemoehybrid.json", "mamba_conv_bias", &conv), state),
+        (unbiased("granitehybrid/bamba.json", "mamba_conv_bias", &conv), state),
+        (unbiased("jamba/jamba.json", "mamba_conv_bias", &conv), state),
+        (unbiased("mamba/mamba.json", "use_conv_bias", &conv), state),
+        (unbiased("mamba/falcon_mamba.json", "use_conv_bias", &conv), state),
+        (unbiased("mamba2/mamba2.json", "use_conv_bias", &conv), state),
+        (unbiased("nemotron_h/dense.json", "use_conv_bias", &conv), state),
+        (unbiased("nemotron_h_moe/nemotron_h_moe.json", "use_conv_bias", &conv), state),
+        (unbiased("lfm2moe/lfm2_moe_gqa.json", "use_expert_bias", &["expert_bias"]), &["exp_probs_b.bias"]),
     ] {
         let plan = plan_of(&case).unwrap();
         assert_eq!(plan.warnings(), Vec::<String>::new(), "{}", case.at);
         for name in names {
-            let index = plan.tensors().iter().position(|tensor| tensor.name == format!("blk.1.{name}"));
-            let index = index.unwrap_or_else(|| panic!("{}: {name}", case.at));
-            let mut bytes = vec![1; usize::try_from(plan.tensors()[index].n_bytes().unwrap()).unwrap()];
-            plan.read_rows(index, 0, &mut bytes).unwrap();
-            assert!(bytes.iter().all(|&byte| byte == 0), "{}: {name}", case.at);
+            let places = plan.tensors().iter().enumerate().filter(|place| place.1.name.ends_with(name));
+            let places: Vec<usize> = places.map(|(index, _)| index).collect();
+            assert!(!places.is_empty(), "{}: {name}", case.at);
+            for index in places {
+                assert!(tensor_bytes(&plan, index).iter().all(|&byte| byte == 0), "{}: {name}", case.at);
+            }
         }
     }
     // A configuration that promises them is not believed.
     let lost = unbiased("starcoder2/plain.json", "attention_bias", &linear);
     assert!(plan_of(&lost).unwrap_err().contains("o_proj.bias"));
+    let lost = fixture::case("granitehybrid/bamba.json").dropping("conv1d.bias");
+    assert!(plan_of(&lost).unwrap_err().contains("conv1d.bias"));
 }
 
 #[test]

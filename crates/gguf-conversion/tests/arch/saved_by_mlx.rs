@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gguf_arch::{CardKind, OutType};
+use gguf_arch::{CardKind, DraftHeads, OutType};
 use gguf_conversion::{Conversion, ConvertOptions};
 use gguf_core::{Hint, TensorMeta, TensorSource as _};
 use gguf_testkit::codes;
@@ -101,7 +101,7 @@ fn moved(
 
 /// Keys and values of latent attention in two stacks, that of the keys transposed; gate and up of experts apart.
 fn divided(weights: &Weights, config: &Json) -> Weights {
-    let number = |key: &str| config[key].as_u64().unwrap() as usize;
+    let number = |key: &str| config[key].as_u64().or(config["text_config"][key].as_u64()).unwrap() as usize;
     let mut all = Weights::new();
     for (name, stored) in weights {
         if let Some(module) = name.strip_suffix(".kv_b_proj.weight") {
@@ -146,8 +146,12 @@ fn divided(weights: &Weights, config: &Json) -> Weights {
 
 #[test]
 fn weights_that_mlx_divides_are_put_together() {
-    for at in ["deepseek2/deepseek_v3.json", "deepseek2/glm4_moe_lite_no_mtp.json", "gemma4/gemma4_moe.json"]
-    {
+    for at in [
+        "deepseek2/deepseek_v3.json",
+        "deepseek2/glm4_moe_lite_no_mtp.json",
+        "gemma4/gemma4_moe.json",
+        "mistral4/mistral4.json",
+    ] {
         let case = case(at);
         let dir = tempfile::tempdir().unwrap();
         case.write(dir.path());
@@ -160,6 +164,67 @@ fn weights_that_mlx_divides_are_put_together() {
         write_as(dir.path(), &saved(&weights, false), "mlx");
         assert_eq!(sorted(&case, dir.path()), expected, "{at}");
     }
+}
+
+/// Queries, keys and values of each layer that has a convolution of them, and these convolutions, one after the other.
+fn joined(weights: &Weights) -> Weights {
+    let mut all = weights.clone();
+    for (part, whole) in [("_conv1d.weight", "qkv_conv.conv.weight"), ("_proj.weight", "qkv_proj.weight")] {
+        for name in weights.keys().filter(|name| name.ends_with(".self_attn.q_conv1d.weight")) {
+            let module = name.trim_end_matches("q_conv1d.weight");
+            let parts = ["q", "k", "v"].map(|of| all.remove(&format!("{module}{of}{part}")).unwrap());
+            let mut made = parts[0].clone();
+            made.dims[0] = parts.iter().map(|part| part.dims[0]).sum();
+            made.bytes = parts.into_iter().flat_map(|part| part.bytes).collect();
+            all.insert(format!("{module}{whole}"), made);
+        }
+    }
+    all
+}
+
+#[test]
+fn names_of_mlx_are_those_of_transformers_again() {
+    let names: [(&str, &[(&str, &str)]); 2] = [
+        (
+            "gptneox/gpt_neox.json",
+            &[("embed_out.", "model.embed_out."), ("gpt_neox.layers.", "model.h."), ("gpt_neox.", "model.")],
+        ),
+        (
+            "kimi-k3/kimi_k3.json",
+            &[(".block_sparse_moe.gate.e_", ".mlp.e_"), (".block_sparse_moe.", ".mlp.")],
+        ),
+    ];
+    for (at, renamed) in names {
+        let case = case(at);
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let all: Weights = read(dir.path()).into_iter().filter(|(_, stored)| stored.dims.len() < 4).collect();
+        write_as(dir.path(), &all, "pt");
+        let expected = sorted(&case, dir.path());
+        let own = |(name, stored): (String, Stored)| {
+            (renamed.iter().fold(name, |name, (from, to)| name.replace(from, to)), stored)
+        };
+        let weights: Weights = saved(&joined(&all), false).into_iter().map(own).collect();
+        assert!(weights.keys().all(|name| !all.contains_key(name)) || at.starts_with("kimi"));
+        write_as(dir.path(), &weights, "mlx");
+        assert_eq!(sorted(&case, dir.path()), expected, "{at}");
+    }
+}
+
+#[test]
+fn norms_of_a_draft_head_beside_those_of_mlx_are_in_doubt() {
+    let case = case("qwen35/qwen3_5_mtp.json");
+    let dir = tempfile::tempdir().unwrap();
+    case.write(dir.path());
+    let all: Weights = read(dir.path()).into_iter().filter(|(_, stored)| stored.dims.len() < 4).collect();
+    let warned = |format: &str, heads: DraftHeads| {
+        write_as(dir.path(), &all, format);
+        let options = ConvertOptions { heads, tokenizer: false, ..ConvertOptions::default() };
+        let made = Conversion::plan(dir.path(), &options).unwrap();
+        made.warnings().iter().any(|warning| warning.contains("`--no-mtp` leaves it out"))
+    };
+    assert!(warned("mlx", DraftHeads::default()));
+    assert!(!warned("mlx", DraftHeads::Dropped) && !warned("pt", DraftHeads::default()));
 }
 
 /// A kernel with the channels last.
@@ -197,6 +262,8 @@ fn towers_have_their_channels_first_again() {
         ("qwen2_vl_two_layers", "visual.", "vision_tower."),
         ("lfm2_vl", "model.vision_tower.vision_model.", "vision_tower."),
         ("muse_glimmer", "model.vision_", "vision_"),
+        ("lfm2_audio", "", ""),
+        ("qwen2_audio", "", ""),
     ] {
         let (dir, from_dir) =
             (tempfile::tempdir().unwrap(), goldens.find(format!("mmproj/{case}/hf")).unwrap());
@@ -207,7 +274,8 @@ fn towers_have_their_channels_first_again() {
         let expected = towers(dir.path());
         let own = |(name, stored): (&String, &Stored)| {
             let name = name.strip_prefix(from).map_or_else(|| name.clone(), |rest| format!("{to}{rest}"));
-            (name, if stored.dims.len() > 3 { channels_last(stored) } else { stored.clone() })
+            let is_kernel = stored.dims.len() > 3 || (stored.dims.len() == 3 && name.contains("conv"));
+            (name, if is_kernel { channels_last(stored) } else { stored.clone() })
         };
         let weights: Weights = all.iter().map(own).collect();
         write_as(dir.path(), &weights, "mlx");
@@ -216,15 +284,20 @@ fn towers_have_their_channels_first_again() {
 }
 
 two_tiers!(words_give_the_file_of_their_floats);
-/// Each matrix whose rows are whole groups as words of MLX, beside the floats that these mean.
+/// Each matrix whose rows are whole groups as words of MLX, beside the floats that these mean: as MLX
+/// saves a model, and as AutoRound does, which changes nothing else.
 fn words_give_the_file_of_their_floats(tier: Tier) {
     let cases = [
-        ("llama/plain.json", ("affine", 4, 32)),
-        ("qwen3moe/plain.json", ("affine", 3, 32)),
-        ("lfm2/lfm2.json", ("affine", 6, 32)),
-        ("qwen35/qwen3_5.json", ("affine", 5, 32)),
+        ("qwen35/qwen3_5.json", ("affine", 5, 32), "mlx"),
+        ("llama/plain.json", ("affine", 4, 32), "mlx"),
+        ("qwen35/qwen3_5.json", ("affine", 5, 32), "pt"),
+        ("qwen3moe/plain.json", ("affine", 3, 32), "mlx"),
+        ("falcon-h1/falcon_h1.json", ("affine", 4, 32), "pt"),
+        ("lfm2/lfm2.json", ("affine", 6, 32), "mlx"),
+        ("step35/step3p5.json", ("affine", 4, 32), "pt"),
+        ("qwen3next/qwen3_next.json", ("affine", 4, 32), "pt"),
     ];
-    for (at, form) in tier.some(2, cases) {
+    for (at, form, saved_as) in tier.some(2, cases) {
         let case = case(at);
         let dir = tempfile::tempdir().unwrap();
         case.write(dir.path());
@@ -234,8 +307,8 @@ fn words_give_the_file_of_their_floats(tier: Tier) {
                 !name.contains("mtp") && !name.contains("visual") && stored.dims.len() < 4
             })
             .collect();
-        for (module, layer) in taken(&mut all) {
-            switched(&mut all, &module, layer);
+        if saved_as == "mlx" {
+            all = saved(&all, false);
         }
         let (mut words, mut noise, mut n) = (Weights::new(), codes::noise(7), 0);
         for (name, stored) in &mut all {
@@ -258,12 +331,12 @@ fn words_give_the_file_of_their_floats(tier: Tier) {
             "F32".clone_into(&mut stored.ty);
         }
         assert!(n > 5, "{at}: {n}");
-        write_as(dir.path(), &all, "mlx");
+        write_as(dir.path(), &all, saved_as);
         let expected = sorted(&case, dir.path());
         for (name, stored) in &all {
             words.entry(name.clone()).or_insert_with(|| stored.clone());
         }
-        // The mark in the header may be lost: the words tell.
+        // The header does not tell: names and shapes do.
         write_as(dir.path(), &words, "pt");
         let path = dir.path().join("config.json");
         let mut config = gguf_testkit::files::json(&path);

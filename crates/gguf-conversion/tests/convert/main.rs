@@ -11,6 +11,7 @@ mod diffusers;
 mod exceptions;
 #[path = "../arch/fixture.rs"]
 mod fixture;
+mod images;
 mod lora;
 mod metadata;
 mod named_tokens;

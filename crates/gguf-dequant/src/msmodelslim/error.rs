@@ -73,7 +73,9 @@ impl Hint for MsModelSlimError {
             Self::NoLabel { .. } | Self::Contradiction { .. } | Self::Orphan { .. } => {
                 "`quant_model_description*.json` and the weights belong to different exports: fetch both again"
             }
-            Self::UnknownLabel { .. } => "the checkpoint is of a newer msModelSlim than is known here",
+            Self::UnknownLabel { .. } => {
+                "convert the float checkpoint: the type is of a newer msModelSlim than is known here"
+            }
             _ => return Vec::new(),
         };
         vec![hint.to_owned()]

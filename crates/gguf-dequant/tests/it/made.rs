@@ -3,7 +3,7 @@
 use gguf_core::simd::SimdLevel;
 use gguf_core::{Packing, SourceError, WeightSource};
 use gguf_dequant::msmodelslim::OffsetSign;
-use gguf_dequant::{Configurations, DequantError, DequantOptions, open};
+use gguf_dequant::{Configurations, DequantError, DequantOptions, Opened, open};
 use gguf_testkit::codes::{Made, Noise};
 use gguf_testkit::memory::{MemoryWeights, f32_values};
 use serde_json::Value as Json;
@@ -11,6 +11,15 @@ use serde_json::Value as Json;
 fn configurations(made: &Made) -> Configurations {
     let Json::Object(config) = made.config.clone() else { panic!("an object") };
     Configurations { config, ..Configurations::default() }
+}
+
+/// Opens the parts with their configuration.
+pub fn opened(made: &Made) -> Result<Opened, DequantError> {
+    let options = DequantOptions { offset_sign: OffsetSign::Auto, level: SimdLevel::detect() };
+    let parts = made.parts.iter().fold(MemoryWeights::default(), |all, part| {
+        all.with(&part.name, &part.dims, part.ty, part.bytes.clone())
+    });
+    open(&configurations(made), Box::new(parts), options)
 }
 
 /// Layer over the parts, with the widest available vector instructions.

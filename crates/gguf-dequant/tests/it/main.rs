@@ -13,3 +13,4 @@ mod made;
 mod packed;
 mod stacks;
 mod tools;
+mod variants;

@@ -210,8 +210,9 @@ impl Resolver<'_> {
         let factor = self.rope_factor()?;
         let magnitude = self.rope_magnitudes()?.angles;
         match keys.text("rope.scaling.type")?.unwrap_or("linear") {
-            "none" | "longrope" => Ok(Scaled { scaling: RopeScaling::Linear(1.0), magnitude }),
-            "linear" => Ok(Scaled { scaling: RopeScaling::Linear(factor), magnitude }),
+            "none" => Ok(Scaled { scaling: RopeScaling::Linear(1.0), magnitude }),
+            // The factor of long rope applies beside its factors by frequency.
+            "linear" | "longrope" => Ok(Scaled { scaling: RopeScaling::Linear(factor), magnitude }),
             "yarn" => {
                 let betas = YarnBetas {
                     fast: keys.nonzero("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),

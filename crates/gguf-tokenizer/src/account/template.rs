@@ -2,9 +2,9 @@
 
 use serde_json::Value as Json;
 
-use super::Account;
+use super::{Account, Algorithm};
 use crate::TokenizerWarning;
-use crate::special::{class_adds_bos, token_text};
+use crate::special::class_adds_bos;
 
 /// Maximum nesting depth of sequences.
 const MAX_DEPTH: usize = 8;
@@ -24,14 +24,21 @@ const BY_HAND: [&str; 6] = [
 
 /// Ids before and after a text.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Around {
-    before: Vec<u32>,
-    after: Vec<u32>,
+pub(crate) struct Around {
+    pub(crate) before: Vec<u32>,
+    pub(crate) after: Vec<u32>,
     /// Texts of the tokens, as far as the file states them, with their ids.
     named: Vec<(String, u32)>,
 }
 
 impl Around {
+    /// Reads a post-processor. The error names a type that is unknown.
+    pub(crate) fn of(post: &Json) -> Result<Self, String> {
+        let mut around = Self::default();
+        around.add(post, 0)?;
+        Ok(around)
+    }
+
     /// Adds the tokens of a post-processor outside those of earlier ones. The error names a type that is unknown.
     fn add(&mut self, post: &Json, depth: usize) -> Result<(), String> {
         let kind = post.get("type").and_then(Json::as_str).unwrap_or_default();
@@ -93,14 +100,14 @@ fn ids_of(piece: &Json, post: &Json) -> (Option<String>, Vec<u32>) {
 impl Account<'_> {
     /// Compares the tokens that the file puts around a text with those that the keys make the runtime put there.
     pub(super) fn template(&mut self, earlier: &[TokenizerWarning]) {
-        let mut file = Around::default();
-        if let Err(kind) = file.add(&self.hf.post_processor, 0) {
-            self.say(
-                "post_processor",
-                format!("llama.cpp does not apply a step `{}`", gguf_core::text::escape(&kind)),
-            );
-            return;
-        }
+        let mut file = match Around::of(&self.hf.post_processor) {
+            Ok(file) => file,
+            Err(kind) => {
+                let kind = gguf_core::text::escape(&kind);
+                self.say("post_processor", format!("llama.cpp does not apply a step `{kind}`"));
+                return;
+            }
+        };
         let is_other =
             |(text, id): &&(String, u32)| self.vocab.id(text.as_bytes()).is_some_and(|own| own != *id);
         // Only the ids count from here on.
@@ -119,14 +126,20 @@ impl Account<'_> {
             ..Around::default()
         };
         let is_told = |warning: &TokenizerWarning| {
-            matches!(warning, TokenizerWarning::FlagsDiffer { .. } | TokenizerWarning::AddsNoToken { .. })
+            matches!(
+                warning,
+                TokenizerWarning::FlagsDiffer { .. }
+                    | TokenizerWarning::FlagIgnored { .. }
+                    | TokenizerWarning::AddsNoToken { .. }
+            )
         };
         let by_hand = BY_HAND.iter().any(|key| self.is_by_hand(key));
-        if file == written
-            || by_hand
-            || self.of_class().as_ref() == Some(&written)
-            || earlier.iter().any(is_told)
-        {
+        // Gemma 4 begins with its token in transformers 4, whatever the file has, and no key turns it off in the runtime.
+        let is_begun = self.algorithm == Algorithm::RankedPieces
+            && class_adds_bos(self.config) == Some(true)
+            && file.before.is_empty()
+            && file.after == written.after;
+        if file == written || is_begun || by_hand || earlier.iter().any(is_told) {
             return;
         }
         let (before, after) = (self.shown(&file.before), self.shown(&file.after));
@@ -135,20 +148,5 @@ impl Account<'_> {
             "the file puts {before} in front of texts and {after} behind them, llama.cpp {own_before} and {own_after} by the keys \
              `tokenizer.ggml.add_*_token` and `tokenizer.ggml.*_token_id`"
         ));
-    }
-
-    /// Returns the tokens around a text for classes of transformers that take them from the configuration.
-    fn of_class(&self) -> Option<Around> {
-        let adds_bos = class_adds_bos(self.config)?;
-        let adds_eos = self.config.get("add_eos_token").and_then(Json::as_bool).unwrap_or(false);
-        let role = |name: &str| {
-            self.config.get(name).and_then(token_text).and_then(|text| self.vocab.id(text.as_bytes()))
-        };
-        let (bos, eos) = (role("bos_token").or(self.vocab.bos), role("eos_token").or(self.vocab.eos));
-        Some(Around {
-            before: bos.filter(|_| adds_bos).into_iter().collect(),
-            after: eos.filter(|_| adds_eos).into_iter().collect(),
-            named: Vec::new(),
-        })
     }
 }

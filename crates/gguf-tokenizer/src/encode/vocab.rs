@@ -427,6 +427,11 @@ impl Vocab {
         self.model == VocabModel::Bpe
     }
 
+    /// Returns true for SentencePiece's pieces.
+    pub(crate) fn is_of_pieces(&self) -> bool {
+        self.model == VocabModel::Spm
+    }
+
     /// Returns true if models with this kind of vocabulary do not generate text.
     pub(crate) fn is_of_encoder(&self) -> bool {
         self.model == VocabModel::WordPiece

@@ -31,7 +31,8 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
         return Ok(Attempt::Absent(format!("{FILE} is {kind}, not BPE")));
     }
     hf.bpe_vocab(path.clone())?;
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_places(), context.warnings)?;
+    let vocabulary =
+        HfVocabulary::new(&context.directory, hf, context.n_places(), context.n_kept(), context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;
     let mut tokens = list(context, hf, &vocabulary)?;
     tokens.retype(context.request);
@@ -116,7 +117,7 @@ pub(super) fn list(context: &Context<'_>, hf: &HfJson, vocabulary: &HfVocabulary
                 if !added.is_normalized()
                     && let Some(decoder) = &decoder
                 {
-                    text = decoder.decode(&text);
+                    text = added_text(&text, decoder);
                 }
                 if added.special || looks_special(&text) {
                     list.push(text, 0.0, TokenType::Control);
@@ -127,6 +128,13 @@ pub(super) fn list(context: &Context<'_>, hf: &HfJson, vocabulary: &HfVocabulary
         }
     }
     Ok(list)
+}
+
+/// Returns the text of an added token that is written in letters of bytes. Letters that are no UTF-8 are its text: `é` is
+/// also the letter of a byte.
+fn added_text(text: &str, decoder: &HfDecoder) -> String {
+    let decoded = decoder.decode(text);
+    if decoded.contains(char::REPLACEMENT_CHARACTER) { text.to_owned() } else { decoded }
 }
 
 /// Returns the decoder of the file, if it has one.

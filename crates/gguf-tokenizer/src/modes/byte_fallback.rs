@@ -26,7 +26,8 @@ pub(super) fn run_llama_hf(context: &mut Context<'_>) -> Result<Attempt> {
         return Ok(Attempt::Absent(format!("{FILE} is not BPE with byte fallback")));
     }
     let path = context.directory.join(FILE);
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_rows(), context.warnings)?;
+    let vocabulary =
+        HfVocabulary::new(&context.directory, hf, context.n_rows(), context.n_kept(), context.warnings)?;
     let scores = MergeScores::new(context, hf, &vocabulary)?;
     let by_id = dense(context, &vocabulary)?;
     let added: HashMap<&str, bool> =
@@ -59,7 +60,8 @@ pub(super) fn run_xverse(context: &mut Context<'_>) -> Result<Attempt> {
         return Ok(Attempt::Absent(format!("{FILE} is not BPE over text")));
     }
     let path = context.directory.join(FILE);
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_places(), context.warnings)?;
+    let vocabulary =
+        HfVocabulary::new(&context.directory, hf, context.n_places(), context.n_kept(), context.warnings)?;
     let scores = MergeScores::new(context, hf, &vocabulary)?;
     let by_id = dense(context, &vocabulary)?;
     let size = n_tokens(context.request, by_id.len() as u64);

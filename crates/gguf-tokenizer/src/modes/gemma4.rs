@@ -28,7 +28,8 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
     if !hf.is_byte_fallback() {
         return Ok(Attempt::Absent(format!("{FILE} is not BPE with byte fallback")));
     }
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_rows(), context.warnings)?;
+    let vocabulary =
+        HfVocabulary::new(&context.directory, hf, context.n_rows(), context.n_kept(), context.warnings)?;
     vocabulary.each_merge(hf, &context.directory, |_| ())?;
     let n_base = vocabulary.base.len();
     let mut tokens = TokenList { scores: Some(Vec::new()), ..TokenList::default() };

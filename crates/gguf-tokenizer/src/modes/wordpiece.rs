@@ -37,7 +37,8 @@ pub(super) fn run(context: &mut Context<'_>) -> Result<Attempt> {
         let kind = hf.model.kind.as_deref().unwrap_or("of an unnamed kind");
         return Ok(Attempt::Absent(format!("{FILE} is {kind}, not WordPiece")));
     }
-    let vocabulary = HfVocabulary::new(&context.directory, hf, context.n_places(), context.warnings)?;
+    let vocabulary =
+        HfVocabulary::new(&context.directory, hf, context.n_places(), context.n_kept(), context.warnings)?;
     let mut tokens = bpe::list(context, hf, &vocabulary)?;
     let pre = match &context.request.pre {
         Some(name) => pretokenizer::accept(name)?,

@@ -91,8 +91,8 @@ fn no_tokenizer_is_one_key() {
 #[test]
 fn ids_must_fit_and_be_unique() {
     assert_eq!(
-        json_error(Some(5), |_| {}),
-        "DIR/tokenizer.json: `added_tokens`: id 5 of token `<|end|>` is beyond the vocabulary of 5 tokens"
+        json_error(Some(5), |file| file["model"]["vocab"]["d"] = 6.into()),
+        "DIR/tokenizer.json: `model.vocab`: id 6 of token `d` is beyond the vocabulary of 5 tokens"
     );
     assert_eq!(
         json_error(None, |file| file["model"]["vocab"]["b"] = 77.into()),

@@ -17,6 +17,7 @@ use gguf_testkit::goldens::{Goldens, conformance_tests};
 use gguf_testkit::{files, fixture, in_json, report_cases, sha256};
 
 mod account;
+mod around;
 mod bad_input;
 mod encoding;
 mod model_file;

@@ -1,6 +1,6 @@
 //! Built-in chats, with which every template is rendered.
 
-use serde_json::{Value as Json, json};
+use serde_json::{Map, Value as Json, json};
 
 /// Chat with its settings, like the arguments of transformers' `apply_chat_template`.
 #[derive(Clone, Debug, PartialEq)]
@@ -9,6 +9,8 @@ pub struct Chat {
     pub messages: Json,
     /// Tools that the model may call, or null.
     pub tools: Json,
+    /// Further variables of the template, such as `enable_thinking` or `documents`.
+    pub variables: Map<String, Json>,
     /// True to end with the prompt for the assistant's answer.
     pub add_generation_prompt: bool,
     /// Name of the template; `None` for the default one.
@@ -18,13 +20,19 @@ pub struct Chat {
 impl Chat {
     /// Creates a chat of messages only: no tools, no generation prompt.
     pub fn of(messages: Json) -> Self {
-        Self { messages, tools: Json::Null, add_generation_prompt: false, template: None }
+        Self {
+            messages,
+            tools: Json::Null,
+            variables: Map::new(),
+            add_generation_prompt: false,
+            template: None,
+        }
     }
 
     /// Returns a built-in chat, with the generation prompt: `user` (a question), `turns` (several after a system message) or
     /// `tools` (tool calls).
     pub fn builtin(name: &str) -> Option<Self> {
-        let chat = |messages, tools| Self { messages, tools, add_generation_prompt: true, template: None };
+        let chat = |messages, tools| Self { tools, add_generation_prompt: true, ..Self::of(messages) };
         match name {
             "user" => Some(chat(
                 json!([{ "role": "user", "content": "What is the capital of France?" }]),

@@ -21,6 +21,14 @@ pub(super) fn truncate(
     minijinja_contrib::filters::truncate(state, value, all.into_iter().collect())
 }
 
+/// Implements the filter `string`: floats as in Python.
+pub(super) fn string(value: Jinja) -> Result<Jinja, Error> {
+    if value.is_number() && !value.is_integer() {
+        return Ok(Jinja::from(super::python_float(f64::try_from(value)?, ["nan", "inf"])));
+    }
+    Ok(if value.as_str().is_some() { value } else { Jinja::from(value.to_string()) })
+}
+
 /// Implements the filter `urlencode` for a text.
 pub(super) fn urlencode(text: &str) -> String {
     text.bytes().fold(String::new(), |mut out, byte| {

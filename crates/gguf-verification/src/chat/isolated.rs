@@ -43,6 +43,7 @@ impl IsolatedChat {
                 let chat = Chat {
                     messages: chat["messages"].take(),
                     tools: chat["tools"].take(),
+                    variables: chat["variables"].as_object().cloned().unwrap_or_default(),
                     add_generation_prompt: chat["add_generation_prompt"].as_bool().unwrap_or(false),
                     template: chat["template"].as_str().map(str::to_owned),
                 };
@@ -86,6 +87,7 @@ impl ChatRenderer for IsolatedChat {
     fn render_chat(&self, chat: &Chat) -> Result<String, ChatError> {
         let request = json!({
             "messages": chat.messages, "tools": chat.tools, "template": chat.template,
+            "variables": chat.variables,
             "add_generation_prompt": chat.add_generation_prompt,
         });
         let text = self.run(|worker| worker.ask(request.to_string().as_bytes()))?;

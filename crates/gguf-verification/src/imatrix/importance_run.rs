@@ -122,7 +122,10 @@ impl<'a> ImportanceRun<'a> {
         cut_sources(engine.plan(), &mut windows);
         let is_encoder = engine.plan().kind == ModelKind::Encoder;
         // Without predictions there is nothing to score.
-        let options = ImportanceOptions { perplexity: options.perplexity && !is_encoder, ..options };
+        let mut options = ImportanceOptions { perplexity: options.perplexity && !is_encoder, ..options };
+        // Texts that fill no chunk: the chunks have the length of the longest.
+        let longest = windows.iter().map(|window| window.chunk.tokens.len()).max();
+        options.scoring.n_ctx = options.scoring.n_ctx.min(longest.unwrap_or(usize::MAX)).max(1);
         let head = model.source.tensors().get(engine.plan().head.tensor).map(|meta| meta.name.as_str());
         if options.process_output && head != Some(OUTPUT) {
             return Err(VerifyError::NoOutputTensor { head: head.unwrap_or_default().to_owned() });
@@ -165,6 +168,11 @@ impl<'a> ImportanceRun<'a> {
     /// Returns the part of the chunks that this run has, if several machines share them.
     pub fn part(&self) -> Option<&ImatrixPart> {
         self.part.as_ref()
+    }
+
+    /// Returns the number of tokens in a chunk.
+    pub fn chunk_size(&self) -> usize {
+        self.options.scoring.n_ctx
     }
 
     /// Returns the number of chunks of the run.

@@ -69,6 +69,8 @@ pub(super) struct LadderUsage {
     /// Type that is recommended.
     #[serde(rename = "type")]
     pub(super) name: String,
+    /// Type that is recommended for Ollama, which loads no file in parts; null if all are in parts.
+    pub(super) ollama: Option<String>,
     /// Form of a prompt.
     #[serde(flatten)]
     pub(super) form: PromptForm,
@@ -164,8 +166,14 @@ impl LadderModel {
             let tag = ImageTask::ALL.map(ImageTask::tag).into_iter().find(is_tag);
             tag.unwrap_or_else(|| rules.card().map(|card| card.task).unwrap_or_default().tag())
         } else {
+            let is_audio = metadata.get("clip.has_audio_encoder").and_then(Value::as_bool) == Some(true);
             let is_encoder = metadata.contains(&format!("{architecture}.pooling_type"));
-            let usual = if is_encoder { "feature-extraction" } else { PIPELINES[0] };
+            let usual = match architecture.as_str() {
+                "clip" if is_audio => "audio-text-to-text",
+                "clip" => "image-text-to-text",
+                _ if is_encoder => "feature-extraction",
+                _ => PIPELINES[0],
+            };
             PIPELINES.into_iter().find(is_tag).unwrap_or(usual)
         };
         let file_name = || source.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -255,17 +263,25 @@ fn memory(file: &LadderFile) -> Result<Vec<ContextMemory>, GgufError> {
 
 /// Returns the recommended file: the smallest that is very good or, if nothing was measured, the one of Q4_K_M, or the
 /// one in the middle.
-pub(super) fn recommended(files: &[LadderEntry]) -> Option<&LadderEntry> {
+pub(super) fn recommended<'f>(files: impl Iterator<Item = &'f LadderEntry>) -> Option<&'f LadderEntry> {
+    let files: Vec<&LadderEntry> = files.collect();
     let word =
         |entry: &LadderEntry| Some(entry.figures.as_ref()?.figures.recommendation.starts_with("recommended"));
     let is_measured = files.iter().any(|entry| entry.mean_kld().is_some());
     let usual = || files.iter().find(|entry| !is_measured && entry.file.name == "Q4_K_M");
     let named = files.iter().find(|entry| word(entry) == Some(true)).or_else(usual);
-    let best = |a: &&LadderEntry, b: &&LadderEntry| {
+    let best = |a: &&&LadderEntry, b: &&&LadderEntry| {
         let kld = |entry: &LadderEntry| entry.mean_kld().unwrap_or(f64::INFINITY);
         kld(a).total_cmp(&kld(b))
     };
-    named.or_else(|| if is_measured { files.iter().min_by(best) } else { files.get(files.len() / 2) })
+    named
+        .or_else(|| if is_measured { files.iter().min_by(best) } else { files.get(files.len() / 2) })
+        .copied()
+}
+
+/// Returns the recommended file of those that Ollama loads: it takes none in parts.
+pub(super) fn for_ollama(files: &[LadderEntry]) -> Option<&LadderEntry> {
+    recommended(files.iter().filter(|entry| entry.file.parts.len() == 1))
 }
 
 /// Returns the text that the figures of some files are of.

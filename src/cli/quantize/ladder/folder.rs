@@ -2,18 +2,19 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use minijinja::value::{Serde, ValueKind};
 use minijinja::{Value as Jinja, context};
 use serde::Serialize;
 
-use crate::cli::Session;
 use crate::cli::quantize::ladder::document::{LadderDocument, LadderEntry};
 use crate::cli::render::json_text;
 use crate::cli::render::markdown::{escape, link};
 use crate::cli::verify::page::environment;
-use crate::core::output::{GuardError, LADDER_PAGE, OutputFile, OutputKind, check_kind};
-use crate::core::text::shell_path;
+use crate::cli::{Session, is_interrupted};
+use crate::core::output::{EditLock, GuardError, LADDER_PAGE, OutputFile, OutputKind, check_kind};
+use crate::core::text::{self, shell_path};
 use crate::job::Guard;
 
 const PAGE: &str = "README.md";
@@ -36,9 +37,51 @@ const MEMORY: [u64; 10] = [2, 4, 6, 8, 12, 16, 24, 32, 48, 80];
 /// Files beside the models.
 pub(super) struct FolderFiles {
     directory: PathBuf,
+    /// True if a Modelfile is asked for, or there from an earlier run: it may name files that this run replaces.
+    pub(super) has_modelfile: bool,
     /// Template of the page, and its name in messages.
     template: String,
     template_name: String,
+}
+
+/// A folder that one run after the other works in: each reads the list that the one before has written.
+pub(super) struct FolderLock {
+    directory: PathBuf,
+    is_new: bool,
+    /// Held until the end.
+    _lock: Option<EditLock>,
+}
+
+impl FolderLock {
+    /// Waits until no other run holds the folder. It is created if it does not exist.
+    pub(super) fn of(directory: &Path, session: &Session) -> anyhow::Result<Self> {
+        let is_new = !directory.exists();
+        fs_err::create_dir_all(directory)?;
+        let mut is_told = false;
+        let mut waiting = |waited: Duration| {
+            if !is_told && waited > Duration::from_secs(1) {
+                let name = directory.display().to_string();
+                session.note(&format!(
+                    "{}: another ladder works in this folder: waiting for it",
+                    text::escape(&name)
+                ));
+                is_told = true;
+            }
+            !is_interrupted()
+        };
+        // Only there can a folder be opened.
+        let lock = cfg!(unix).then(|| EditLock::of(directory, Duration::MAX, &mut waiting)).transpose()?;
+        Ok(Self { directory: directory.to_owned(), is_new, _lock: lock })
+    }
+}
+
+impl Drop for FolderLock {
+    fn drop(&mut self) {
+        if self.is_new {
+            // Only an empty folder is removed.
+            let _ = fs_err::remove_dir(&self.directory);
+        }
+    }
 }
 
 /// Recommended file for a size of memory.
@@ -58,17 +101,22 @@ impl FolderFiles {
     pub(super) fn of(
         directory: &Path,
         template: Option<&Path>,
-        has_modelfile: bool,
+        is_modelfile_wanted: bool,
         guard: &mut Guard<'_>,
     ) -> anyhow::Result<Self> {
         let text = template.map(crate::core::input::read_to_string).transpose()?;
         let name = template.map(|path| path.display().to_string());
+        let path = directory.join(MODELFILE);
+        let is_own = path.metadata().is_ok_and(|found| found.len() > 0)
+            && check_kind(&path, OutputKind::Modelfile).is_ok();
+        let has_modelfile = is_modelfile_wanted || is_own;
         let modelfile = has_modelfile.then_some((MODELFILE, OutputKind::Modelfile));
         for (name, kind) in KINDS.into_iter().chain(modelfile) {
             guard.write("a file of the folder", &directory.join(name), kind)?;
         }
         let this = Self {
             directory: directory.to_owned(),
+            has_modelfile,
             template: text.unwrap_or_else(|| include_str!("page.md").to_owned()),
             template_name: name.unwrap_or_else(|| PAGE.to_owned()),
         };
@@ -76,7 +124,7 @@ impl FolderFiles {
         Ok(this)
     }
 
-    /// Writes all files, or none. A chart of an earlier run is removed if there is none now.
+    /// Writes all files, or none. A chart and a Modelfile of an earlier run are removed if there is none now.
     ///
     /// # Errors
     /// A template that cannot be rendered; outputs that cannot be written, or that somebody else has written since the run
@@ -96,8 +144,7 @@ impl FolderFiles {
             (CHART, chart.map(str::to_owned)),
         ];
         check_names(&self.directory)?;
-        // A Modelfile of an earlier run stays.
-        let files = files.into_iter().chain(modelfile.map(|text| (MODELFILE, Some(text))));
+        let files = files.into_iter().chain(self.has_modelfile.then_some((MODELFILE, modelfile)));
         let files: Vec<_> = files.map(|(name, text)| (self.directory.join(name), text)).collect();
         OutputFile::write_all(&files, !session.common.no_sync)?;
         Ok(())

@@ -129,7 +129,7 @@ pub(super) fn report(
         let files = plural(report.all().count() as u64, "file");
         let made = if is_there { "all of which were there" } else { &made };
         writeln!(out, "\n{files}, {}, {made}, in {}", bytes(n_bytes), duration(report.seconds))?;
-        let best = recommended(&document.files).filter(|_| has_figures);
+        let best = recommended(document.files.iter()).filter(|_| has_figures);
         if let Some(part) = best.and_then(|best: &LadderEntry| best.file.parts.first()) {
             writeln!(out, "recommended: {}", escape(&part.name))?;
         }

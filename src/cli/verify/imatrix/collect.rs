@@ -96,6 +96,7 @@ impl CollectArgs {
         guard.model("the model", model)?;
         guard.write("-o", output, OutputKind::Imatrix)?;
         let opened = OpenedModel::open(model, &session.common)?;
+        opened.must_be_language_model(model)?;
         guard.read_all("the model", opened.inputs())?;
         let inputs: Vec<PathBuf> =
             self.prompts.iter().chain(&self.in_file).cloned().chain(opened.inputs()).collect();
@@ -197,7 +198,9 @@ impl CollectArgs {
     fn before(&self, run: &ImportanceRun<'_>, session: &Session) -> anyhow::Result<ImatrixSums> {
         let files =
             self.in_file.iter().map(|path| StoredImatrix::open(path)).collect::<Result<Vec<_>, _>>()?;
-        let before = merge_imatrices(&files, self.cut.scoring(Span::SecondHalf, RowSelection::Scored).n_ctx)?;
+        let given = self.cut.scoring(Span::SecondHalf, RowSelection::Scored).n_ctx;
+        let chunk_size = if files.is_empty() { run.chunk_size() } else { given };
+        let before = merge_imatrices(&files, chunk_size)?;
         let unknown = run.check(&before, &files)?;
         if let Some(example) = unknown.first() {
             let n = plural(unknown.len() as u64, "entry");

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use crate::cli::render::markdown::link;
 use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
+use crate::cli::verify::overview::distinct_names;
 use crate::cli::verify::recommend::{FileFigures, recommend};
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
@@ -176,6 +177,10 @@ impl PageData {
         let paths = entries.iter().map(|entry| entry.path.as_path());
         let folders = Folders::of(paths.chain(baseline).chain(inputs.iter().map(|(_, path)| path.as_path())));
         let mut files: Vec<FileData> = entries.iter().map(|entry| FileData::new(entry, &folders)).collect();
+        let paths: Vec<&Path> = entries.iter().map(|entry| entry.path.as_path()).collect();
+        for (file, name) in files.iter_mut().zip(distinct_names(&paths)) {
+            file.file = shown(&name);
+        }
         label(&mut files);
         let candidates: Vec<FileFigures> = entries.iter().map(candidate).collect();
         for (file, word) in files.iter_mut().zip(recommend(&candidates)) {
@@ -209,7 +214,7 @@ impl FileData {
         let warnings = report.findings.iter().filter(|finding| finding.severity == Severity::Warning);
         Self {
             label: String::new(),
-            file: shown(&file_name(&entry.path)),
+            file: String::new(),
             link: link(&file_name(&entry.path)),
             answer: public(&report.answer()),
             quality: report.quality().map(Quality::name),

@@ -17,6 +17,7 @@ use crate::language::names::{Pattern, Placeholder, SUFFIXES, Stars};
 use crate::language::ops::{OpKind, OpSpec, Param};
 use crate::mapping::matching::kind_of_pattern;
 use crate::read::base;
+use crate::read::fusion::Fusion;
 use crate::read::schema::{Card, CardKind, EntryTarget, EntryType, Join, TensorEntry};
 use gguf_core::WeightMeta;
 
@@ -116,6 +117,18 @@ pub(super) fn with_all_layouts(card: &Card, weights: &[WeightMeta]) -> (Card, Ex
         card.entries.push(entry);
     }
     (card, facts)
+}
+
+/// Returns true if the card knows gate and up of experts as one tensor of the file alone.
+pub(super) fn are_joined(card: &Card) -> bool {
+    let (parts, joined) = Fusion::GateUpExps.names();
+    let has = |word: &str| {
+        let yields = |entry: &TensorEntry| {
+            entry.targets.iter().any(|to| bare(to.name.text()).strip_prefix("blk.{bid}.") == Some(word))
+        };
+        card.entries.iter().any(yields)
+    };
+    has(joined) && !parts.iter().any(|part| has(part))
 }
 
 pub(super) fn is_of_experts(name: &str) -> bool {

@@ -84,15 +84,16 @@ impl CarriedCheck<'_, '_> {
         Ok(all)
     }
 
-    /// Returns true if the runtime gives any layer a window.
+    /// Returns true if the runtime gives any layer a window that is shorter than the context.
     pub(super) fn has_window(&self) -> bool {
         let Some(graph) = &self.card.graph else { return true };
         match graph.window.kind {
             WindowKind::None => false,
             WindowKind::Chunked => true,
             WindowKind::Sliding | WindowKind::Symmetric => {
-                graph.window.size.is_some()
-                    || self.count("attention.sliding_window").is_some_and(|size| size > 0)
+                let context = self.count("context_length").unwrap_or(u64::MAX);
+                let size = self.count("attention.sliding_window");
+                size.or(graph.window.size.map(u64::from)).is_some_and(|size| size > 0 && size < context)
             }
         }
     }

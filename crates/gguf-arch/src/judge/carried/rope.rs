@@ -233,7 +233,7 @@ impl CarriedCheck<'_, '_> {
         // Runtimes round the ends of the ramp by default.
         let is_usual = member == "truncate" && value == true;
         let is_stated = member == "partial_rotary_factor" && self.is_stated_part(&value);
-        if value.is_null() || is_usual || is_stated || same(&value, absent) {
+        if value.is_null() || is_usual || is_stated || self.is_outranked(member) || same(&value, absent) {
             return;
         }
         let other = if absent.is_null() { other_than(&value) } else { absent.clone() };
@@ -241,6 +241,11 @@ impl CarriedCheck<'_, '_> {
         let effect = self.effect(&changed);
         let assumed = Some(absent.clone()).filter(|absent| !absent.is_null());
         self.lose(place, value, assumed, effect);
+    }
+
+    /// Returns true for the base of a model with bases by layer.
+    fn is_outranked(&self, member: &str) -> bool {
+        member == "rope_theta" && self.given("layer_rope_theta").is_some_and(|bases| !bases.is_null())
     }
 
     /// Checks the two numbers of YaRN's magnitude, which act together.
@@ -302,7 +307,7 @@ impl CarriedCheck<'_, '_> {
             return;
         };
         let Some(value) = self.given(name).cloned() else { return };
-        if member == "partial_rotary_factor" && self.is_stated_part(&value) {
+        if self.is_outranked(member) || member == "partial_rotary_factor" && self.is_stated_part(&value) {
             return;
         }
         let absent = self.default_member(None, member);

@@ -173,6 +173,71 @@ fn a_gguf_adapter_has_the_matrices_turned_and_the_strength() {
 }
 
 #[test]
+fn single_experts_are_merged_into_stacks_and_into_the_one_matrix_of_dbrx() {
+    const STACK: &str = "model.layers.0.mlp.experts.up_proj";
+    const W1: &str = "transformer.blocks.0.ffn.experts.mlp.w1";
+    const W2: &str = "transformer.blocks.0.ffn.experts.mlp.w2";
+    let dbrx = "transformer.blocks.0.ffn.experts";
+    // Each expert is 6 by 8; two of three have matrices. W2 has each expert transposed.
+    for (whole, dims, module, word, is_turned) in [
+        (STACK, &[3u64, 6, 8][..], "model.layers.0.mlp.experts", "up_proj", false),
+        (W1, &[18, 8], dbrx, "w1", false),
+        (W2, &[24, 6], dbrx, "w2", true),
+    ] {
+        let name = |e: usize, half: &str| -> &'static str { format!("{module}.{e}.{word}.{half}").leak() };
+        let adapter: Vec<(&'static str, &[u64])> = [0, 2]
+            .iter()
+            .flat_map(|&e| [(name(e, "lora_a"), &[8u64, 2][..]), (name(e, "lora_b"), &[2, 6])])
+            .collect();
+        let pair = Pair::new(&[(whole, dims)], &adapter, &llama(), &settings("lora"));
+        let (w, found) = (values(&pair.base, whole), read(&pair.merged().unwrap(), whole));
+        for at in 0..w.len() {
+            let width = if is_turned { 6 } else { 8 };
+            let (e, row, col) = (at / 48, at % 48 / width, at % width);
+            let (row, col) = if is_turned { (col, row) } else { (row, col) };
+            let product: f64 = if e == 1 {
+                0.0
+            } else {
+                let [a, b] = ["lora_a", "lora_b"].map(|half| values(&pair.adapter, name(e, half)));
+                (0..2).map(|r| a[col * 2 + r] * b[r * 6 + row]).sum()
+            };
+            assert_eq!(found[at], (w[at] + SCALE * product) as f32, "{whole} {at}");
+        }
+    }
+}
+
+#[test]
+fn an_embedding_by_any_name_is_known_by_the_tensor_that_it_becomes() {
+    const A: &str = "transformer.token_embeddings.lora_a";
+    const B: &str = "transformer.token_embeddings.lora_b";
+    let model = gguf_testkit::files::json(gguf_testkit::fixture("cards").join("openelm/openelm.json"));
+    let base: &[(&str, &[u64])] = &[("transformer.token_embeddings.weight", &[192, 64])];
+    let adapter: &[(&str, &[u64])] = &[(A, &[192, 2]), (B, &[2, 64])];
+    let pair = Pair::new(base, adapter, &model["config"], &settings("lora"));
+    let options = AdapterOptions { base: Some(pair.dir.path().join("base")), ..AdapterOptions::default() };
+    let own = ConvertOptions { file_type: Some(OutType::F32), ..ConvertOptions::default() };
+    let made = AdapterConversion::plan(&pair.dir.path().join("adapter"), &options, &own).unwrap();
+    let found = |at: usize| (made.tensors()[at].name.clone(), f32_values(&tensor_bytes(&made, at)));
+    let (a, b) = (values(&pair.adapter, A), values(&pair.adapter, B));
+    let a = a.into_iter().map(|value| value as f32).collect();
+    let b = (0..128).map(|at| b[at % 2 * 64 + at / 2] as f32).collect();
+    assert_eq!(found(0), ("token_embd.weight.lora_a".to_owned(), a));
+    assert_eq!(found(1), ("token_embd.weight.lora_b".to_owned(), b));
+}
+
+#[test]
+fn matrices_of_older_versions_of_mlx_vlm_are_merged() {
+    const A: &str = "language_model.model.layers.0.self_attn.v_proj.A";
+    const B: &str = "language_model.model.layers.0.self_attn.v_proj.B";
+    let settings = json!({"rank": 2, "alpha": SCALE, "dropout": 0.0});
+    let pair = Pair::new(&[(V, &[4, 8])], &[(A, &[8, 2]), (B, &[2, 4])], &llama(), &settings);
+    let files = ["adapter_model.safetensors", "adapters.safetensors"];
+    let [from, to] = files.map(|name| pair.dir.path().join("adapter").join(name));
+    fs_err::rename(from, to).unwrap();
+    assert_eq!(read(&pair.merged().unwrap(), V), sum(&pair, V, [A, B], [4, 8, 2], false));
+}
+
+#[test]
 fn whole_weights_take_the_place_of_the_base_s_unless_their_norms_are_others() {
     let base: &[(&str, &[u64])] = &[(NORM, &[8]), (Q, &[8, 8])];
     let pair = Pair::new(base, base, &llama(), &json!({"fine_tune_type": "full"}));

@@ -1,0 +1,166 @@
+//! Conditions on the keys of a file without which llama.cpp stops, by architecture. The rows are in `loader.toml`.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use indexmap::IndexMap;
+use serde::Deserialize;
+
+use crate::language::eval::Scope;
+use crate::language::expr::Expr;
+use crate::language::names::Captures;
+use gguf_format::{Array, Metadata, Value};
+
+const TEXT: &str = include_str!("loader.toml");
+/// Key of the layers with windows.
+const PATTERN: &str = "attention.sliding_window_pattern";
+/// Key of the size of the windows.
+const SIZE: &str = "attention.sliding_window";
+/// Architectures whose graphs without this size are those of layers without windows.
+const MAY_LACK_WINDOWS: &str = "gemma3 laguna mellum olmo2 plamo3";
+/// Architectures in whose graphs a window, which they require, is nothing but a mask. Files of gpt-oss keep
+/// the keys that llama.cpp writes, with a warning.
+const MASKED_ONLY: &str = "gemma2 granite_swa";
+
+/// The text of the table.
+#[derive(Deserialize)]
+struct Table {
+    conditions: Vec<(String, String, String)>,
+    #[serde(rename = "let")]
+    lets: BTreeMap<String, String>,
+}
+
+/// Row of the table: architectures, condition, and what is told of a file that does not meet it.
+struct Condition {
+    archs: String,
+    holds: Expr,
+    rule: String,
+}
+
+#[derive(Default)]
+struct Conditions {
+    lets: IndexMap<String, Expr>,
+    rows: Vec<Condition>,
+}
+
+// A test covers that the table parses.
+static CONDITIONS: LazyLock<Conditions> = LazyLock::new(|| read().unwrap_or_default());
+
+fn read() -> Option<Conditions> {
+    let table: Table = toml::from_str(TEXT).ok()?;
+    let lets = table.lets.into_iter().map(|(name, text)| Some((name, Expr::parse(&text).ok()?)));
+    let rows = table.conditions.into_iter().map(|(archs, holds, rule)| {
+        let holds = Expr::parse(&holds).ok()?;
+        Some(Condition { archs, holds, rule })
+    });
+    Some(Conditions { lets: lets.collect::<Option<_>>()?, rows: rows.collect::<Option<_>>()? })
+}
+
+fn has(archs: &str, arch: &str) -> bool {
+    archs.split(' ').any(|own| own == arch)
+}
+
+/// Returns the rules that the keys of a file break.
+pub(super) fn broken(arch: &str, metadata: &Metadata) -> Vec<&'static str> {
+    let scope = Scope { lets: Some(&CONDITIONS.lets), gguf: Some((arch, metadata)), ..Scope::default() };
+    let own = CONDITIONS.rows.iter().filter(|row| has(&row.archs, arch));
+    // What cannot be computed lacks a key, or has another form.
+    let broken = own.filter(|row| scope.holds(Some(&row.holds), Captures::default()) == Ok(false));
+    broken.map(|row| row.rule.as_str()).collect()
+}
+
+/// Writes layers without any window such that llama.cpp, which stops where a window's size comes without a layer that has
+/// one, computes them: without the size, or with a window as long as the context.
+pub(crate) fn without_windows(arch: &str, metadata: &mut Metadata) {
+    let [pattern, size, context] = [PATTERN, SIZE, "context_length"].map(|key| format!("{arch}.{key}"));
+    let Some(layers) = metadata.get(&pattern).and_then(Value::as_array) else { return };
+    let is_windowed =
+        |value: Value| value.as_bool().unwrap_or(false) || value.as_u64().is_some_and(|n| n > 0);
+    let n_layers = layers.len();
+    if (0..n_layers).any(|layer| layers.get(layer).is_some_and(is_windowed)) {
+        return;
+    }
+    if has(MAY_LACK_WINDOWS, arch) {
+        metadata.remove(&pattern);
+        metadata.remove(&size);
+    } else if let Some(context) = metadata.get(&context).filter(|_| has(MASKED_ONLY, arch)).cloned() {
+        metadata.set(size, context);
+        metadata.set(pattern, Value::Array(Array::Bool(vec![true; n_layers])));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry;
+    use serde_json::Value as Json;
+
+    /// Keys of a file that meets all rows of its architecture, and what each row says of other values.
+    const CASES: &str = include_str!("conditions.tsv");
+
+    fn value(json: &Json) -> Value {
+        let list = |items: &[Json]| match items.first() {
+            Some(Json::Bool(_)) => Array::Bool(items.iter().map(|item| item == true).collect()),
+            _ => Array::U32(items.iter().map(|item| item.as_u64().unwrap() as u32).collect()),
+        };
+        match json {
+            Json::Array(items) => Value::Array(list(items)),
+            Json::Bool(bool) => Value::Bool(*bool),
+            number => Value::U32(number.as_u64().unwrap() as u32),
+        }
+    }
+
+    fn keys(arch: &str, texts: &[&str]) -> Metadata {
+        let mut metadata = Metadata::new();
+        for text in texts {
+            let json: serde_json::Map<String, Json> = serde_json::from_str(text).unwrap();
+            for (key, json) in json {
+                metadata.set(format!("{arch}.{key}"), value(&json));
+            }
+        }
+        metadata
+    }
+
+    #[test]
+    fn every_row_is_told() {
+        let n_rows = CONDITIONS.rows.len();
+        assert!(n_rows > 0, "the table does not parse");
+        let mut told = Vec::new();
+        for line in CASES.lines().skip(1) {
+            let [arch, right, wrong, rule] = line.split('\t').collect::<Vec<_>>()[..] else {
+                panic!("{line}")
+            };
+            assert_eq!(broken(arch, &keys(arch, &[right])), [""; 0], "{line}");
+            let found = broken(arch, &keys(arch, &[right, wrong]));
+            assert!(found.len() == 1 && found[0].contains(rule), "{line}: {found:?}");
+            assert_eq!(broken("llama2", &keys("llama2", &[right, wrong])), [""; 0]);
+            told.push(CONDITIONS.rows.iter().position(|row| has(&row.archs, arch) && row.rule == found[0]));
+        }
+        for (at, row) in CONDITIONS.rows.iter().enumerate() {
+            assert!(told.contains(&Some(at)), "no case of {}: {}", row.archs, row.rule);
+            for arch in row.archs.split(' ') {
+                assert!(registry::is_embedded(arch), "{arch}");
+            }
+        }
+    }
+
+    #[test]
+    fn layers_without_windows_are_written_as_llama_cpp_computes_them() {
+        let of = |arch: &str, pattern: &str| {
+            let text = format!(r#"{{"context_length": 512, "{SIZE}": 8, "{PATTERN}": {pattern}}}"#);
+            let mut metadata = keys(arch, &[&text]);
+            without_windows(arch, &mut metadata);
+            let get = |key: &str| metadata.get(&format!("{arch}.{key}")).cloned();
+            (get(SIZE), get(PATTERN))
+        };
+        let [none, some] = ["[false, false]", "[false, true]"];
+        let whole = |list: [bool; 2]| Some(Value::Array(Array::Bool(list.to_vec())));
+        assert_eq!(of("gemma3", none), (None, None));
+        assert_eq!(of("gemma3", some), (Some(Value::U32(8)), whole([false, true])));
+        assert_eq!(of("granite_swa", none), (Some(Value::U32(512)), whole([true, true])));
+        assert_eq!(of("granite_swa", some), (Some(Value::U32(8)), whole([false, true])));
+        // Here the layers with windows rotate, too.
+        assert_eq!(of("cohere2", none), (Some(Value::U32(8)), whole([false, false])));
+        assert_eq!(of("gemma3", "6"), (Some(Value::U32(8)), Some(Value::U32(6))));
+    }
+}
