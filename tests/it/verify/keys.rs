@@ -158,7 +158,7 @@ fn keys_that_converters_write_pass(corpus: &Goldens) {
 
 #[test]
 fn keys_of_every_card_pass() {
-    let mut n_cases = 0;
+    let (mut n_cases, mut wrong) = (0, Vec::new());
     for folder in fs_err::read_dir(fixture("cards")).unwrap() {
         for file in fs_err::read_dir(folder.unwrap().path()).unwrap() {
             let json = files::json(file.as_ref().unwrap().path());
@@ -168,10 +168,10 @@ fn keys_of_every_card_pass() {
                 }
                 let metadata = keys(&expect["kv"]);
                 let found = messages(&metadata);
-                // Artificial models without experts, or with contradicting numbers of them, which llama.cpp does not
-                // load.
+                // Artificial models without experts, with contradicting numbers of them, or with heads that rotate in
+                // part, which llama.cpp does not load or run.
                 let is_made_up = |message: &str| {
-                    [".expert_used_count` is ", ".expert_count` is 0"]
+                    [".expert_used_count` is ", ".expert_count` is 0", "runs no file of `exaone` "]
                         .iter()
                         .any(|what| message.contains(what))
                 };
@@ -180,10 +180,12 @@ fn keys_of_every_card_pass() {
                     ["required-keys: ", "towers: "].iter().any(|head| message.starts_with(head))
                 };
                 let others = found.iter().filter(|message| !is_left_out(message) && !is_made_up(message));
-                assert_eq!(others.count(), 0, "{}: {found:?}", file.as_ref().unwrap().path().display());
+                let at = file.as_ref().unwrap().path();
+                wrong.extend(others.map(|message| format!("{}: {message}", at.display())));
                 n_cases += 1;
             }
         }
     }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(n_cases > 100, "{n_cases}");
 }
