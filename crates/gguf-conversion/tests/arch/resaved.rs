@@ -19,6 +19,7 @@ const OTHER_MODELS: &[(&str, &str)] = &[
     ("gemma-embedding/gemma3_text_model.json", "odd windows become even"),
     ("glm5-next/mtp_tied.json", "without `swiglu_limit`, whose default is another one"),
     ("glm5-next/no_mtp.json", "without `swiglu_limit`, whose default is another one"),
+    ("granite_swa/experts_older_names.json", "`layer_rope_theta` is read, and no `no_rope_layers`"),
     ("hy_v3/further_block.json", "without `router_scaling_factor`, whose default is another one"),
     ("hy_v3/no_further_block.json", "without `router_scaling_factor`, whose default is another one"),
     (

@@ -44,7 +44,7 @@ const UNROTATED: &[&str] = &[
     "t5encoder",
     "wavtokenizer-dec",
 ];
-const OWN_BASE: &[&str] = &["codeshell", "dbrx", "lfm2", "neo-bert", "openelm"];
+const OWN_BASE: &[&str] = &["codeshell", "dbrx", "granite_swa", "lfm2", "neo-bert", "openelm"];
 /// Architectures that scale the scores, too, so that the factor of the angles is another one.
 const SCALED_SCORES: &[&str] = &["deepseek2", "deepseek32", "glm-dsa", "mistral4"];
 /// Cases whose configuration is elsewhere, or has another form than the change.
