@@ -273,10 +273,12 @@ impl CarriedCheck<'_, '_> {
         let is_full = |layers: Json| {
             layers.as_array().is_some_and(|layers| layers.iter().all(|layer| layer == "full_attention"))
         };
-        if ["layer_types", "sliding_window"].contains(&name)
-            && !self.has_window()
-            && self.effective("layer_types").is_some_and(is_full)
-        {
+        let layers = match name {
+            "layer_types" => Some(value.clone()),
+            "sliding_window" => self.effective("layer_types"),
+            _ => None,
+        };
+        if layers.is_some_and(is_full) && !self.has_window() {
             return false;
         }
         effects::acts(name, value, &|name| self.effective(name))
