@@ -1,7 +1,7 @@
 //! Judgement of a checkpoint and its plan: values that a file loses, tensors that it needs, cards that are similar.
 
 pub(crate) mod carried;
-pub(crate) mod conditions;
+mod conditions;
 pub(crate) mod config_values;
 pub(crate) mod facts;
 pub(crate) mod kinds;

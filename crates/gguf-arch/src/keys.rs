@@ -6,3 +6,4 @@ pub(crate) mod resaved;
 pub(crate) mod runtime_keys;
 pub(crate) mod shapes;
 pub(crate) mod target;
+mod windows;

@@ -62,6 +62,9 @@ impl Hint for ArchError {
                 let hint = |row: &(String, Option<String>)| Some(format!("`{}` is a name of {}", escape(&row.0), of_other_program(row)?));
                 names.iter().find_map(hint).into_iter().collect()
             }
+            Self::NoBias { .. } => {
+                vec!["no configuration of this class has it: use the checkpoint that the file was made of".to_owned()]
+            }
             Self::Leftover { within: Some(pair), .. } => vec![format!(
                 "`{}` is a part of the linear layer of `{}`, which without it computes something else: convert the model as it was \
                  before a program added it, in its original float weights",
@@ -163,8 +166,7 @@ impl Hint for ArchError {
             | Self::Option { .. }
             | Self::NoHeads
             | Self::OnlyHeads
-            | Self::NoInverse { .. }
-            | Self::NoBias { .. } => Vec::new(),
+            | Self::NoInverse { .. } => Vec::new(),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Conditions on the keys of a file without which llama.cpp stops, by architecture. The rows are in `loader.toml`.
+//! Conditions on the keys of a file without which llama.cpp stops, by architecture. The rows are in `conditions.toml`.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -9,18 +9,9 @@ use serde::Deserialize;
 use crate::language::eval::Scope;
 use crate::language::expr::Expr;
 use crate::language::names::Captures;
-use gguf_format::{Array, Metadata, Value};
+use gguf_format::Metadata;
 
-const TEXT: &str = include_str!("loader.toml");
-/// Key of the layers with windows.
-const PATTERN: &str = "attention.sliding_window_pattern";
-/// Key of the size of the windows.
-const SIZE: &str = "attention.sliding_window";
-/// Architectures whose graphs without this size are those of layers without windows.
-const MAY_LACK_WINDOWS: &str = "gemma3 laguna mellum olmo2 plamo3";
-/// Architectures in whose graphs a window, which they require, is nothing but a mask. Files of gpt-oss keep
-/// the keys that llama.cpp writes, with a warning.
-const MASKED_ONLY: &str = "gemma2 granite_swa";
+const TEXT: &str = include_str!("conditions.toml");
 
 /// The text of the table.
 #[derive(Deserialize)]
@@ -69,30 +60,11 @@ pub(super) fn broken(arch: &str, metadata: &Metadata) -> Vec<&'static str> {
     broken.map(|row| row.rule.as_str()).collect()
 }
 
-/// Writes layers without any window such that llama.cpp, which stops where a window's size comes without a layer that has
-/// one, computes them: without the size, or with a window as long as the context.
-pub(crate) fn without_windows(arch: &str, metadata: &mut Metadata) {
-    let [pattern, size, context] = [PATTERN, SIZE, "context_length"].map(|key| format!("{arch}.{key}"));
-    let Some(layers) = metadata.get(&pattern).and_then(Value::as_array) else { return };
-    let is_windowed =
-        |value: Value| value.as_bool().unwrap_or(false) || value.as_u64().is_some_and(|n| n > 0);
-    let n_layers = layers.len();
-    if (0..n_layers).any(|layer| layers.get(layer).is_some_and(is_windowed)) {
-        return;
-    }
-    if has(MAY_LACK_WINDOWS, arch) {
-        metadata.remove(&pattern);
-        metadata.remove(&size);
-    } else if let Some(context) = metadata.get(&context).filter(|_| has(MASKED_ONLY, arch)).cloned() {
-        metadata.set(size, context);
-        metadata.set(pattern, Value::Array(Array::Bool(vec![true; n_layers])));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::registry;
+    use gguf_format::{Array, Value};
     use serde_json::Value as Json;
 
     /// Keys of a file that meets all rows of its architecture, and what each row says of other values.
@@ -142,25 +114,5 @@ mod tests {
                 assert!(registry::is_embedded(arch), "{arch}");
             }
         }
-    }
-
-    #[test]
-    fn layers_without_windows_are_written_as_llama_cpp_computes_them() {
-        let of = |arch: &str, pattern: &str| {
-            let text = format!(r#"{{"context_length": 512, "{SIZE}": 8, "{PATTERN}": {pattern}}}"#);
-            let mut metadata = keys(arch, &[&text]);
-            without_windows(arch, &mut metadata);
-            let get = |key: &str| metadata.get(&format!("{arch}.{key}")).cloned();
-            (get(SIZE), get(PATTERN))
-        };
-        let [none, some] = ["[false, false]", "[false, true]"];
-        let whole = |list: [bool; 2]| Some(Value::Array(Array::Bool(list.to_vec())));
-        assert_eq!(of("gemma3", none), (None, None));
-        assert_eq!(of("gemma3", some), (Some(Value::U32(8)), whole([false, true])));
-        assert_eq!(of("granite_swa", none), (Some(Value::U32(512)), whole([true, true])));
-        assert_eq!(of("granite_swa", some), (Some(Value::U32(8)), whole([false, true])));
-        // Here the layers with windows rotate, too.
-        assert_eq!(of("cohere2", none), (Some(Value::U32(8)), whole([false, false])));
-        assert_eq!(of("gemma3", "6"), (Some(Value::U32(8)), Some(Value::U32(6))));
     }
 }

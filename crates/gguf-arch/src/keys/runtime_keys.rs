@@ -11,8 +11,8 @@ use serde_json::{Map, Value as Json};
 
 use crate::error::ArchError;
 use crate::graph::{GraphFeatures, Magnitudes, Positions, WindowKind, WindowPattern, log_magnitude};
-use crate::judge::conditions;
 use crate::keys::shapes::MAX_BLOCKS;
+use crate::keys::windows;
 use crate::language::eval::{Root, Scope};
 use crate::read::schema::{Card, CardKind};
 
@@ -50,7 +50,7 @@ pub(crate) fn add(card: &Card, scope: &Scope<'_>, early: &Metadata, metadata: &m
         }
     }
     window_layers(&scope.config, graph, &mut keys);
-    conditions::without_windows(&card.gguf, metadata);
+    windows::settle_absent(&card.gguf, metadata);
     Ok(())
 }
 
