@@ -236,11 +236,6 @@ pub trait Tool: clap::Parser {
     fn after_interrupt(&self) -> Option<String> {
         None
     }
-
-    /// Returns the command whose options hints may name; without one, they may name any.
-    fn hinted(&self) -> Option<clap::Command> {
-        None
-    }
 }
 
 /// Environment of a running program.
@@ -340,8 +335,8 @@ pub fn run<T: Tool>() -> ExitCode {
         return Exit::Done.into();
     }
     let offer = || forms::offer(&T::command(), &command_first(std::env::args_os().collect()));
-    let tool = match parse::<T>() {
-        Ok(tool) => tool,
+    let (tool, name) = match parse::<T>() {
+        Ok(parsed) => parsed,
         Err(error) => return failure::refuse(&error, offer).into(),
     };
     let common = tool.common().clone();
@@ -371,11 +366,10 @@ pub fn run<T: Tool>() -> ExitCode {
         Ok(Err(error)) => Failure::of(&error),
         Err(_) => Some(Failure::defect()),
     };
-    let failure = failure.map(|failure| match tool.hinted() {
-        Some(command) => failure.with_hints_for(&command, &convert::hf2gguf()),
-        None => failure,
+    let failure = failure.map(|failure| {
+        let failure = failure.with_hints_for(&called::<T>(name.as_deref()), &others::<T>());
+        failure.with_rest(|| tool.after_interrupt()).with_offer(offer)
     });
-    let failure = failure.map(|failure| failure.with_rest(|| tool.after_interrupt()).with_offer(offer));
     failure.map_or(Exit::Done, |failure| failure.tell(session.common.json)).into()
 }
 
@@ -389,12 +383,31 @@ fn resources(seconds: f64, level: SimdLevel) -> String {
     format!("{}{memory}, {threads}, vector instructions: {}", render::duration(seconds), level)
 }
 
-/// Parses the arguments of the process.
-fn parse<T: Tool>() -> Result<T, clap::Error> {
+/// Returns the command with this name, or the program without one; with the common options.
+fn called<T: Tool>(name: Option<&str>) -> clap::Command {
+    let all = T::command();
+    let Some(own) = name.and_then(|name| all.find_subcommand(name)) else { return all };
+    own.clone().args(all.get_arguments().filter(|arg| arg.is_global_set()).cloned())
+}
+
+/// Returns the commands that hints may be about, each with its words: those of this program, then those that make files.
+fn others<T: Tool>() -> Vec<(String, clap::Command)> {
+    let program = T::command();
+    let own =
+        |command: &clap::Command| (format!("{} {}", program.get_name(), command.get_name()), command.clone());
+    let commands: Vec<_> = program.get_subcommands().map(own).collect();
+    let makers = [("gguf-convert", convert::hf2gguf()), ("gguf-quantize", quantize::command())];
+    let makers = makers.map(|(words, command)| (words.to_owned(), command));
+    [(program.get_name().to_owned(), program.clone())].into_iter().chain(commands).chain(makers).collect()
+}
+
+/// Parses the arguments of the process: the program, and the name of its command.
+fn parse<T: Tool>() -> Result<(T, Option<String>), clap::Error> {
     let arguments = T::arguments(command_first(std::env::args_os().collect()));
     let mut command = help::with_pages(T::command(), arguments.iter().any(|word| word == "-h"));
     let matches = command.try_get_matches_from_mut(arguments)?;
-    T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
+    let tool = T::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
+    Ok((tool, matches.subcommand_name().map(str::to_owned)))
 }
 
 /// Moves common options that stand in front of everything else to the end: `--json ladder m.gguf` is `ladder m.gguf --json`.

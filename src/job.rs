@@ -55,6 +55,8 @@ pub use calibration::{
     Calibration, CalibrationPlan, CalibrationReport, HeldOutFacts, KindFacts, OwnText, TextFacts,
 };
 pub use default_name::NameTaken;
+#[cfg(feature = "cli")]
+pub(crate) use default_name::is_digest;
 pub(crate) use error::Result;
 pub use error::{Contradiction, JobError};
 pub use events::Events;

@@ -40,7 +40,7 @@ pub(crate) fn command() -> clap::Command {
 
 /// Returns the parser of `hf2gguf`, which makes the files that other programs read.
 pub(super) fn hf2gguf() -> clap::Command {
-    <Hf2gguf as clap::Args>::augment_args(clap::Command::new("hf2gguf"))
+    <Hf2gguf as clap::Args>::augment_args(clap::Command::new("gguf-convert"))
 }
 
 /// Turn checkpoints into GGUF files, and back

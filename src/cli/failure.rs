@@ -74,20 +74,24 @@ impl Failure {
         Self { hints: self.hints.into_iter().chain(offer).collect(), ..self }
     }
 
-    /// Leaves out hints at options that a command does not have. If no other is left, those at options of gguf-convert
-    /// stay, since its file is an input of the command. What is quoted with its program is another command.
-    pub(super) fn with_hints_for(mut self, command: &clap::Command, convert: &clap::Command) -> Self {
+    /// Names the command with options that this one does not have and one of the others has, each with its words. What none
+    /// has, or is quoted with its program, is of another program.
+    pub(super) fn with_hints_for(
+        mut self,
+        command: &clap::Command,
+        others: &[(String, clap::Command)],
+    ) -> Self {
         let is_of = |command: &clap::Command, hint: &str| {
             let options = hint.split('`').skip(1).step_by(2).filter_map(|code| code.strip_prefix("--"));
             options
                 .map(|code| code.split([' ', '=']).next().unwrap_or(code))
                 .all(|option| has(command, option))
         };
-        let (own, others): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.hints).into_iter().partition(|hint| is_of(command, hint));
-        let of_convert = others.into_iter().filter(|hint| own.is_empty() && is_of(convert, hint));
-        let of_convert: Vec<_> = of_convert.map(|hint| hint.replace("`--", "`gguf-convert --")).collect();
-        self.hints = own.into_iter().chain(of_convert).collect();
+        for hint in self.hints.iter_mut().filter(|hint| !is_of(command, hint)) {
+            if let Some((words, _)) = others.iter().find(|(_, other)| is_of(other, hint)) {
+                *hint = hint.replace("`--", &format!("`{words} --")).replace("` of gguf-convert", "`");
+            }
+        }
         self
     }
 
@@ -201,12 +205,14 @@ fn has(command: &clap::Command, option: &str) -> bool {
         let aliases = arg.get_all_aliases().unwrap_or_default();
         arg.get_long().into_iter().chain(aliases).any(|name| name == option)
     };
-    command.get_arguments().any(names)
+    // clap adds these two when it parses.
+    ["help", "version"].contains(&option) || command.get_arguments().any(names)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::{convert, quantize};
     use clap::Parser;
 
     #[derive(Debug, clap::Parser)]
@@ -259,16 +265,20 @@ mod tests {
             "`--no-tokenizer` leaves it out",
             "`gguf-convert --type f16` is another",
             "none",
+            "`--keep-split` has it",
+            "`--help` tells all",
+            "`--other` is another program's",
         ];
-        let failure = Failure { hints: hints.map(str::to_owned).to_vec(), ..Failure::defect() };
         let command = <NumberProbe as clap::CommandFactory>::command();
-        let convert = crate::cli::convert::hf2gguf();
-        let left = failure.with_hints_for(&command, &convert).hints;
-        assert_eq!(left, [hints[0], hints[2], hints[3]]);
-        let only = |hint: &str| Failure { hints: vec![hint.to_owned()], ..Failure::defect() };
-        let left = |hint: &str| only(hint).with_hints_for(&command, &convert).hints;
-        assert_eq!(left("`--drop REGEX` leaves it out"), ["`gguf-convert --drop REGEX` leaves it out"]);
-        assert_eq!(left("`--other` is nowhere"), [""; 0]);
+        let others = [("gguf-convert", convert::hf2gguf()), ("gguf-quantize", quantize::command())];
+        let others = others.map(|(words, command)| (words.to_owned(), command));
+        let failure = Failure { hints: hints.map(str::to_owned).to_vec(), ..Failure::defect() };
+        let left = failure.with_hints_for(&command, &others).hints;
+        let named = "`gguf-convert --no-tokenizer` leaves it out";
+        assert_eq!(
+            left,
+            [hints[0], named, hints[2], hints[3], "`gguf-quantize --keep-split` has it", hints[5], hints[6]]
+        );
     }
 
     #[test]

@@ -28,7 +28,7 @@ const FORMS: [(&str, &str); 19] = [
     (r"^(gguf-convert merge-lora.*) --(?:lora|adapter)[ =](\S+)(.*) --base[ =](\S+)(.*)$", "$1 $4 $2$3$5"),
     (r"^(gguf-convert merge-lora.*) --(?:lora|adapter)[ =](\S+)(.*)$", "$1 $2$3"),
     (r"^(.* --tensor-type)[ =]([^ ,]+=[^ ,=]+),(.*)$", "$1 $2 --tensor-type $3"),
-    (r"(?i)[ =](Q[2-6]_K_X?L)\b", ":`gguf-quantize ladder IN -o DIR --types $1` writes it"),
+    (r"(?i)[ =](Q[2456]_K_L|Q3_K_XL)\b", ":`gguf-quantize ladder IN -o DIR --types $1` writes it"),
     (
         r"(?i)[ =,](Q4_0_[48]_[48]|IQ4_NL_[48]_[48])\b",
         ":llama.cpp makes $1 by itself when it loads Q4_0 or IQ4_NL: write `q4_0` or `iq4_nl`",
@@ -52,7 +52,7 @@ const FORMS: [(&str, &str); 19] = [
         ":llama.cpp has no $1: of 4 bits it has `q4_k_m` and `iq4_xs`",
     ),
     (
-        r"(?i)[ =,](UD-\S+|Q8_K_XL|IQ\d_\w+_XL)",
+        r"(?i)[ =,](UD-\S+|I?Q\d_\w+_XL)",
         ":$1 is a choice of types that Unsloth makes for each model: `--like FILE` takes it from a file of theirs",
     ),
 ];
@@ -149,6 +149,7 @@ fn other_command(program: &Command, words: &[&str]) -> Option<String> {
 mod tests {
     use super::*;
     use crate::cli::{convert, inspect, quantize, verify};
+    use crate::job::ladder::Rung;
 
     fn offered(line: &str) -> Option<String> {
         let programs = [convert::command(), quantize::command(), verify::command(), inspect::command()];
@@ -195,6 +196,7 @@ mod tests {
         for (line, advice) in [
             ("gguf-quantize a b --type q3_k_xl --bogus", "--types q3_k_xl`"),
             ("gguf-quantize a b UD-Q4_K_XL", "`--like FILE`"),
+            ("gguf-quantize a b Q4_K_XL", "`--like FILE`"),
             ("gguf-quantize a b Q4_K_L", "--types Q4_K_L`"),
             ("gguf-quantize a b --type Q4_0_4_8", "write `q4_0`"),
             ("gguf-quantize a b IQ4_KSS 4", "ik_llama.cpp"),
@@ -211,6 +213,11 @@ mod tests {
             ("gguf-verify m.gguf -f -", "standard input"),
         ] {
             assert!(offered(line).is_some_and(|text| text.contains(advice)), "{line}");
+        }
+        for name in (2..=8).flat_map(|bits| [format!("Q{bits}_K_L"), format!("Q{bits}_K_XL")]) {
+            let told = offered(&format!("gguf-quantize a b {name}"));
+            let is_rung = name.parse::<Rung>().is_ok() && FileType::parse(&name).is_none();
+            assert_eq!(told.is_some_and(|text| text.contains("ladder")), is_rung, "{name}");
         }
         for line in [
             "gguf-quantize a b --target-kld 0.1 --types q4_0,q8_0",

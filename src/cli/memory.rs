@@ -5,11 +5,10 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::arch::graph::GraphFeatures;
-use crate::arch::has_windows;
 use crate::core::text::{bytes, escape};
 use crate::core::written::as_text;
 use crate::core::{GgmlType, Hint, TensorMeta, TensorSource};
-use crate::engine::{GraphPlan, KeptBySequence, KeptRows, Reach, STEP_TOKENS};
+use crate::engine::{EngineError, GraphPlan, KeptBySequence, KeptRows, Reach, STEP_TOKENS};
 use crate::gguf::{GgufFile, Metadata, Value};
 use crate::job::beside_text;
 use crate::verify::has_only_draft_heads;
@@ -85,8 +84,8 @@ pub(crate) enum MemoryError {
     Drafts { arch: String },
     #[error("the file is {what}: its tensors take {}, and what it runs with comes in addition", bytes(*own_bytes))]
     Beside { what: &'static str, own_bytes: u64 },
-    #[error("how much memory a context takes is not known: {reason}")]
-    NoGraph { reason: String },
+    #[error("how much memory a context takes is not known: {0}")]
+    NoGraph(EngineError),
     #[error(
         "keys and values cannot be kept as {ty}, in blocks of {block}: those of a head have {key} and {value} values"
     )]
@@ -102,9 +101,8 @@ impl Hint for MemoryError {
             Self::Drafts { .. } => {
                 vec!["`gguf-inspect memory` of the model's own file; the draft's layers keep as much again each".to_owned()]
             }
-            Self::Unknown { .. } | Self::Beside { .. } | Self::NoGraph { .. } | Self::TooLong { .. } => {
-                Vec::new()
-            }
+            Self::NoGraph(error) => error.hints(),
+            Self::Unknown { .. } | Self::Beside { .. } | Self::TooLong { .. } => Vec::new(),
         }
     }
 }
@@ -125,8 +123,7 @@ impl ModelMemory {
             return Err(MemoryError::Drafts { arch: arch.to_owned() });
         }
         let features = GraphFeatures::of(arch).ok_or_else(unknown)?;
-        let plan = GraphPlan::new(&features, metadata, tensors)
-            .map_err(|error| MemoryError::NoGraph { reason: error.to_string() })?;
+        let plan = GraphPlan::new(&features, metadata, tensors).map_err(MemoryError::NoGraph)?;
         let mut kept = plan.kept();
         as_llama_cpp(&mut kept, arch, &plan, tensors);
         Ok(Self {
@@ -228,10 +225,6 @@ fn as_llama_cpp(kept: &mut KeptBySequence, arch: &str, plan: &GraphPlan, tensors
     // Its caches follow the number of the encoder's layers.
     if let Some(encoder) = &plan.encoder {
         kept.rows.iter_mut().for_each(|(_, layers)| *layers = encoder.layers.len());
-    }
-    if !has_windows(arch, plan.layers.len() as u64) {
-        let all = kept.rows.iter().map(|&(rows, layers)| (KeptRows { reach: Reach::All, ..rows }, layers));
-        kept.rows = merged(all);
     }
     // Sparse attention finds its tokens by a key of its own.
     let is_key =

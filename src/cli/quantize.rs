@@ -252,13 +252,6 @@ impl Tool for Quantize {
         }
     }
 
-    fn hinted(&self) -> Option<clap::Command> {
-        let is_ladder = matches!(self.command, Some(QuantizeCommand::Ladder(_)));
-        let all = command();
-        let common: Vec<clap::Arg> = all.get_arguments().filter(|arg| arg.is_global_set()).cloned().collect();
-        all.find_subcommand("ladder").filter(|_| is_ladder).map(|own| own.clone().args(common))
-    }
-
     fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         match &self.command {
             Some(QuantizeCommand::Ladder(args)) => return args.run(session),

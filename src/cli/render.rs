@@ -126,6 +126,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::verify::PartError,
         crate::verify::VerifyError,
         ErrorOf,
+        crate::cli::memory::MemoryError,
     }
     Vec::new()
 }

@@ -9,6 +9,7 @@ mod judge;
 mod limits;
 mod logits;
 pub(crate) mod model;
+mod names;
 mod overview;
 pub(super) mod page;
 mod pairs;

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+use crate::convert::FileName;
 use crate::core::text::escape;
 use crate::core::{GgmlType, Hint, TensorMeta, TensorSource};
-use crate::gguf::{GgufFile, Metadata, OpenOptions};
+use crate::gguf::{GgufFile, Metadata, OpenOptions, Value};
 use crate::quantize::FileType;
 
 /// Keys that identify a model.
@@ -24,14 +25,25 @@ const MAX_COMPARED: usize = 8;
 const MAX_COMPARED_BYTES: u64 = 64 << 10;
 
 /// Returns the default name of a quantized file, next to its input: the type replaces the one at the end of the input's
-/// name (`tiny-F16.gguf` becomes `tiny-Q4_0.gguf`).
-pub(super) fn quantized(input: &Path, ty: &str) -> PathBuf {
+/// name (`tiny-F16.gguf` becomes `tiny-Q4_0.gguf`). In place of a hash it begins with the model's name.
+pub(super) fn quantized(input: &Path, metadata: &Metadata, ty: &str) -> PathBuf {
     let name = input.file_name().unwrap_or_default().to_string_lossy();
+    if let (true, Some(model)) = (is_digest(input), metadata.get("general.name").and_then(Value::as_str)) {
+        let stem = FileName { name: Some(model), ..FileName::default() }.stem();
+        return input.with_file_name(format!("{}-{ty}.gguf", stem.trim_start_matches('.')));
+    }
     let whole = without_part(strip_end(&name, ".gguf").unwrap_or(&name));
     let named = |stem: &str| format!("{stem}-{ty}.gguf");
     let short = named(without_type(whole));
     // The file is quantized again to the type that it has.
     input.with_file_name(if short == *name { named(whole) } else { short })
+}
+
+/// Returns true for the name of a file in a store that names files by their hash: Ollama's, or the cache of the hub.
+pub(crate) fn is_digest(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let digits = name.strip_prefix("sha256-").unwrap_or(&name);
+    digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
 /// Removes an ending in any case; `None` if nothing else is left or the name ends differently.
@@ -160,6 +172,7 @@ mod tests {
 
     #[test]
     fn a_quantized_file_is_named_after_its_input() {
+        let none = Metadata::new();
         for (input, expected) in [
             ("dir/model.gguf", "dir/model-Q4_0.gguf"),
             ("ggml-model-f16.gguf", "ggml-model-Q4_0.gguf"),
@@ -174,9 +187,15 @@ mod tests {
             ("a-Q4_0.gguf", "a-Q4_0-Q4_0.gguf"),
             ("ü.gguf", "ü-Q4_0.gguf"),
         ] {
-            assert_eq!(quantized(Path::new(input), "Q4_0"), Path::new(expected), "{input}");
+            assert_eq!(quantized(Path::new(input), &none, "Q4_0"), Path::new(expected), "{input}");
         }
-        assert_eq!(quantized(Path::new("dir/in.gguf"), "Q4_K_M"), Path::new("dir/in-Q4_K_M.gguf"));
-        assert_eq!(quantized(Path::new("in.gguf"), "COPY"), Path::new("in-COPY.gguf"));
+        assert_eq!(quantized(Path::new("dir/in.gguf"), &none, "Q4_K_M"), Path::new("dir/in-Q4_K_M.gguf"));
+        assert_eq!(quantized(Path::new("in.gguf"), &none, "COPY"), Path::new("in-COPY.gguf"));
+        let digest = format!("blobs/sha256-{}", "0a".repeat(32));
+        assert!(!is_digest(Path::new("sha256-00.gguf")) && is_digest(Path::new(&digest[13..])));
+        let mut named = Metadata::new();
+        named.set("general.name", "../My model");
+        assert_eq!(quantized(Path::new(&digest), &named, "Q4_0"), Path::new("blobs/-My-model-Q4_0.gguf"));
+        assert_eq!(quantized(Path::new(&digest), &none, "Q4_0"), Path::new(&format!("{digest}-Q4_0.gguf")));
     }
 }

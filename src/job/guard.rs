@@ -68,6 +68,10 @@ impl<'a> Guard<'a> {
         self.judge(model.check(path))
     }
 
+    pub(super) fn warn(&self, text: &str) {
+        self.progress.warn(text);
+    }
+
     fn judge<E: Error>(&mut self, told: Result<(), E>) -> Result<(), E> {
         match told {
             Err(error) if self.is_dry => {

@@ -93,7 +93,7 @@ impl JobOutput {
     pub(super) fn target(&self, input: &JobInput, opened: &OpenedInput, encoding: &str) -> PathBuf {
         match (&self.path, opened) {
             (OutputPath::Directory(dir), OpenedInput::File(_)) => {
-                let path = default_name::quantized(input.path(), encoding);
+                let path = default_name::quantized(input.path(), opened.metadata(), encoding);
                 path.file_name().map_or_else(|| path.clone(), |name| dir.join(name))
             }
             (OutputPath::Directory(dir), OpenedInput::Conversion(conversion)) => {
@@ -141,6 +141,13 @@ impl JobOutput {
         for path in planned.unwrap_or_else(|| self.guarded(target, opened)) {
             guard.write(role, &path, OutputKind::Model)?;
             if !self.is_named() {
+                if opened.file().is_some_and(|file| default_name::is_digest(file.path())) {
+                    guard.warn(&format!(
+                        "{}: this folder is a store of files named by their hash, which removes others: `-o FILE` names \
+                         another place",
+                        path.display()
+                    ));
+                }
                 guard.unnamed(&path, Unnamed { metadata: opened.metadata(), source: opened.source() })?;
             }
         }

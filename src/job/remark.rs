@@ -231,6 +231,10 @@ fn of_coverage(plan: &QuantizePlan<'_>) -> Vec<Remark> {
     let missing = about(quoted(&coverage.missing), "without importance data");
     let foreign =
         format!("importance data for {} that the model does not have", tensors(coverage.foreign.len()));
+    let few = coverage.few_tokens.map(|n| {
+        let text = format!("the importance matrix saw {n} tokens only: it says little about other texts");
+        Remark::new(text, Vec::new())
+    });
     let remarks = [
         Remark { advice: coverage.elsewhere.first().map(elsewhere).unwrap_or_default(), ..missing },
         about(
@@ -245,7 +249,7 @@ fn of_coverage(plan: &QuantizePlan<'_>) -> Vec<Remark> {
         about(quoted(&coverage.lost), "with groups of columns of no importance at all, which become zeros"),
         Remark::new(foreign, quoted(&coverage.foreign)),
     ];
-    remarks.into_iter().filter(|remark| !remark.names.is_empty()).collect()
+    remarks.into_iter().filter(|remark| !remark.names.is_empty()).chain(few).collect()
 }
 
 #[cfg(test)]

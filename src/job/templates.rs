@@ -50,11 +50,56 @@ fn unparsed(metadata: &Metadata) -> Vec<(String, String)> {
         // Bytes that are not UTF-8 are another finding, not one of Jinja's.
         alone.set(PLAIN, String::from_utf8_lossy(template.text).into_owned());
         let error = renderer(&alone).check().err().filter(ChatError::is_finding);
-        (template.name.to_owned(), error.map(|error| plain(&error.to_string())))
+        let why =
+            |error: ChatError| plain(&error.to_string()) + if is_of_go(template.text) { OF_GO } else { "" };
+        (template.name.to_owned(), error.map(why))
     });
     templates.chain(beyond).filter_map(|(name, fault)| Some((name, fault?))).collect()
 }
 
+/// Added to the fault of a template in Go's language.
+const OF_GO: &str =
+    " (this is a template of Ollama's, in the language of Go; expected Jinja, as in `chat_template.jinja`)";
+
+/// Returns true for a text with an action of Go's templates on a field: `{{ .Prompt }}`, `{{- if .System }}`.
+fn is_of_go(text: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(text);
+    text.split("{{").skip(1).any(|action| {
+        let mut words = action.trim_start_matches('-').split_whitespace();
+        let first = words.next().unwrap_or_default();
+        let is_block = ["if", "range", "with"].contains(&first);
+        let named = if is_block { words.next().unwrap_or_default() } else { first };
+        named.strip_prefix('.').is_some_and(|rest| rest.starts_with(char::is_uppercase))
+    })
+}
+
 fn plain(message: &str) -> String {
     message.strip_prefix("chat template: ").unwrap_or(message).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(template: &str) -> TemplateFindings {
+        let mut metadata = Metadata::new();
+        metadata.set(PLAIN, template);
+        TemplateFindings::of(&metadata)
+    }
+
+    #[test]
+    fn a_template_that_is_none_is_told() {
+        let faults = of("{{ .System }}\nUSER: {{ .Prompt }}").faults;
+        assert!(faults[0].1.ends_with(OF_GO), "{faults:?}");
+        assert!(of("{{- if .System }}{{ .System }}{{ end }}").faults[0].1.ends_with(OF_GO));
+        assert!(!of("{{ messages | }}").faults[0].1.ends_with(OF_GO));
+        let told = |template: &str| {
+            of(template).warnings.iter().filter(|text| text.contains("the user's text is not in it")).count()
+        };
+        assert_eq!(told("<|im_start|>user\n{prompt}<|im_end|>"), 1);
+        assert_eq!(told("{{ messages[0].content }}"), 0);
+        let parts =
+            "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}";
+        assert_eq!(told(parts), 0);
+    }
 }

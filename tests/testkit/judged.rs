@@ -38,6 +38,7 @@ pub fn bare_model<'a>(
         source,
         metadata,
         file: None,
+        is_checkpoint: false,
         features: Ok(features),
         encoder: Err("not read"),
         template: &NO_TEMPLATE,

@@ -73,6 +73,11 @@ impl Attributes {
         read.get_or_init(|| serde_json::from_str(row.get()).ok()).as_ref()
     }
 
+    /// Returns the `model_type` of the text part of a model of several parts.
+    pub(super) fn text_type(model_type: &str) -> Option<&'static str> {
+        Self::of_type(model_type)?.text.as_deref()
+    }
+
     /// Returns the attributes of the text part of a configuration, if its type is known.
     pub(super) fn of_text(config: &Map<String, Json>) -> Option<&'static Self> {
         let type_of =

@@ -17,4 +17,4 @@ pub use card::{DiffusionCard, ImageTask, RefusedLayout, Setting};
 pub use common::{Class, ClassTypes, CommonRules, NamePrefix};
 pub use layout::{Halves, Layout, LayoutProblem, LayoutTensor};
 pub use registry::{DiffusionCards, Recognition};
-pub use rules::{DiffusionMixture, DiffusionRules, first_names};
+pub use rules::{DiffusionMixture, DiffusionRules, first_names, header_flaws};

@@ -4,6 +4,7 @@ use crate::error::listing::first_few_names;
 use crate::error::missing_input::MissingInput;
 use crate::error::similarity::Similarity;
 use crate::graph::GraphProblem;
+use crate::keys::origin::Origin;
 use crate::language::eval::error::EvalError;
 use crate::language::expr::ParseError;
 use crate::language::names::PatternError;
@@ -52,7 +53,7 @@ pub enum ArchError {
     #[error("card `{card}`, {at}: {source}")]
     Eval { card: String, at: String, source: EvalError },
     #[error("config.json: {message}")]
-    Required { message: String, found: Vec<String> },
+    Required { message: String, found: Vec<Origin> },
     #[error("config.json: `{}` is {}, expected {expected}", escape(key), escape(value))]
     ConfigValue { key: String, value: String, expected: &'static str },
     #[error(
@@ -127,6 +128,12 @@ pub enum ArchError {
     NoInverse { tensor: String, op: &'static str },
     #[error("`{class}` of transformers has no `{tensor}`, which the runtime adds")]
     NoBias { tensor: String, class: String },
+    #[error(
+        "`{arch}` of llama.cpp has no {}: smoothing gave the norms before these layers a bias, which only biases of the layers \
+         can hold",
+        first_few_names(names)
+    )]
+    AddedBias { arch: String, names: Vec<String> },
     #[error("`{target}`: shape {shape} cannot be stored")]
     Shape { target: String, shape: String },
 }

@@ -4,9 +4,11 @@ mod biases;
 mod completed;
 mod config;
 mod inverse_rows;
+mod lost_keys;
 mod member;
 mod names;
 mod tensors;
+mod text_part;
 
 use crate::Result;
 use std::collections::HashSet;
@@ -46,6 +48,10 @@ pub struct Inverse {
     pub dropped: Vec<Dropped>,
     /// Tensors whose arithmetic is undone with rounding errors: names in the checkpoint.
     pub inexact: Vec<String>,
+    /// Keys of the file, with their values, that matter to the runtime and that the checkpoint does not give again.
+    pub lost: Vec<String>,
+    /// What the class computes otherwise than the file, or lacks: a sentence for each.
+    pub notes: Vec<String>,
 }
 
 /// Runs the card of a GGUF file backwards. If that fails, tries its variants with their own `[inverse]` and uses the
@@ -64,11 +70,15 @@ pub fn invert(
     let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
     let card = registry.by_gguf(arch).ok_or_else(|| ArchError::UnknownArch { arch: arch.to_owned() })?;
     let by = |card| invert_by(card, arch, metadata, tensors, rope_freqs, values);
-    by(card).or_else(|error| {
+    let found = by(card).or_else(|error| {
         // A variant has another class, which may have the bias and not what the file's own class has.
         let mut variants =
             registry.variants_back(arch).filter(|_| !matches!(error, ArchError::NoBias { .. }));
         variants.find_map(|variant| by(variant).ok()).ok_or(error)
+    });
+    found.map(|mut found| {
+        found.lost = lost_keys::lost(registry, &found.card, metadata, &found.config, &found.outputs);
+        found
     })
 }
 
@@ -117,13 +127,29 @@ fn invert_by(
     }
     let dropped = inverter.dropped;
     biases::settle(&mut scope.config, &outputs)?;
+    let mut notes = Vec::new();
+    for (condition, message) in &card.differs {
+        let failed = |source| ArchError::Eval { card: card.name(), at: "`differs`".to_owned(), source };
+        if scope.holds(Some(condition), Captures::default()).map_err(failed)? {
+            notes.push(message.clone());
+        }
+    }
+    notes.extend(text_part::nest(&mut scope.config, &mut outputs));
     outputs.sort_by(|a: &OutputSpec, b| a.name.cmp(&b.name));
     let mut seen = HashSet::new();
     if let Some(twice) = outputs.iter().find(|output| !seen.insert(output.name.as_str())) {
         let name = twice.name.clone();
         return Err(ArchError::TwoSources { first: name.clone(), second: name.clone(), target: name });
     }
-    Ok(Inverse { card: card.clone(), config: scope.config, outputs, dropped, inexact })
+    Ok(Inverse {
+        card: card.clone(),
+        config: scope.config,
+        outputs,
+        dropped,
+        inexact,
+        lost: Vec::new(),
+        notes,
+    })
 }
 
 /// Key of an emission of an entry.

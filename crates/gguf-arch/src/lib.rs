@@ -42,7 +42,7 @@ pub use graph::GraphFeatures;
 pub use language::datum::Datum;
 pub use language::eval::error::EvalError;
 pub use language::expr::ParseError;
-pub use language::names::{Pattern, PatternError, Stars};
+pub use language::names::{Pattern, PatternError, Stars, is_bound};
 pub use language::ops::{MathOp, Op, OpError, WholeOp};
 pub use language::values::TokenCounts;
 
@@ -64,7 +64,7 @@ pub use registry::model_types::{text_parts, without_graph};
 pub use registry::towers::{TowerFile, TowerGaps, block_count, block_number, tower_fixed, tower_gaps};
 pub use registry::{ClassRow, Registry};
 
-pub use keys::origins::Origin;
+pub use keys::origin::Origin;
 pub use keys::shapes::{
     EMBEDDING, ShapeCheck, WrongShape, check_shapes, embeds_all_tokens, with_dropped_ones,
 };
@@ -83,7 +83,7 @@ pub use judge::facts::{
     CardContents, CardFacts, CardHead, ConfigKeyFacts, IgnoredTensors, KeyDefault, TensorFacts, all_facts,
     facts,
 };
-pub use judge::loader::{LoaderFault, has_windows, loader_faults};
+pub use judge::loader::{LoaderFault, loader_faults, own_window};
 pub use judge::needs::{
     ForeignTensors, MissingTensors, foreign_names, foreign_tensors, has_loader, missing_tensors,
 };

@@ -116,7 +116,8 @@ impl BarePath {
     /// Opens the weights; reads the headers of all files.
     pub fn open(&self, limits: &Limits) -> Result<BareWeights, CheckpointError> {
         let dir = ModelDir::without_config(&self.dir, None, limits);
-        let missing = || CheckpointError::NoWeights { dir: self.dir.clone(), others: Vec::new() };
+        let missing =
+            || CheckpointError::NoWeights { dir: self.dir.clone(), others: Vec::new(), inner: None };
         let container: Box<dyn Container> = match &self.place {
             BarePlace::File(name) if name.to_ascii_lowercase().ends_with(SAFETENSORS) => {
                 Box::new(SafetensorsShards::in_data_order(&dir, name)?)

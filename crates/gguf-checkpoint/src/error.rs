@@ -27,7 +27,13 @@ pub enum CheckpointError {
         "{}: no weights found (`model*.safetensors`, or PyTorch's `pytorch_model*.bin`, `*.pth`, `*.pt`, `*.ckpt`)",
         shown(dir)
     )]
-    NoWeights { dir: PathBuf, others: Vec<String> },
+    NoWeights {
+        dir: PathBuf,
+        /// Files with tensors under other names.
+        others: Vec<String>,
+        /// A folder inside with weights.
+        inner: Option<PathBuf>,
+    },
     #[error("{}: {what} cannot be read yet", shown(path))]
     Unsupported { path: PathBuf, what: &'static str, way_out: &'static str },
     #[error(
@@ -52,10 +58,6 @@ pub enum CheckpointError {
     ShardMissing { named_by: PathBuf, shard: String },
     #[error("{}: {n_shards} shards, at most {limit} allowed", shown(path))]
     TooManyShards { path: PathBuf, n_shards: usize, limit: usize },
-    #[error("{}: tensor `{}` is not in shard `{}`{}", shown(index), escape(tensor), escape(shard), more(*n_more))]
-    NotInShards { index: PathBuf, tensor: String, shard: String, n_more: usize },
-    #[error("{}: tensor `{}` of shard `{}` is not listed{}", shown(index), escape(tensor), escape(shard), more(*n_more))]
-    NotInIndex { index: PathBuf, tensor: String, shard: String, n_more: usize },
     #[error("tensor `{}` is in `{}` and in `{}`", escape(tensor), escape(first), escape(second))]
     InTwoShards { tensor: String, first: String, second: String },
     #[error("{}: `{}` and `{}` could both be the weights", shown(dir), escape(first), escape(second))]
@@ -95,7 +97,8 @@ fn listed(names: &[String]) -> String {
     names.iter().map(|name| format!("`{}`", escape(name))).collect::<Vec<_>>().join(", ")
 }
 
-fn more(n: usize) -> String {
+/// Returns the rest of a list of which one name is shown.
+pub(crate) fn more(n: usize) -> String {
     if n == 0 { String::new() } else { format!(" (and {n} more)") }
 }
 
@@ -124,7 +127,8 @@ impl Hint for CheckpointError {
                 "Mistral's own format is `params.json` next to `consolidated*.safetensors`"
             }
             Self::FileMissing { name: "quant_model_description.json", .. } => {
-                "msModelSlim writes it; `gguf-convert hf2gguf DIR` reads other checkpoints"
+                "msModelSlim writes it beside `quant_model_weight*.safetensors`: fetch it from there (a checkpoint without such files \
+                 is one for `gguf-convert hf2gguf DIR`)"
             }
             Self::FileMissing { dir, name: name @ ("adapter_config.json" | "adapter_model.safetensors") } => {
                 if let Some(inner) = last_folder_with(dir, name) {
@@ -139,6 +143,16 @@ impl Hint for CheckpointError {
             }
             Self::FileMissing { .. } | Self::NotADirectory { .. } => {
                 "give the directory that holds `config.json` and the weights"
+            }
+            Self::NoWeights { inner: Some(inner), .. } if inner.join("config.json").is_file() => {
+                return vec![format!("`{}` holds a checkpoint: give that directory", shown(inner))];
+            }
+            Self::NoWeights { inner: Some(inner), dir, .. } => {
+                return vec![format!(
+                    "`{}` holds weights: move its files next to `{}`, or put the configuration and the tokenizer files there",
+                    shown(inner),
+                    shown(&dir.join("config.json"))
+                )];
             }
             Self::NoWeights { others, .. } if others.len() > 1 => {
                 return vec![format!(
@@ -174,15 +188,12 @@ impl Hint for CheckpointError {
             }
             Self::Ambiguous { .. } => "give the file itself; `config.json` must be next to it",
             Self::FastLlm { source, .. } => return source.hints(),
-            Self::ShardMissing { .. } | Self::NotInShards { .. } => {
-                "the download is not complete: fetch the missing file again"
-            }
-            Self::NotInIndex { .. } => {
-                "the index and the shards come from different versions: fetch both again"
-            }
+            Self::ShardMissing { .. } => "the download is not complete: fetch the missing file again",
             Self::Unmerged { .. } => "merge the parts, or save the quantized model from one process",
-            Self::Several { .. } | Self::InTwoShards { .. } => {
-                "move the file that does not belong to the model out of the directory"
+            Self::Several { .. } => "move the file that does not belong to the model out of the directory",
+            Self::InTwoShards { .. } => {
+                "the two differ: if one file does not belong to the model, move it out of the directory; else load the model with \
+                 transformers and save it again"
             }
             Self::Safetensors { source, .. } => match source {
                 HeaderError::TooLong { declared, .. } if is_lfs_pointer(*declared) => {
@@ -235,12 +246,14 @@ fn is_a_series(first: &str, second: &str) -> bool {
 /// Returns the folder inside that has the file; of several, the one with the highest number.
 fn last_inner_with(dir: &Path, name: &str) -> Option<PathBuf> {
     let inner = fs_err::read_dir(dir).ok()?.flatten().take(MAX_ENTRIES).map(|entry| entry.path());
-    let number = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let digits: String = name.chars().filter(char::is_ascii_digit).collect();
-        (digits.parse::<u64>().unwrap_or(0), path.clone())
-    };
-    inner.filter(|path| path.join(name).is_file()).max_by_key(number)
+    inner.filter(|path| path.join(name).is_file()).max_by_key(|path| (number_of(path), path.clone()))
+}
+
+/// Returns the number in the name of a folder; 0 without one.
+pub(crate) fn number_of(path: &Path) -> u64 {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let digits: String = name.chars().filter(char::is_ascii_digit).collect();
+    digits.parse().unwrap_or(0)
 }
 
 /// Returns the hub id (`owner/model`) that a nonexistent path looks like, and the model part of it.

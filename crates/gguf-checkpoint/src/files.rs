@@ -3,13 +3,15 @@
 //! Also checks that the files and the index agree.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::{Component, Path};
 
 use crate::config::{self, ModelDir};
-use crate::{CheckpointError, pieces};
-use gguf_core::WeightMeta;
+use crate::error::more;
+use crate::{CheckpointError, Container, pieces};
 use gguf_core::text::escape;
+use gguf_core::{SourceError, WeightSource};
 
 /// File names of a weight format.
 #[derive(Clone, Debug)]
@@ -22,6 +24,8 @@ pub(super) struct Naming {
     pub(super) suffix: &'static str,
     /// Allowed text between prefix and suffix.
     pub(super) middle: Middle,
+    /// True if transformers reads files of these names.
+    pub(super) is_of_transformers: bool,
 }
 
 /// Allowed text between prefix and suffix of a shard name.
@@ -82,7 +86,10 @@ impl FileSet {
             others.extend(dir.file_names()?.into_iter().filter(is_shard));
         }
         let mut warnings: Vec<String> = second_set(&names, &others).into_iter().collect();
-        warnings.extend(foreign(dir, &names, &others)?);
+        // Only transformers' own files say what it reads.
+        if naming.is_of_transformers {
+            warnings.extend(foreign(dir, &names, &others)?);
+        }
         if names.len() > dir.limits().n_parts {
             let (n_shards, limit) = (names.len(), dir.limits().n_parts);
             return Err(CheckpointError::TooManyShards { path: dir.path().to_owned(), n_shards, limit });
@@ -107,30 +114,89 @@ impl FileSet {
 
     /// Checks the tensors of all files against one another and against the index.
     ///
-    /// No tensor may be in two files: choosing one would be a guess. The index and the files must list the same
-    /// tensors. If they disagree about the file of a tensor, the files are right.
-    pub(super) fn check<'a>(
+    /// A tensor may be in two files only if both hold the same bytes: choosing one of different ones would be a guess. An
+    /// index that lists other tensors than the files have is a warning, as a model may do without them; if they disagree
+    /// about the file of a tensor, the files are right.
+    pub(super) fn check(
         &self,
-        dir: &ModelDir,
         naming: &Naming,
-        weights: &[WeightMeta],
-        file_of: impl Fn(usize) -> &'a str,
-    ) -> Result<(), CheckpointError> {
+        files: &impl Container,
+    ) -> Result<Disagreement, CheckpointError> {
+        let weights = files.weights();
+        let mut found = Disagreement::default();
         let mut seen: HashMap<&str, usize> = HashMap::with_capacity(weights.len());
         for (weight, meta) in weights.iter().enumerate() {
-            if let Some(first) = seen.insert(&meta.name, weight) {
+            let Some(&first) = seen.get(meta.name.as_str()) else {
+                seen.insert(&meta.name, weight);
+                continue;
+            };
+            if !is_same(files, first, weight).map_err(io::Error::other)? {
                 return Err(CheckpointError::InTwoShards {
                     tensor: meta.name.clone(),
-                    first: file_of(first).to_owned(),
-                    second: file_of(weight).to_owned(),
+                    first: files.part_of(first).to_owned(),
+                    second: files.part_of(weight).to_owned(),
                 });
             }
+            found.doubles.push(weight);
         }
-        match &self.index {
-            Some(index) => check_index(&dir.path().join(&*naming.index), index, weights, file_of),
-            None => Ok(()),
+        if let Some(index) = &self.index {
+            let listed: HashSet<&str> = index.iter().map(|entry| entry.0.as_str()).collect();
+            let absent = listed.iter().copied().filter(|name| !seen.contains_key(name)).collect();
+            let extra = seen.keys().copied().filter(|name| !listed.contains(name)).collect();
+            let warning = |names, what| other_names(&naming.index, names, what);
+            found.warnings.extend(warning(absent, "it lists, but no shard has"));
+            found.warnings.extend(warning(extra, "it does not list, but a shard has"));
+        }
+        Ok(found)
+    }
+}
+
+/// Differences between the files of a set, and between them and their index, that do not prevent reading them.
+#[derive(Debug, Default)]
+pub(super) struct Disagreement {
+    /// Weights that an earlier file has, too; ascending.
+    doubles: Vec<usize>,
+    pub(super) warnings: Vec<String>,
+}
+
+impl Disagreement {
+    /// Removes the entries of the weights that an earlier file has, too.
+    pub(super) fn remove_doubles<T>(&self, entries: &mut Vec<T>) {
+        let mut weight = 0..;
+        entries.retain(|_| weight.next().is_some_and(|weight| self.doubles.binary_search(&weight).is_err()));
+    }
+}
+
+/// Returns true if two weights have the same type, shape and bytes.
+fn is_same(files: &impl WeightSource, first: usize, second: usize) -> Result<bool, SourceError> {
+    // Whole elements of every type.
+    const CHUNK: u64 = 3 << 18;
+    let (meta, other) = (&files.weights()[first], &files.weights()[second]);
+    if (meta.ty, &meta.shape) != (other.ty, &other.shape) {
+        return Ok(false);
+    }
+    let per_chunk = CHUNK * 8 / u64::from(meta.ty.bits());
+    let n = meta.shape.n_elems();
+    let mut buffers = [const { Vec::new() }; 2];
+    for start in (0..n).step_by(per_chunk as usize) {
+        let n_bytes = per_chunk.min(n - start) * u64::from(meta.ty.bits()) / 8;
+        for (buffer, weight) in buffers.iter_mut().zip([first, second]) {
+            buffer.resize(n_bytes as usize, 0u8);
+            files.read_elems(weight, start, buffer)?;
+        }
+        if buffers[0] != buffers[1] {
+            return Ok(false);
         }
     }
+    Ok(true)
+}
+
+/// Returns the warning about tensors in which the index and the files differ.
+fn other_names(index: &str, mut names: Vec<&str>, what: &str) -> Option<String> {
+    names.sort_unstable();
+    let first = escape(names.first()?);
+    let more = more(names.len() - 1);
+    Some(format!("`{index}` is not that of these files: {what} `{first}`{more}"))
 }
 
 /// Returns the warning about a file with tensors that is neither of the set nor of a kind that models have beside it.
@@ -175,37 +241,6 @@ fn are(names: &str, n: usize) -> String {
     format!("{names} {}", if n == 1 { "is" } else { "are" })
 }
 
-fn check_index<'a>(
-    path: &Path,
-    index: &[(String, String)],
-    weights: &[WeightMeta],
-    file_of: impl Fn(usize) -> &'a str,
-) -> Result<(), CheckpointError> {
-    let mut present: HashMap<&str, bool> = weights.iter().map(|meta| (meta.name.as_str(), false)).collect();
-    let mut absent: Vec<&(String, String)> = Vec::new();
-    for entry in index {
-        match present.get_mut(entry.0.as_str()) {
-            Some(listed) => *listed = true,
-            None => absent.push(entry),
-        }
-    }
-    if let Some((tensor, shard)) = absent.iter().min() {
-        let (tensor, shard, n_more) = (tensor.clone(), shard.clone(), absent.len() - 1);
-        return Err(CheckpointError::NotInShards { index: path.to_owned(), tensor, shard, n_more });
-    }
-    let unlisted = |&weight: &usize| present.get(weights[weight].name.as_str()) == Some(&false);
-    let extra: Vec<usize> = (0..weights.len()).filter(unlisted).collect();
-    if let Some(&weight) = extra.iter().min_by_key(|&&weight| &weights[weight].name) {
-        return Err(CheckpointError::NotInIndex {
-            index: path.to_owned(),
-            tensor: weights[weight].name.clone(),
-            shard: file_of(weight).to_owned(),
-            n_more: extra.len() - 1,
-        });
-    }
-    Ok(())
-}
-
 /// Returns the pairs of tensor and shard in the index, in file order; `None` without an index.
 fn read_index(dir: &ModelDir, name: &str) -> Result<Option<Vec<(String, String)>>, CheckpointError> {
     let Some(path) = dir.file(name) else { return Ok(None) };
@@ -213,7 +248,7 @@ fn read_index(dir: &ModelDir, name: &str) -> Result<Option<Vec<(String, String)>
     let entries = match index.remove("weight_map") {
         Some(serde_json::Value::Object(map)) => map
             .into_iter()
-            .map(|(tensor, shard)| Some((tensor, shard.as_str()?.to_owned())))
+            .map(|(tensor, shard)| Some((tensor, shard.as_str()?.trim_start_matches("./").to_owned())))
             .collect::<Option<Vec<_>>>(),
         _ => None,
     };
@@ -253,9 +288,13 @@ fn shards_without_index(dir: &ModelDir, naming: &Naming) -> Result<Vec<String>, 
         return Ok(vec![naming.single.to_string()]);
     }
     let mut shards = dir.file_names()?;
-    shards.retain(|name| match naming.middle {
-        Middle::Count => counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix),
-        Middle::Any => name.starts_with(&*naming.prefix) && name.ends_with(naming.suffix),
+    shards.retain(|name| {
+        let is_own = match naming.middle {
+            Middle::Count => counted(name, naming.suffix).is_some_and(|(stem, _)| stem == naming.prefix),
+            Middle::Any => name.starts_with(&*naming.prefix) && name.ends_with(naming.suffix),
+        };
+        // Trainers give folders such names, too.
+        is_own && dir.file(name).is_some()
     });
     for shard in &shards {
         let Some((stem, count)) = counted(shard, naming.suffix) else { continue };

@@ -42,6 +42,21 @@ pub(crate) fn transformer(dir: &ModelDir) -> Result<Option<(PathBuf, OtherFiles)
     Ok(Some((dir.path().join(own), OtherFiles { dir: dir.path().to_owned(), names })))
 }
 
+/// Returns the files next to the folder of a transformer that is given by itself, if the list beside it has that folder.
+pub(crate) fn beside(dir: &ModelDir) -> Option<OtherFiles> {
+    if dir.file(LIST).is_some() {
+        return None;
+    }
+    let own = fs_err::canonicalize(dir.path()).ok()?;
+    let whole = match dir.path().parent() {
+        Some(whole) if !whole.as_os_str().is_empty() && dir.path().file_name() == own.file_name() => whole,
+        _ => own.parent()?,
+    };
+    let whole = ModelDir::without_config(whole, None, dir.limits());
+    let (folder, others) = transformer(&whole).ok()??;
+    (fs_err::canonicalize(folder).ok()? == own).then_some(others)
+}
+
 /// The weights of a model, followed by those of its modules.
 pub struct WithModules {
     base: Box<dyn WeightSource + Send>,

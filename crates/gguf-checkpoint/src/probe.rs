@@ -3,11 +3,12 @@
 //! One table lists all formats: each row states which names match and either the function that opens the files, or
 //! the reason for refusal and a workaround. To add a format, add a row.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::config::{ModelDir, PARAMS};
+use crate::error::number_of;
 use crate::shards::SafetensorsShards;
-use crate::torch::TorchFiles;
+use crate::torch::{TorchFiles, is_leftover};
 use crate::{CheckpointError, Container, modules, msmodelslim};
 use gguf_core::limits::Limits;
 
@@ -101,11 +102,34 @@ static PROBES: &[FormatProbe] = &[
     refused("zero_pp_rank_", &[""], DEEPSPEED, DEEPSPEED_WAY_OUT),
     refused("bf16_zero_pp_rank_", &[""], DEEPSPEED, DEEPSPEED_WAY_OUT),
     refused("mp_rank_", &["_model_states.pt"], DEEPSPEED, DEEPSPEED_WAY_OUT),
+    refused("zero_to_fp32", &[".py"], DEEPSPEED, DEEPSPEED_WAY_OUT),
     refused("mp_rank_", &[""], MEGATRON, MEGATRON_WAY_OUT),
     refused("iter_", &[""], MEGATRON, MEGATRON_WAY_OUT),
     refused("model_optim_rng", &[".pt"], MEGATRON, MEGATRON_WAY_OUT),
     refused("distrib_optim", &[".pt"], MEGATRON, MEGATRON_WAY_OUT),
     refused("latest_checkpointed_iteration", &[".txt"], MEGATRON, MEGATRON_WAY_OUT),
+    refused(
+        "lit_model",
+        &[".pth"],
+        "a checkpoint of LitGPT",
+        "`litgpt convert_from_litgpt` writes the one of transformers",
+    ),
+    // A world of one has the whole model.
+    FormatProbe {
+        starts: "model_world_size_1_",
+        ends: &[".pt"],
+        handling: FormatHandling::Read {
+            open: open_torch,
+            given: GivenPath::DirectoryOrFile,
+            required_file: None,
+        },
+    },
+    refused(
+        "model_world_size_",
+        &[".pt"],
+        "a checkpoint of verl, in parts of its ranks,",
+        "put the parts together with verl: `python -m verl.model_merger merge --backend fsdp --local_dir DIR --target_dir OUT`",
+    ),
     refused(
         "",
         &[".nemo"],
@@ -188,12 +212,16 @@ static PROBES: &[FormatProbe] = &[
         starts: "",
         ends: &[".bin", ".pth", ".pt", ".ckpt"],
         handling: FormatHandling::Read {
-            open: |dir, names| Ok(boxed(TorchFiles::find(dir, names)?)),
+            open: open_torch,
             given: GivenPath::DirectoryOrFile,
             required_file: None,
         },
     },
 ];
+
+fn open_torch(dir: &ModelDir, names: &[String]) -> Result<Option<Box<dyn Container>>, CheckpointError> {
+    Ok(boxed(TorchFiles::find(dir, names)?))
+}
 
 const ADAPTER_WAY_OUT: &str = "`gguf-convert lora2gguf DIR --base BASE` converts it, `gguf-convert merge-lora BASE DIR` \
                                merges it into its base model";
@@ -274,7 +302,7 @@ pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError
         let is_own = |name: &&String| FormatProbe::of(name).is_some_and(|own| std::ptr::eq(own, probe));
         let own: Vec<String> = match dir.chosen_file() {
             Some(file) => vec![file.to_owned()],
-            None => names.iter().filter(is_own).cloned().collect(),
+            None => names.iter().filter(is_own).filter(|name| dir.file(name).is_some()).cloned().collect(),
         };
         if let Some(container) = open(dir, &own)? {
             return Ok(container);
@@ -283,6 +311,10 @@ pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError
     if let Some(refusal) = refusal(dir.path(), &names) {
         return Err(refusal);
     }
+    let no_weights = |others, inner| CheckpointError::NoWeights { dir: dir.path().to_owned(), others, inner };
+    if let Some(inner) = inner_weights(dir.path(), &names) {
+        return Err(no_weights(Vec::new(), Some(inner)));
+    }
     let required_file =
         names.iter().filter_map(|name| FormatProbe::of(name)).find_map(|probe| match probe.handling {
             FormatHandling::Read { required_file, .. } => required_file,
@@ -290,9 +322,7 @@ pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError
         });
     Err(match required_file {
         Some(name) => CheckpointError::FileMissing { dir: dir.path().to_owned(), name },
-        None => {
-            CheckpointError::NoWeights { dir: dir.path().to_owned(), others: other_safetensors(dir, &names) }
-        }
+        None => no_weights(other_safetensors(dir, &names), None),
     })
 }
 
@@ -301,32 +331,52 @@ const MAX_NAMED: usize = 3;
 
 /// Returns the first files with tensors among `names` and in the folders there.
 fn other_safetensors(dir: &ModelDir, names: &[String]) -> Vec<String> {
-    let in_folder = |folder: &String| {
-        let entries = fs_err::read_dir(dir.path().join(folder)).into_iter().flatten().take(MAX_FILES);
-        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        names.map(|name| format!("{folder}/{name}")).collect::<Vec<_>>()
+    let in_folder = |(folder, names): (PathBuf, Vec<String>)| {
+        let folder = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        names.into_iter().map(move |name| format!("{folder}/{name}"))
     };
-    let nested =
-        names.iter().filter(|name| dir.path().join(name).is_dir()).take(MAX_FOLDERS).flat_map(in_folder);
+    let nested = folders(dir.path(), names).flat_map(in_folder);
     let mut all: Vec<String> = names.iter().cloned().chain(nested).collect();
     all.retain(|name| name.ends_with(".safetensors"));
     all.truncate(MAX_NAMED);
     all
 }
 
-/// Returns the error for a directory that contains a refused format, itself or in a folder; `None` if it has none.
+/// Returns the folders inside of a directory with the names in each, sorted.
+fn folders(dir: &Path, names: &[String]) -> impl Iterator<Item = (PathBuf, Vec<String>)> {
+    let paths = names.iter().map(|name| dir.join(name)).filter(|path| path.is_dir()).take(MAX_FOLDERS);
+    paths.filter_map(|folder| {
+        let entries = fs_err::read_dir(&folder).ok()?.take(MAX_FILES);
+        let mut names: Vec<String> =
+            entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
+        names.sort_unstable();
+        Some((folder, names))
+    })
+}
+
+/// Returns the last folder inside of a directory with weights that can be read: the checkpoint of a training. Of numbered
+/// folders, it is the one with the highest number.
+fn inner_weights(dir: &Path, names: &[String]) -> Option<PathBuf> {
+    let is_read = |name: &String| {
+        FormatProbe::of(name).is_some_and(|probe| matches!(probe.handling, FormatHandling::Read { .. }))
+            && !is_leftover(name)
+    };
+    let found = folders(dir, names).filter(|(_, names)| names.iter().any(is_read)).map(|(folder, _)| folder);
+    found.max_by_key(|folder| (number_of(folder), folder.clone()))
+}
+
+/// Returns the error for a directory that contains a refused format, itself or up to two folders down, if there is nothing
+/// else in the folders; `None` if it has none.
 fn refusal(dir: &Path, names: &[String]) -> Option<CheckpointError> {
-    let own = names.iter().find_map(|name| FormatProbe::of(name)?.refusal(&dir.join(name)));
-    own.or_else(|| {
-        names.iter().map(|name| dir.join(name)).filter(|path| path.is_dir()).take(MAX_FOLDERS).find_map(
-            |folder| {
-                let entries = fs_err::read_dir(&folder).ok()?.take(MAX_FILES);
-                let mut names: Vec<String> =
-                    entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-                names.sort_unstable();
-                names.iter().find_map(|name| FormatProbe::of(name)?.refusal(&folder.join(name)))
-            },
-        )
+    let first = |dir: &Path, names: &[String]| {
+        names.iter().find_map(|name| FormatProbe::of(name)?.refusal(&dir.join(name)))
+    };
+    first(dir, names).or_else(|| match inner_weights(dir, names) {
+        Some(_) => None,
+        None => folders(dir, names).find_map(|(folder, names)| {
+            let inner = || folders(&folder, &names).find_map(|(inner, names)| first(&inner, &names));
+            first(&folder, &names).or_else(inner)
+        }),
     })
 }
 
@@ -367,7 +417,13 @@ impl ModelDir {
             return dir.with_params();
         }
         match dir.json("config.json")? {
-            Some(config) => Ok(dir.with_config(config)),
+            Some(config) => {
+                let dir = dir.with_config(config);
+                Ok(match modules::beside(&dir) {
+                    Some(others) => dir.with_others(others),
+                    None => dir,
+                })
+            }
             // A directory of a refused format often has no configuration: report the format instead.
             None => {
                 if let Some((folder, others)) = modules::transformer(&dir)? {

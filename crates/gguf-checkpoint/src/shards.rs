@@ -19,6 +19,7 @@ fn naming(stem: &str) -> Naming {
         suffix: ".safetensors",
         // Older files of Mistral use another numbering (`consolidated.00.safetensors`).
         middle: if [MODEL, "consolidated"].contains(&stem) { Middle::Any } else { Middle::Count },
+        is_of_transformers: stem == MODEL,
     }
 }
 
@@ -28,7 +29,6 @@ fn naming(stem: &str) -> Naming {
 #[derive(Debug)]
 pub(super) struct SafetensorsShards {
     dir: ModelDir,
-    naming: Naming,
     shards: Vec<Shard>,
     weights: Vec<WeightMeta>,
     ranges: Vec<ShardRange>,
@@ -67,20 +67,22 @@ impl SafetensorsShards {
         let Some(files) = FileSet::find(dir, &naming)? else { return Ok(None) };
         let limits = *dir.limits();
         let dir = dir.clone();
-        let mut set = Self::empty(dir, naming);
+        let mut set = Self::empty(dir);
         set.warnings.extend_from_slice(files.warnings());
         for name in files.names() {
             set.add_shard(name.clone(), &limits)?;
         }
-        files.check(&set.dir, &set.naming, &set.weights, |weight| set.part_of(weight))?;
+        let found = files.check(&naming, &set)?;
+        found.remove_doubles(&mut set.weights);
+        found.remove_doubles(&mut set.ranges);
+        set.warnings.extend(found.warnings);
         Ok(Some(set))
     }
 
     /// Opens one file of any name.
     pub(super) fn single(dir: &ModelDir, name: &str) -> Result<Self, CheckpointError> {
-        let (dir, naming) = (dir.clone(), naming(MODEL));
         let limits = *dir.limits();
-        let mut set = Self::empty(dir, naming);
+        let mut set = Self::empty(dir.clone());
         set.add_shard(name.to_owned(), &limits)?;
         Ok(set)
     }
@@ -99,9 +101,9 @@ impl SafetensorsShards {
         self
     }
 
-    fn empty(dir: ModelDir, naming: Naming) -> Self {
+    fn empty(dir: ModelDir) -> Self {
         let (shards, weights, ranges, warnings) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Self { dir, naming, shards, weights, ranges, warnings }
+        Self { dir, shards, weights, ranges, warnings }
     }
 
     fn add_shard(&mut self, name: String, limits: &Limits) -> Result<(), CheckpointError> {

@@ -13,7 +13,7 @@ mod tensor;
 mod zip_archive;
 
 pub use error::{RecordProblem, TensorProblem, TorchError};
-pub(super) use set::TorchFiles;
+pub(super) use set::{TorchFiles, is_leftover};
 pub use tensor::StoredTensor;
 
 use crate::pickle::{self, Value};

@@ -19,13 +19,14 @@ use crate::{
     short_tower, token_rows,
 };
 use gguf_arch::{
-    CardKind, DraftHeads, DropReason, Dropped, Mapping, OutType, exports_heads, foreign_names, loader_faults,
+    CardKind, DraftHeads, DropReason, Dropped, Mapping, OutType, exports_heads, foreign_names, is_bound,
+    loader_faults,
 };
 use gguf_blocks::SmallRows;
 use gguf_checkpoint::CheckpointError;
 use gguf_core::account::Piece;
 use gguf_core::sync::Unpoisoned;
-use gguf_core::{Content, GgmlType, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
+use gguf_core::{Content, GgmlType, Hint, SourceError, TensorMeta, TensorSource, WeightMeta, WeightSource};
 use gguf_format::name_fault::name_fault;
 use gguf_format::{Array, Metadata, Value, id_of_blocks};
 use gguf_views::{self, ReadPolicy, Recipe};
@@ -147,7 +148,12 @@ impl Conversion {
         let weights = source.weights.clone();
         let packings =
             |weight: usize| weights.as_ref().map_or(Ok(Vec::new()), |weights| weights.packings(weight));
-        Self::with_packings(source, options, &packings)
+        let is_single_file = source.dir.path().is_file() && options.drop.is_empty();
+        Self::with_packings(source, options, &packings).map_err(|error| {
+            let mut texts = error.hints().into_iter().chain([error.to_string()]);
+            let is_about_config = is_single_file && texts.any(|text| text.contains("config.json"));
+            if is_about_config { ConvertError::Dictionary(Box::new(error)) } else { error }
+        })
     }
 
     /// Plans a conversion like [`Conversion::of`]; `packings` returns the packings of a weight.
@@ -507,7 +513,11 @@ impl TensorSource for Conversion {
             Some(fit) => {
                 part.recipe.read_packed(weights, fit.ty, first_row, out).map(|()| SmallRows::default())
             }
-            None => part.recipe.read_rows(weights, meta.ty, self.policy, first_row, out),
+            None => {
+                let allow_nonfinite = self.policy.allow_nonfinite || is_bound(&meta.name);
+                let policy = ReadPolicy { allow_nonfinite, ..self.policy };
+                part.recipe.read_rows(weights, meta.ty, policy, first_row, out)
+            }
         };
         let small = read.map_err(|error| SourceError { tensor: meta.name.clone(), source: error.into() })?;
         if small.n_rows > 0 {

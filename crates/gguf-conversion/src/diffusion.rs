@@ -8,6 +8,7 @@ mod folder;
 mod layout;
 mod order;
 mod pieces;
+pub(crate) mod text_encoder;
 mod warnings;
 
 use std::collections::HashSet;

@@ -43,6 +43,9 @@ pub enum ConvertError {
     Sizes(#[from] Box<SizesError>),
     #[error("{}: MLX saved these weights, and {source}", path.display())]
     SavedByMlx { path: std::path::PathBuf, source: Box<ConvertError> },
+    /// An error about the configuration of a FastLLM file.
+    #[error(transparent)]
+    Dictionary(Box<ConvertError>),
     #[error(transparent)]
     Keys(#[from] Box<KeysError>),
     #[error("{}: no architecture card for `{}`", path.display(), escape(arch))]
@@ -105,7 +108,7 @@ impl ConvertError {
             ),
             Self::Dequant(error) => error.is_unsupported(),
             Self::Diffusion(error) => error.is_unsupported(),
-            Self::SavedByMlx { source, .. } => source.is_unsupported(),
+            Self::SavedByMlx { source, .. } | Self::Dictionary(source) => source.is_unsupported(),
             Self::Adapters { .. } | Self::UnknownArch { .. } | Self::NoTarget { .. } => true,
             Self::Source(_)
             | Self::Recipe(_)
@@ -133,6 +136,11 @@ impl Hint for ConvertError {
             Self::Keys(error) => error.hints(),
             Self::Adapters { .. } => {
                 vec!["`--merge-adapters` merges a LoRA adapter into the weights".to_owned()]
+            }
+            Self::Dictionary(error) => {
+                let hint = "a FastLLM file has its dictionary in place of config.json: `--config FILE` gives what is missing there or \
+                            `None`; another value takes a new export";
+                error.hints().into_iter().chain([hint.to_owned()]).collect()
             }
             Self::SavedByMlx { .. } => {
                 vec!["convert the model that MLX was given, as transformers saves it".to_owned()]

@@ -44,7 +44,10 @@ impl ModelSource {
         let mut config = header.configuration();
         if let Some(path) = &flm.config {
             let given = load_object(path, &options.limits)?;
-            given.into_iter().for_each(|(key, value)| _ = config.entry(key).or_insert(value));
+            for (key, value) in given {
+                let own = config.entry(key).or_insert(Json::Null);
+                *own = if own.is_null() { value } else { own.take() };
+            }
         }
         name_class(path, &header, flm, options, &mut config)?;
         if header.version < 2 {

@@ -4,8 +4,8 @@ use gguf_arch::Mapping;
 use gguf_core::Hint;
 use gguf_core::text::escape;
 use gguf_format::key_faults::key_faults;
+use gguf_format::loader_keys::missing_keys;
 use gguf_format::number_faults::number_faults;
-use gguf_format::required_keys::missing_keys;
 use gguf_format::{KeyFault, Metadata, Value};
 
 /// Value of the configuration that gives a key no runtime reads.

@@ -51,7 +51,7 @@ pub use gguf_dequant::msmodelslim::OffsetSign;
 pub use gguf_dequant::{Quantization, StoredClass};
 pub use key_check::KeysError;
 pub use lora::{AdapterConversion, AdapterError, AdapterOptions, Stray};
-pub use mapping::{CardScope, map, registry};
+pub use mapping::{CardScope, map, registry, without_cards};
 pub use metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, MetadataWarning, general_metadata};
 pub use model_vocabulary::vocabulary;
 pub use naming::{FileName, ParameterCounts, fill_template};

@@ -24,6 +24,7 @@ use serde_json::Value as Json;
 
 use crate::conversion::QUANTIZATION_VERSION;
 use crate::metadata::{GeneralMetadata, MetadataFiles, MetadataInputs, general_metadata};
+use crate::mlx::SavedByMlx;
 use crate::naming::ParameterCounts;
 use crate::{ConvertError, ConvertOptions, left_out};
 use config::AdapterConfig;
@@ -211,10 +212,18 @@ fn base_dir(
         .ok_or_else(|| AdapterError::NoBase { path: adapter.config_path(), named: config.base.clone() })
 }
 
-/// Returns the tensors of the base from their headers; empty if the base has no weights.
+/// Returns the tensors of the base from their headers, with the names that transformers gives them; empty if the base has no
+/// weights.
 fn base_weights(base: &ModelDir, warnings: &mut Vec<String>) -> Vec<WeightMeta> {
     match Checkpoint::with_dir(base.clone()) {
-        Ok(checkpoint) => checkpoint.weights().to_vec(),
+        Ok(checkpoint) => {
+            let mlx = SavedByMlx::find(&checkpoint);
+            let name = |meta: &WeightMeta| {
+                let name = mlx.as_ref().map_or_else(|| meta.name.clone(), |mlx| mlx.name_of_part(&meta.name));
+                WeightMeta { name, ..meta.clone() }
+            };
+            checkpoint.weights().iter().map(name).collect()
+        }
         Err(CheckpointError::NoWeights { .. } | CheckpointError::FileMissing { .. }) => Vec::new(),
         Err(error) => {
             warnings.push(format!("{error}; the adapter is not held against the weights of its base"));
@@ -296,11 +305,7 @@ impl AdapterTensors {
     ) -> Result<Self, ConvertError> {
         let mut made = Self(Vec::with_capacity(mapping.outputs.len() * 2));
         for output in &mapping.outputs {
-            let first = match &output.content {
-                TensorContent::Sources(assembly) => assembly.sources.first().map(|source| source.weight),
-                _ => None,
-            };
-            match first.map(|first| first.checked_sub(parts.whole.len())) {
+            match first_source(&output.content).map(|first| first.checked_sub(parts.whole.len())) {
                 Some(None) => made.whole(adapter, parts, output)?,
                 Some(Some(pair)) => {
                     let tensor = || parts.pairs.get(pair).map(|pair| pair.name.clone()).unwrap_or_default();
@@ -369,6 +374,15 @@ impl AdapterTensors {
             self.0.push((TensorMeta { name, shape, ty }, recipe));
         }
         Ok(())
+    }
+}
+
+/// Returns the first weight of which an output is made.
+fn first_source(content: &TensorContent) -> Option<usize> {
+    match content {
+        TensorContent::Sources(assembly) => assembly.sources.first().map(|source| source.weight),
+        TensorContent::Joined { parts, .. } => parts.iter().find_map(first_source),
+        _ => None,
     }
 }
 

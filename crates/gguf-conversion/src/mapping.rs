@@ -6,7 +6,7 @@ use crate::mlx::SavedByMlx;
 use crate::side_files::SideFiles;
 use crate::target::OpenTarget;
 use crate::{ConvertError, ConvertOptions, ModelSource, rerank, token_counts};
-use gguf_arch::{self, Card, Inputs, Mapping, Registry, ResolveOptions};
+use gguf_arch::{self, Card, DraftHeads, Inputs, Mapping, Registry, ResolveOptions};
 use gguf_core::text::escape;
 use gguf_core::{WeightMeta, input};
 
@@ -56,12 +56,20 @@ pub fn map(
         norms_have_one: source.mlx.as_ref().is_some_and(SavedByMlx::has_norms_with_one),
         is_part: scope == CardScope::Part,
     };
-    let mapping = gguf_arch::resolve(&registry, &inputs, &arch_options)?;
+    let mut mapping = gguf_arch::resolve(&registry, &inputs, &arch_options)?;
+    if let Some((mlx, doubt)) = source.mlx.as_ref().and_then(|mlx| Some((mlx, mlx.doubt_of_head(&mapping)?)))
+    {
+        if options.heads == DraftHeads::Alone {
+            return Err(mlx.head_alone().into());
+        }
+        let without = ResolveOptions { heads: DraftHeads::Dropped, ..arch_options };
+        mapping = gguf_arch::resolve(&registry, &inputs, &without)?;
+        warnings.push(doubt);
+    }
     warnings.extend(mapping.warnings.iter().map(ToString::to_string));
     if let Some(path) = &options.card {
         warnings.extend(without_effect(path, &mapping.card)?);
     }
-    warnings.extend(source.mlx.as_ref().and_then(|mlx| mlx.doubt_of_head(&mapping)));
     Ok(mapping)
 }
 
@@ -81,20 +89,27 @@ pub fn registry(options: &ConvertOptions) -> Result<Registry, ConvertError> {
     Ok(registry)
 }
 
-/// Returns the warning about a given card that is not the `applied` one, or about a directory without cards. A card of a
+/// Returns the warning about a given card that is not the `applied` one, or a directory without cards. A card of a
 /// directory may work through others that extend it.
 fn without_effect(path: &Path, applied: &Card) -> Result<Option<String>, ConvertError> {
-    let has_effect = if path.is_dir() {
-        !card_texts(path)?.is_empty()
-    } else {
-        path.file_stem().is_some_and(|stem| stem.to_string_lossy() == applied.stem.as_str())
-    };
+    if path.is_dir() {
+        return without_cards(path);
+    }
+    let has_effect = path.file_stem().is_some_and(|stem| stem.to_string_lossy() == applied.stem.as_str());
     Ok((!has_effect).then(|| {
         format!(
             "`--card {}` changes nothing: the model is converted by card `{}`; a card applies to the classes that it lists",
             escape(&path.display().to_string()),
             escape(&applied.name())
         )
+    }))
+}
+
+/// Returns the warning about a directory without cards.
+pub fn without_cards(directory: &Path) -> Result<Option<String>, ConvertError> {
+    Ok(card_texts(directory)?.is_empty().then(|| {
+        let path = escape(&directory.display().to_string()).into_owned();
+        format!("`--card {path}` changes nothing: no file of that directory ends in `.toml`, as cards do")
     }))
 }
 

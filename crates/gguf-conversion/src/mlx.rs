@@ -146,33 +146,44 @@ impl SavedByMlx {
         ))
     }
 
-    /// Returns a warning about the norms of a draft head, which mlx-lm leaves out: other programs add it to its models.
+    /// Returns a warning about a draft head, which mlx-lm leaves out: other programs add it to its models, some with the norms of
+    /// the original.
     pub(super) fn doubt_of_head(&self, mapping: &Mapping) -> Option<String> {
         let is_of_head = |output: &&OutputSpec| output.name.contains(".nextn.");
         let output = mapping.outputs.iter().find(is_of_head).filter(|_| self.has_norms_with_one())?;
         let block = output.name.split(".nextn.").next().unwrap_or_default();
         Some(format!(
             "{}: MLX stores the norms of this model with one added, and nothing tells whether the draft head (`{block}`) has \
-             them so: they are read as the others; if the head is that of the original model, they are off by one: `--no-mtp` \
-             leaves it out",
+             them so: it is left out; the model that MLX was given has it",
             self.path.display()
         ))
     }
 
-    /// Returns the name that transformers gives a weight.
+    /// Returns the error about a draft head in doubt that is converted alone.
+    pub(super) fn head_alone(&self) -> CheckpointError {
+        let change = "with one added to norms, perhaps not to those of the draft head".to_owned();
+        CheckpointError::SavedByMlx { path: self.path.clone(), change }
+    }
+
+    /// Returns the name that transformers gives a weight, or the weight that this one is a part of.
     pub(super) fn original_name(&self, name: &str) -> String {
-        let renamed = self.types.iter().filter_map(|ty| FACTS.renamed.get(ty)).flatten();
-        let name = renamed.fold(name.to_owned(), |name, (own, original)| name.replace(own, original));
-        let starts = FACTS.starts.iter().filter(|row| row.types.iter().any(|ty| self.types.contains(ty)));
-        let start =
-            |(own, original): &(String, String)| Some(format!("{original}{}", name.strip_prefix(own)?));
-        let name = starts.flat_map(|row| &row.names).find_map(start).unwrap_or(name);
+        let name = self.name_of_part(name);
         let whole = |row: &Joined| {
             row.parts
                 .iter()
                 .find_map(|part| Some(format!("{}{}", name.strip_suffix(part.as_str())?, row.name)))
         };
         self.joined().find_map(whole).unwrap_or(name)
+    }
+
+    /// Returns a weight's name with the modules of transformers.
+    pub(super) fn name_of_part(&self, name: &str) -> String {
+        let renamed = self.types.iter().filter_map(|ty| FACTS.renamed.get(ty)).flatten();
+        let name = renamed.fold(name.to_owned(), |name, (own, original)| name.replace(own, original));
+        let starts = FACTS.starts.iter().filter(|row| row.types.iter().any(|ty| self.types.contains(ty)));
+        let start =
+            |(own, original): &(String, String)| Some(format!("{original}{}", name.strip_prefix(own)?));
+        starts.flat_map(|row| &row.names).find_map(start).unwrap_or(name)
     }
 
     fn joined(&self) -> impl Iterator<Item = &'static Joined> {

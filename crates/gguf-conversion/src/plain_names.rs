@@ -38,6 +38,7 @@ pub(super) fn map_by(
             }
         }
         let of_weights = quantization.pieces.iter_mut().flat_map(|piece| &mut piece.to);
+        let of_weights = of_weights.chain(&mut quantization.added_biases);
         of_weights.for_each(|weight| *weight = names.name(weight));
     }
     for (old, new) in source.metas().iter().zip(weights.weights()).filter(|(old, new)| old.name != new.name) {

@@ -50,6 +50,7 @@ impl SideFiles {
         Inputs {
             values: source.weights.as_deref().map(|weights| weights as &dyn WeightSource),
             stored: &source.stored,
+            added_biases: source.quantization.as_ref().map_or(&[][..], |own| own.added_biases.as_slice()),
             tokenizer_config: self.tokenizer_config.as_ref(),
             generation_config: self.generation_config.as_ref(),
             preprocessor: self.preprocessor.as_ref(),

@@ -28,6 +28,8 @@ pub struct SizesError {
     is_turned: bool,
     /// True if the same tensor of other layers has the declared size.
     is_uneven: bool,
+    /// Rows of embedding and head, if they differ in nothing but these.
+    rows: Option<(u64, u64)>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,6 +89,7 @@ impl SizesError {
                 let same = |(at, other): (usize, &TensorMeta)| in_block(&other.name) == own && !is_wrong(at);
                 own.is_some() && tensors.iter().enumerate().any(same)
             });
+        let rows = different_rows(&check.wrong, tensors);
         let is_set = |key: &str| set.iter().any(|(set, _)| set == key);
         let explained = |found: &ReportedTensor| -> Vec<(String, String)> {
             let of_key = |(key, value): &(String, String)| match mapping.origins.get(key) {
@@ -123,7 +126,23 @@ impl SizesError {
             })
         };
         let examples = found.iter().take(MAX_EXAMPLES).filter_map(example).collect();
-        Err(Box::new(Self { problem, examples, n: found.len(), keys, by_hand, is_turned, is_uneven }))
+        Err(Box::new(Self { problem, examples, n: found.len(), keys, by_hand, is_turned, is_uneven, rows }))
+    }
+}
+
+/// Returns the rows of embedding and head if they differ and no other tensor is wrong: no configuration fits both.
+fn different_rows(wrong: &[WrongShape], tensors: &[TensorMeta]) -> Option<(u64, u64)> {
+    const OF_VOCABULARY: [&str; 2] = ["token_embd.weight", "output.weight"];
+    let is_of_vocabulary = |wrong: &WrongShape| {
+        tensors.get(wrong.tensor).is_some_and(|tensor| OF_VOCABULARY.contains(&tensor.name.as_str()))
+    };
+    let dims = OF_VOCABULARY
+        .map(|name| tensors.iter().find(|tensor| tensor.name == name).map(|own| own.shape.dims()));
+    match dims {
+        [Some([embedding, width]), Some([head, inputs])] if width == inputs && embedding != head => {
+            (!wrong.is_empty() && wrong.iter().all(is_of_vocabulary)).then_some((*embedding, *head))
+        }
+        _ => None,
     }
 }
 
@@ -213,6 +232,12 @@ impl Hint for SizesError {
                  saves for PyTorch"
                     .to_owned(),
             ];
+        }
+        if let Some((embedding, head)) = self.rows {
+            return vec![format!(
+                "the embedding has {embedding} rows and the head {head}, and runtimes have one vocabulary for both: load the model \
+                 in transformers, give both the same rows with `resize_token_embeddings`, and save it again"
+            )];
         }
         if self.is_uneven {
             return vec![

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use serde_json::Value as Json;
 
+use crate::diffusion::text_encoder;
 use crate::drops::Drops;
 use crate::mlx::SavedByMlx;
 use crate::{ConvertError, ConvertOptions, modules};
@@ -153,8 +154,10 @@ impl ModelSource {
             mlx.check()?;
             source.warnings.extend(mlx.doubt());
         }
+        let described = text_encoder::described(&checkpoint.parts())?;
         let mut drops = Drops::of(&options.drop);
         let stored = drops.apply(Box::new(checkpoint));
+        let stored = text_encoder::decoded(stored, &described, options.level, &mut source.warnings)?;
         let dequant = DequantOptions { offset_sign: options.offset_sign, level: options.level };
         let opened = gguf_dequant::open(&files, stored, dequant)?;
         source.warnings.extend(opened.warnings);

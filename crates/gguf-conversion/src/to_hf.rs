@@ -230,7 +230,7 @@ pub fn gguf_to_hf(
     let source = Decoded::with_own(tensors, options.level, &is_own)?;
     let source = source.reshaped(|name, shape| with_dropped_ones(arch, name, shape));
     let rope_freqs = rope_freqs(metadata, &source, options.level)?;
-    let Inverse { config, outputs, inexact, .. } =
+    let Inverse { config, outputs, inexact, mut lost, notes: mut warnings, .. } =
         gguf_arch::invert(registry, metadata, source.weights(), rope_freqs.as_ref(), Some(&source))?;
     let class = config.get("architectures").and_then(|classes| classes[0].as_str()).unwrap_or_default();
     let class = class.to_owned();
@@ -262,6 +262,8 @@ pub fn gguf_to_hf(
         memory_bytes: options.memory_bytes,
         sync: options.sync,
     };
+    lost.extend(tokenizer.lost);
+    warnings.extend(tokenizer.warnings);
     let paths = write_checkpoint(directory, &weights, &files, &write, progress)?;
     Ok(ToHfReport {
         class,
@@ -270,7 +272,7 @@ pub fn gguf_to_hf(
         n_tensors: weights.weights().len() + dense.len(),
         n_bytes: weights.n_bytes(),
         rounded: inexact,
-        lost: tokenizer.lost,
-        warnings: tokenizer.warnings,
+        lost,
+        warnings,
     })
 }

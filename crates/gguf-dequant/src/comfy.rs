@@ -73,6 +73,12 @@ const OTHER_FACTORS: [&str; 3] = [".weight_scale_inv", SECOND, ".scale_inv"];
 /// Elements that are decoded at a time.
 const STEP: usize = 1 << 14;
 
+/// Returns true if weights have marks that ComfyUI's quantizers alone leave.
+pub fn has_comfy_marks(weights: &[WeightMeta]) -> bool {
+    let is_mark = |name: &str| name == MARKER || name.ends_with(DESCRIPTION) || name.ends_with(FACTORS[0]);
+    weights.iter().any(|meta| is_mark(&meta.name))
+}
+
 /// Weights of an image or video model as floats.
 pub struct ImageWeights {
     source: Arc<dyn WeightSource + Send>,

@@ -47,6 +47,8 @@ pub struct Quantization {
     pub pieces: Vec<Piece>,
     /// Weights that the configuration targets for quantization, but that are plain floats.
     pub plain_targets: Vec<String>,
+    /// Biases that the quantization added to layers without one: they hold the biases of norms before the layers.
+    pub added_biases: Vec<String>,
 }
 
 impl Quantization {

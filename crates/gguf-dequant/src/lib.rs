@@ -88,7 +88,7 @@ use gguf_core::simd::SimdLevel;
 use gguf_core::{WeightMeta, WeightSource};
 
 pub use adapter::{AdapterChanges, AddedBias, Replaced, with_adapter};
-pub use comfy::{ImageWeights, layers_of_header, saved_rank};
+pub use comfy::{ImageWeights, has_comfy_marks, layers_of_header, saved_rank};
 pub use encoding::{Encoding, Encodings, Quantization, StoredClass, stored_classes, tensor_class};
 pub use error::DequantError;
 pub(crate) use error::Result;
@@ -185,7 +185,8 @@ pub fn open(
     let method = settings.method.title();
     let encodings = layer.encodings(method);
     let pieces = layer.pieces(encoding::UNUSED).into_iter().chain(settings.pieces()).collect();
-    let quantization = Some(Quantization { method, encodings, pieces, plain_targets });
+    let quantization =
+        Some(Quantization { method, encodings, pieces, plain_targets, ..Quantization::default() });
     Ok(Opened { source: Box::new(layer), quantization, members, warnings })
 }
 

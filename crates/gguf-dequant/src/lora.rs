@@ -47,11 +47,15 @@ pub struct LoraPart {
     pub n_rows: Option<u64>,
     /// First row of the weight that is changed.
     pub first_row: u64,
+    /// First column of a transposed weight that is changed, if others of its columns belong to another matrix.
+    pub first_col: Option<u64>,
+    /// Distance of the rows that are changed, or of the columns if there is a first one; 1 unless matrices alternate.
+    pub step: u64,
 }
 
 impl Default for LoraPart {
     fn default() -> Self {
-        Self { n_experts: 1, experts: 0..1, skip: 0, n_rows: None, first_row: 0 }
+        Self { n_experts: 1, experts: 0..1, skip: 0, n_rows: None, first_row: 0, first_col: None, step: 1 }
     }
 }
 
@@ -102,8 +106,12 @@ struct Part {
     first_expert: u64,
     n_rows: u64,
     skip: u64,
-    /// Rows of the weight that change.
+    /// Rows of the weight that change, and their distance.
     rows: Range<u64>,
+    row_step: u64,
+    /// Columns of the weight that change, and their distance.
+    cols: Range<u64>,
+    col_step: u64,
     /// Rows of B.
     n_out: u64,
     /// True if B has its experts one after the other, too.
@@ -113,7 +121,8 @@ struct Part {
 /// Returns the sizes of a pair's product.
 fn part(weights: &[Weight], pair: &LoraPair) -> Result<Part, LoraError> {
     let [base, a, b] = [pair.base, pair.a, pair.b].map(|index| &weights[index].meta);
-    let LoraPart { n_experts, experts, skip, n_rows, first_row } = pair.part.clone();
+    let LoraPart { n_experts, experts, skip, n_rows, first_row, first_col, step } = pair.part.clone();
+    let [row_step, col_step] = if first_col.is_some() { [1, step] } else { [step, 1] };
     let found = || {
         let (a_rows, k, n, b_cols, b_by_expert) = match (a.shape.dims(), b.shape.dims()) {
             (&[a_rows, k], &[n, b_cols]) => (a_rows, k, n, b_cols, false),
@@ -129,11 +138,12 @@ fn part(weights: &[Weight], pair: &LoraPair) -> Result<Part, LoraError> {
         let n_rows = n_rows.unwrap_or(all);
         let n_taken = experts.end.checked_sub(experts.start)?;
         let rank = a_rows.checked_div(n_experts)?;
-        let end = first_row.checked_add(n_rows.checked_mul(n_taken)?)?;
+        let end = end_of(first_row, n_rows.checked_mul(n_taken)?, row_step)?;
+        let cols = first_col.unwrap_or(0)..end_of(first_col.unwrap_or(0), across, col_step)?;
         let n_base = stacked.iter().try_fold(1u64, |all, dim| all.checked_mul(*dim))?;
         let fits = a_rows == b_cols
             && rank.checked_mul(n_experts) == Some(a_rows)
-            && across == n_cols
+            && if first_col.is_some() { cols.end <= n_cols } else { across == n_cols }
             && skip.checked_add(n_rows)? <= all
             && experts.end <= n_experts
             && end <= n_base
@@ -147,6 +157,9 @@ fn part(weights: &[Weight], pair: &LoraPair) -> Result<Part, LoraError> {
             n_rows,
             skip,
             rows: first_row..end,
+            row_step,
+            cols,
+            col_step,
             n_out: n,
             b_by_expert,
         })
@@ -157,6 +170,11 @@ fn part(weights: &[Weight], pair: &LoraPair) -> Result<Part, LoraError> {
     })
 }
 
+/// Returns the end of `n` places from the first one on.
+fn end_of(first: u64, n: u64, step: u64) -> Option<u64> {
+    first.checked_add(n.checked_sub(1)?.checked_mul(step)?)?.checked_add(1)
+}
+
 /// Checks that no matrix is in two pairs, and that no row is changed twice.
 fn check(weights: &[Weight], pairs: &[LoraPair], parts: &[Part]) -> Result<(), LoraError> {
     let twice = |weight: usize| LoraError::Twice { name: weights[weight].meta.name.clone() };
@@ -164,11 +182,14 @@ fn check(weights: &[Weight], pairs: &[LoraPair], parts: &[Part]) -> Result<(), L
     if let Some(index) = pairs.iter().flat_map(|pair| [pair.a, pair.b]).find(|&index| !seen.insert(index)) {
         return Err(twice(index));
     }
-    let mut rows: Vec<_> =
-        pairs.iter().zip(parts).map(|(pair, part)| (pair.base, part.rows.start, part.rows.end)).collect();
+    let place = |(pair, part): (&LoraPair, &Part)| {
+        // Matrices that alternate begin at different rows or columns.
+        ((pair.base, part.rows.start % part.row_step, part.cols.start), part.rows.start, part.rows.end)
+    };
+    let mut rows: Vec<_> = pairs.iter().zip(parts).map(place).collect();
     rows.sort_unstable();
     match rows.windows(2).find(|two| two[0].0 == two[1].0 && two[0].2 > two[1].1) {
-        Some(two) => Err(twice(two[0].0)),
+        Some(two) => Err(twice(two[0].0.0)),
         None => Ok(()),
     }
 }
@@ -198,23 +219,38 @@ impl LowRank {
     fn apply(&self, inner: InnerSource<'_>, part: &Rectangle, values: &mut [f32]) -> Result<()> {
         let own = &self.part;
         let width = part.width();
-        let mut row = part.rows.start.max(own.rows.start);
-        let end = part.rows.end.min(own.rows.end);
-        while row < end {
-            let at = row - own.rows.start;
+        let after = |start: u64, first: u64, step: u64| start.saturating_sub(first).div_ceil(step);
+        let end = part.cols.end.min(own.cols.end);
+        let cols =
+            after(part.cols.start, own.cols.start, own.col_step)..after(end, own.cols.start, own.col_step);
+        if cols.is_empty() {
+            return Ok(());
+        }
+        let skip = own.cols.start + cols.start * own.col_step - part.cols.start;
+        let mut at = after(part.rows.start, own.rows.start, own.row_step);
+        let end = after(part.rows.end.min(own.rows.end), own.rows.start, own.row_step);
+        while at < end {
             let (expert, first) = (own.first_expert + at / own.n_rows, at % own.n_rows);
-            let n = (own.n_rows - first).min(end - row).min((STEP_ELEMS / width.max(1)).max(1) as u64);
-            let start = (row - part.rows.start) as usize * width;
+            let n = (own.n_rows - first).min(end - at).min((STEP_ELEMS / width.max(1)).max(1) as u64);
+            // Rows that are not changed lie between the others.
+            let n = if own.row_step == 1 { n } else { 1 };
+            let start = (own.rows.start + at * own.row_step - part.rows.start) as usize * width;
             let rows = own.skip + first..own.skip + first + n;
-            let values = &mut values[start..start + n as usize * width];
-            self.add(inner, expert, &Rectangle { rows, cols: part.cols.clone() }, values)?;
-            row += n;
+            let sums = self.sums(inner, expert, &Rectangle { rows, cols: cols.clone() })?;
+            let values = values[start..start + n as usize * width].chunks_exact_mut(width);
+            for (values, sums) in values.zip(sums.chunks_exact((cols.end - cols.start) as usize)) {
+                let values = values.iter_mut().skip(skip as usize).step_by(own.col_step as usize);
+                for (value, sum) in values.zip(sums) {
+                    *value = (f64::from(*value) + f64::from(self.scale) * sum) as f32;
+                }
+            }
+            at += n;
         }
         Ok(())
     }
 
-    /// Adds the product of an expert to the values of one step.
-    fn add(&self, inner: InnerSource<'_>, expert: u64, part: &Rectangle, values: &mut [f32]) -> Result<()> {
+    /// Returns a part of the product of an expert.
+    fn sums(&self, inner: InnerSource<'_>, expert: u64, part: &Rectangle) -> Result<Vec<f64>> {
         let (Rectangle { rows, cols }, width) = (part, part.width().max(1));
         // A is read one rank at a time. Of B, all ranks of the step's rows are needed (of its columns if the weight
         // is transposed).
@@ -222,7 +258,7 @@ impl LowRank {
             if self.is_transposed { (rows.clone(), cols.clone()) } else { (cols.clone(), rows.clone()) };
         let (n_along, n_across) = ((along.end - along.start) as usize, (across.end - across.start) as usize);
         let rank = self.part.rank as usize;
-        let mut sums = vec![0.0f64; values.len()];
+        let mut sums = vec![0.0f64; part.n_elems() as usize];
         scratch::with_floats(n_across * rank, |block| {
             if self.part.n_experts == 1 || self.part.b_by_expert {
                 let first = if self.part.b_by_expert { expert * self.part.n_out } else { 0 };
@@ -252,10 +288,7 @@ impl LowRank {
                 Ok::<_, DequantError>(())
             })
         })?;
-        for (value, sum) in values.iter_mut().zip(&sums) {
-            *value = (f64::from(*value) + f64::from(self.scale) * sum) as f32;
-        }
-        Ok(())
+        Ok(sums)
     }
 
     fn block_of(&self, inner: InnerSource<'_>, expert: u64) -> Result<Arc<[f32]>> {

@@ -89,10 +89,11 @@ pub(super) fn open(
     let mut warnings = sorted.warnings(&tensors);
     warnings.extend(scale_warnings(&linears));
     warnings.extend(sign_warning(inner, &linears)?);
-    let weights = build::weights(&tensors, &sorted, &linears, NormKind::of(config))?;
+    let (weights, added_biases) = build::weights(&tensors, &sorted, &linears, NormKind::of(config))?;
     let layer = Dequantized::new(source, options.level, weights);
     let (encodings, pieces) = (layer.encodings(METHOD), layer.pieces(OF_RUNTIME));
-    let quantization = Some(Quantization { method: METHOD, encodings, pieces, ..Quantization::default() });
+    let quantization =
+        Some(Quantization { method: METHOD, encodings, pieces, added_biases, ..Quantization::default() });
     Ok(Opened { source: Box::new(layer), quantization, members: Vec::new(), warnings })
 }
 

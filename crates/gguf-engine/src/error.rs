@@ -2,6 +2,7 @@
 
 use gguf_core::text::escape;
 use gguf_core::{Hint, Shape, SourceError};
+use gguf_format::ollama::without_towers;
 
 pub(crate) type Result<T, E = EngineError> = std::result::Result<T, E>;
 
@@ -96,8 +97,10 @@ impl Hint for EngineError {
                         .to_owned(),
                 ]
             }
-            Self::LeftOver { .. } => {
-                vec!["list tensors that the graph ignores on purpose under `unused` in the card".to_owned()]
+            Self::LeftOver { tensors } => {
+                let in_card =
+                    || "list tensors that the graph ignores on purpose under `unused` in the card".to_owned();
+                vec![without_towers(tensors).unwrap_or_else(in_card)]
             }
             Self::Memory { needed_bytes, .. } => {
                 vec![format!(

@@ -15,6 +15,7 @@ mod plain;
 mod post_ln;
 mod repeat;
 pub(super) mod run_memory;
+mod runtime_keys;
 mod stacks;
 pub(super) mod stage;
 #[cfg(test)]

@@ -202,7 +202,7 @@ pub enum GgufError {
         path.display(), escape(tensor), tensor.len(), limits.name_bytes, limits.dims
     )]
     PartLimits { path: PathBuf, tensor: String, rank: usize, limits: TensorLimits },
-    #[error("{}: tensor `{}` is in `{}` too", path.display(), escape(tensor), other.display())]
+    #[error("{}: tensor `{}` is in `{}` too: the parts are of two files", path.display(), escape(tensor), other.display())]
     PartTensorTwice { path: PathBuf, tensor: String, other: PathBuf },
     #[error("{}: {found} tensors in all parts, key `split.tensors.count` declares {expected}", path.display())]
     PartTensors { path: PathBuf, expected: u64, found: u64 },
@@ -284,7 +284,7 @@ impl Hint for GgufError {
             }
             Self::PartName { .. } => "give the part its original name back",
             Self::PartMissing { .. } => "all parts must be in one directory",
-            Self::PartSet { .. } => {
+            Self::PartSet { .. } | Self::PartTensorTwice { .. } => {
                 "run the command that wrote the parts again, or fetch all of them from one place"
             }
             Self::PartNumber { .. } | Self::PartForeign { .. } => {

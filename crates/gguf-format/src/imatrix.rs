@@ -170,6 +170,7 @@ pub struct Imatrix {
     withheld: BTreeSet<String>,
     dataset: Option<Vec<u8>>,
     n_chunks: i64,
+    n_tokens: Option<i64>,
 }
 
 impl Imatrix {
@@ -225,6 +226,7 @@ impl Imatrix {
             entries: sums.tensors.iter().map(|(name, columns)| (name.clone(), entry(columns))).collect(),
             dataset: sums.datasets.first().cloned(),
             n_chunks: i64::try_from(sums.n_chunks).unwrap_or(i64::MAX),
+            n_tokens: None,
         };
         imatrix.check_finite()?;
         Ok(imatrix)
@@ -258,6 +260,11 @@ impl Imatrix {
     /// Number of chunks of the text; 0 if unknown.
     pub fn n_chunks(&self) -> i64 {
         self.n_chunks
+    }
+
+    /// Number of tokens that the tensor with the most rows saw, if the file counts them.
+    pub fn n_tokens(&self) -> Option<i64> {
+        self.n_tokens
     }
 
     /// Checks that all weights are finite and not negative. Files are checked when they are read.

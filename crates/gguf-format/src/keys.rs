@@ -120,9 +120,29 @@ pub fn annotation_row(key: &str) -> Option<&'static KeyInfo> {
     annotation_info(key.strip_prefix(ANNOTATION_PREFIX)?)
 }
 
-/// Keys of an architecture that do not affect a model's outputs: the tensors determine the same value, or it belongs to
-/// other parts of a file.
-pub const WITHOUT_EFFECT: &[&str] = &["context_length", "vocab_size"];
+/// Keys of an architecture that do not affect a model's outputs where nothing reads them: the tensors determine the same
+/// value, or the model has no part that it is about.
+const WITHOUT_EFFECT: [&str; 11] = [
+    "attention.head_count_kv",
+    "attention.key_length",
+    "attention.layer_norm_epsilon",
+    "attention.layer_norm_rms_epsilon",
+    "attention.value_length",
+    "context_length",
+    "expert_count",
+    "expert_group_used_count",
+    "feed_forward_length",
+    "rope.freq_base",
+    "vocab_size",
+];
+
+/// Beginnings of the keys of a tower, which Ollama writes under the architecture of the language model.
+const OF_TOWERS: [&str; 3] = ["audio.", "mm.", "vision."];
+
+/// Returns true for a key, without the architecture's prefix, that does not affect a model's outputs where nothing reads it.
+pub fn is_without_effect(name: &str) -> bool {
+    WITHOUT_EFFECT.contains(&name) || OF_TOWERS.iter().any(|tower| name.starts_with(tower))
+}
 
 /// All well-known keys.
 pub static KEYS: LazyLock<Vec<KeyInfo>> = LazyLock::new(|| {

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::show::{ShownValue, TypedValue};
+use gguf_arch::diffusion::header_flaws;
 use gguf_core::bytes::Endian;
 use gguf_core::written::as_path;
 use gguf_core::{GgmlType, TensorSource};
@@ -219,8 +220,8 @@ fn listed(file: &GgufFile) -> impl Iterator<Item = TensorLine> + '_ {
 
 /// Returns warnings about a file that could be opened.
 pub fn warnings(file: &GgufFile) -> Vec<String> {
-    let mut out: Vec<_> =
-        file.tolerated().map(|(path, error)| format!("{}: {error}", path.display())).collect();
+    let flaws = header_flaws(file).into_iter();
+    let mut out: Vec<_> = flaws.map(|(path, error)| format!("{}: {error}", path.display())).collect();
     out.extend(foreign(file));
     for part in file.parts().iter().filter(|part| part.trailing_bytes() > 0) {
         let n = part.trailing_bytes();

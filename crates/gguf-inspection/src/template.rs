@@ -73,7 +73,8 @@ pub fn read_templates(path: &Path) -> Result<Metadata, EditError> {
             path: path.to_owned(),
             offset: error.utf8_error().valid_up_to(),
         })?;
-        ChatTemplates::One(text)
+        // A mark of the byte order would be a character of every chat.
+        ChatTemplates::One(text.strip_prefix('\u{feff}').map_or_else(|| text.clone(), str::to_owned))
     };
     let mut keys = Metadata::new();
     templates.write(&mut keys);
@@ -113,6 +114,8 @@ mod tests {
                     .collect::<Vec<_>>()
             })
         };
+        let marked = read("m.jinja", "\u{feff}{{ x }}").unwrap();
+        assert_eq!(marked, [(PLAIN.to_owned(), "{{ x }}".to_owned())]);
         let key = |key: &str, text: &str| (key.to_owned(), text.to_owned());
         assert_eq!(read("a.jinja", "{{ x }}\n").unwrap(), [key(PLAIN, "{{ x }}\\n")]);
         assert_eq!(read("c.json", r#"{"chat_template": "one"}"#).unwrap(), [key(PLAIN, "one")]);

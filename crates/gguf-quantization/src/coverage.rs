@@ -45,7 +45,12 @@ pub struct Coverage {
     pub lost: Vec<String>,
     /// Entries that match no tensor of the model.
     pub foreign: Vec<String>,
+    /// Number of tokens that the matrix saw, if they are too few for a mean.
+    pub few_tokens: Option<i64>,
 }
+
+/// Number of tokens below which a matrix says more about its text than about the model.
+pub(crate) const FEW_TOKENS: i64 = 1000;
 
 impl Coverage {
     /// Returns true if no tensor, expert or entry is left out.

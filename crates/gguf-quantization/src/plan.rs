@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Mutex;
 
 use crate::class::n_matrices;
-use crate::coverage::{Coverage, StandIn};
+use crate::coverage::{Coverage, FEW_TOKENS, StandIn};
 use crate::idle::idle_options;
 use crate::importance::{Lookup, lookup};
 use crate::metadata::{Changes, file_type_id, output_metadata};
@@ -20,6 +20,7 @@ use gguf_arch::diffusion::DiffusionRules;
 use gguf_blocks::{SmallRows, can_quantize, has_lost_groups};
 use gguf_core::text::escape;
 use gguf_core::{Content, GgmlType, ImatrixNeed, SourceError, TensorMeta, TensorSource, simd::SimdLevel};
+use gguf_format::ollama::{has_architecture, unknown_architecture};
 use gguf_format::{GgufFile, Imatrix, ImatrixError, Metadata, Value};
 
 /// Input of a quantization: tensors with their metadata, from a file or from a conversion that has not been written.
@@ -236,6 +237,7 @@ impl<'a> QuantizePlan<'a> {
         }
         let which = match facts.architecture.as_str() {
             "" => "the file names no architecture".to_owned(),
+            arch if has_architecture(arch) => unknown_architecture(arch),
             arch => format!("architecture `{}` is not a known language model", escape(arch)),
         };
         if let Some(rules) = &facts.diffusion {
@@ -244,10 +246,10 @@ impl<'a> QuantizePlan<'a> {
                 warnings.extend(rules.unloadable(&tensors));
             }
         } else if !is_known(&facts.architecture) {
-            warnings.push(format!(
-                "{which}: its first and last layers are quantized like all others; `--tensor-type REGEX=f16` keeps \
-                 some as floats, which image models need"
-            ));
+            let advice = "; `--tensor-type REGEX=f16` keeps some as floats, which image models need";
+            let advice = if has_architecture(&facts.architecture) { "" } else { advice };
+            warnings
+                .push(format!("{which}: its first and last layers are quantized like all others{advice}"));
         }
         let keeps_order = facts.diffusion.is_some();
         let changes =
@@ -517,6 +519,8 @@ impl<'a> PlanBuilder<'a, '_> {
         let is_foreign = |name: &&str| !names.contains(name) && !self.stand_ins.contains(*name);
         let foreign = imatrix.entries().map(|(name, _)| name).filter(is_foreign);
         self.coverage.foreign = foreign.map(str::to_owned).collect();
+        let is_used = self.coverage.n_covered > 0;
+        self.coverage.few_tokens = imatrix.n_tokens().filter(|&n| is_used && n < FEW_TOKENS);
         if let [example, ..] = self.coverage.foreign.as_slice()
             && self.coverage.foreign.len() == imatrix.entries().len()
         {

@@ -13,13 +13,15 @@ const SMALL: &[&str] =
 
 /// Folders of a repository that are read; others belong to other programs (`onnx`, `original`).
 const FOLDERS: &[&str] = &[
+    "0_Transformer",
     "1_Dense",
     "1_Pooling",
     "2_Dense",
     "3_Dense",
     "additional_chat_templates",
     "audio_tokenizer",
-    // Denoising models of image and video pipelines.
+    // Denoising models of image and video pipelines, and what tells their prediction.
+    "scheduler",
     "transformer",
     "unet",
 ];
@@ -69,6 +71,7 @@ mod tests {
             ("tokenizer.model", FileRole::Small),
             ("1_Pooling/config.json", FileRole::Small),
             ("2_Dense/model.safetensors", FileRole::Weights),
+            ("scheduler/scheduler_config.json", FileRole::Small),
             ("model-00001-of-00002.safetensors", FileRole::Weights),
             ("consolidated.00.PTH", FileRole::Weights),
             ("original/params.json", FileRole::Other),

@@ -47,7 +47,7 @@ impl Algorithm {
         Some(match model {
             "llama" => Self::Pieces,
             "gemma4" => Self::RankedPieces,
-            "gpt2" => Self::ByteLevel,
+            "gpt2" | "hybriddna" => Self::ByteLevel,
             "whitespace" => Self::Whitespace,
             "t5" => Self::Unigram,
             "bert" => Self::WordPiece,
@@ -115,6 +115,7 @@ fn reads_json(mode: Mode) -> bool {
             mode,
             Mode::Bpe
                 | Mode::BpePlainAdded
+                | Mode::HybridDna
                 | Mode::Whitespace
                 | Mode::LlamaHf
                 | Mode::SpmXverse

@@ -312,7 +312,7 @@ fn say_moved(file: &'static str, moved: Vec<Moved>, warnings: &mut Vec<Tokenizer
 }
 
 /// Warns about tokens without a row, once for each key that names some.
-fn say_without_row(
+pub(super) fn say_without_row(
     mut lost: Vec<(&'static str, String, String)>,
     size: u64,
     warnings: &mut Vec<TokenizerWarning>,
@@ -326,7 +326,7 @@ fn say_without_row(
 }
 
 /// Returns true for the key of a role whose missing token is reported with the role.
-fn is_role(key: &str) -> bool {
+pub(super) fn is_role(key: &str) -> bool {
     ROLES.contains(&key) && key != "cls_token"
 }
 
@@ -340,6 +340,15 @@ struct NamedToken {
 /// own.
 pub(super) fn special_texts(directory: &Directory<'_>, config: &Json) -> Result<Vec<String>> {
     Ok(special_tokens(directory, config)?.into_iter().map(|token| token.text).collect())
+}
+
+/// Returns the special tokens that files name: file, key, text.
+pub(super) fn named_tokens(
+    directory: &Directory<'_>,
+    config: &Json,
+) -> Result<Vec<(&'static str, String, String)>> {
+    let named = special_tokens(directory, config)?.into_iter();
+    Ok(named.filter_map(|token| token.source.map(|(file, key)| (file, key, token.text))).collect())
 }
 
 /// Returns the special tokens of single roles: of the configuration, else of `special_tokens_map.json`, else `defaults`.

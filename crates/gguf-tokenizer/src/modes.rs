@@ -106,9 +106,8 @@ impl Context<'_> {
 
     /// Collects the special tokens, with those of a file in the form of `tokenizer.json`.
     fn special_of(&mut self, tokens: &TokenList, hf: Option<&HfJson>) -> Result<SpecialTokens> {
-        let n_tokens = tokens.len();
         let roles = self.request.types.as_deref();
-        let mut special = SpecialTokens::read(&self.directory, hf, n_tokens, roles, self.warnings)?;
+        let mut special = SpecialTokens::read(&self.directory, hf, tokens, roles, self.warnings)?;
         for (role, value) in &self.mode.special {
             if special.id(role).is_none() {
                 let id = self.special_id(tokens, role, value)?;

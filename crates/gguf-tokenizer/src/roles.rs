@@ -207,15 +207,16 @@ impl DeclaredRole<'_> {
 
     /// Returns a warning about tokens at which transformers ends a text but the runtime does not.
     fn further_ends(&self, key: &str) -> Option<TokenizerWarning> {
-        let written = self.written(key);
+        let default = || self.vocab.eos.filter(|&id| is_meant(id, self.vocab));
+        let end = self.written(key).or_else(default)?;
         let claim = [GENERATION_CONFIG, MODEL_CONFIG]
             .iter()
             .find_map(|file| self.claims.iter().find(|claim| claim.file == *file && !claim.ids.is_empty()))?;
-        if !written.is_some_and(|id| claim.ids.contains(&id)) {
+        if !claim.ids.contains(&end) {
             return None;
         }
         let is_unknown = |id: &&u32| {
-            Some(**id) != written
+            **id != end
                 && !self.is_further_end(**id)
                 && self.vocab.kind(**id) != TokenType::Unused
                 && !self.vocab.token(**id).is_some_and(ends_generation)

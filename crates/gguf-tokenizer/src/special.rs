@@ -12,6 +12,7 @@ use gguf_format::{Array, FILE_ROLES, Metadata, SpecialToken, Value};
 
 use super::TokenizerWarning;
 use super::chat_template::ChatTemplates;
+use super::emit::TokenList;
 use super::files::{CONFIG, Directory};
 use super::hf_json::HfJson;
 
@@ -56,16 +57,16 @@ pub(crate) struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    /// Reads the files. Ids of `n_tokens` or more, and negative ones, are ignored here, and reported when the finished
+    /// Reads the files. Ids beyond `tokens`, the written ones, and negative ones, are ignored here, and reported when the finished
     /// keys are checked. `roles` replaces the list of roles.
     pub(crate) fn read(
         directory: &Directory<'_>,
         hf: Option<&HfJson>,
-        n_tokens: u64,
+        tokens: &TokenList,
         roles: Option<&[String]>,
         warnings: &mut Vec<TokenizerWarning>,
     ) -> Result<Self> {
-        let mut special = Self { n_tokens, ..Self::default() };
+        let mut special = Self { n_tokens: tokens.len(), ..Self::default() };
         let mut roles = match roles {
             Some(roles) => roles.to_vec(),
             None => FILE_ROLES.iter().map(|&role| role.to_owned()).collect(),
@@ -76,7 +77,7 @@ impl SpecialTokens {
             special.read_post_processor(&hf.post_processor, &mut config, &mut roles);
         }
         special.chat = ChatTemplates::read(directory, &config, warnings)?;
-        special.read_config(&config, hf, &roles);
+        special.read_config(&config, hf, tokens, &roles);
         let model = directory.tree("config.json")?;
         for role in &roles {
             let key = format!("{role}_token_id");
@@ -233,7 +234,7 @@ impl SpecialTokens {
         }
     }
 
-    fn read_config(&mut self, config: &Json, hf: Option<&HfJson>, roles: &[String]) {
+    fn read_config(&mut self, config: &Json, hf: Option<&HfJson>, tokens: &TokenList, roles: &[String]) {
         for role in roles {
             if let Some(add) = config.get(format!("add_{role}_token")).and_then(Json::as_bool) {
                 self.add_default(role, add);
@@ -241,7 +242,10 @@ impl SpecialTokens {
             let Some(text) = config.get(format!("{role}_token")).and_then(token_text) else { continue };
             let added = hf.map_or(&[][..], |hf| hf.added_tokens.as_slice());
             if let Some(token) = added.iter().find(|token| token.content == text) {
-                self.set_json(role, Some(&Json::from(token.id)));
+                // The file may declare another id than the token gets.
+                let at = usize::try_from(token.id).ok().and_then(|at| tokens.tokens.get(at));
+                let used = if at.is_some_and(|own| own == text.as_bytes()) { None } else { tokens.id(text) };
+                self.set_json(role, Some(&Json::from(used.unwrap_or(token.id))));
             }
         }
     }
@@ -390,16 +394,39 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::emit::TokenType;
     use gguf_core::limits::Limits;
 
     fn read(files: &[(&str, Json)]) -> SpecialTokens {
+        read_with(files, &[])
+    }
+
+    /// Reads the files for 100 tokens, of which some have these ids and texts.
+    fn read_with(files: &[(&str, Json)], texts: &[(u64, &str)]) -> SpecialTokens {
         let dir = tempfile::tempdir().unwrap();
         for (name, content) in files {
             fs_err::write(dir.path().join(name), content.to_string()).unwrap();
         }
         let directory = Directory::new(dir.path(), Limits::default());
         let hf = HfJson::read(&directory).unwrap();
-        SpecialTokens::read(&directory, hf.as_ref(), 100, None, &mut Vec::new()).unwrap()
+        let mut tokens = TokenList::unused(dir.path(), 100, None).unwrap();
+        for (id, text) in texts {
+            tokens.set(*id, *text, 0.0, TokenType::Control);
+        }
+        SpecialTokens::read(&directory, hf.as_ref(), &tokens, None, &mut Vec::new()).unwrap()
+    }
+
+    #[test]
+    fn the_id_of_a_text_is_the_one_that_it_got() {
+        let files = [
+            ("tokenizer.json", json!({"added_tokens": [{"id": 30, "content": "<|im_end|>"}], "model": {}})),
+            ("tokenizer_config.json", json!({"eos_token": "<|im_end|>"})),
+        ];
+        for (texts, expected) in
+            [(&[(25, "<|im_end|>")][..], 25), (&[(25, "<|im_end|>"), (30, "<|im_end|>")], 30)]
+        {
+            assert_eq!(read_with(&files, texts).ids, [("eos".to_owned(), expected)]);
+        }
     }
 
     fn template(single: &[&str]) -> Json {

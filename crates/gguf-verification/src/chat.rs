@@ -10,6 +10,7 @@
 pub(super) mod builtin;
 mod filters;
 mod isolated;
+mod methods;
 pub(super) mod names;
 mod prepared;
 mod renderer;
@@ -20,7 +21,7 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, Serde, from_args};
+use minijinja::value::{Kwargs, Rest, Serde};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value as Jinja};
 use serde_json::Value as Json;
 
@@ -200,12 +201,20 @@ impl ChatTemplate {
         environment.set_syntax(config);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(DEPTH);
-        environment.set_unknown_method_callback(method);
+        environment.set_unknown_method_callback(methods::method);
         environment.set_formatter(write_value);
         environment.add_filter("tojson", to_json);
         environment.add_filter("string", filters::string);
         environment.add_filter("truncate", filters::truncate);
         environment.add_filter("urlencode", |text: String| filters::urlencode(&text));
+        environment.add_filter("int", filters::int);
+        for name in ["length", "count"] {
+            environment.add_filter(name, filters::length);
+        }
+        environment.add_filter("replace", filters::replace);
+        environment.add_filter("center", filters::center);
+        environment.add_filter("wordcount", |text: String| text.split_whitespace().count());
+        environment.add_filter("wordwrap", filters::wordwrap);
         environment.add_test("iterable", is_iterable);
         environment.add_function("raise_exception", |message: String| -> Result<Jinja, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, RAISED).with_source(RaisedException(message)))
@@ -360,33 +369,6 @@ fn without_generation(source: &str) -> String {
     }
     out.push_str(rest);
     out
-}
-
-/// Implements methods of Python's types.
-fn method(state: &mut State, value: &Jinja, name: &str, args: &[Jinja]) -> Result<Jinja, Error> {
-    let (Some(text), "rsplit") = (value.as_str(), name) else {
-        return minijinja_contrib::pycompat::unknown_method_callback(state, value, name, args);
-    };
-    let (by, most): (Option<&str>, Option<i64>) = from_args(args)?;
-    let most =
-        most.and_then(|most| usize::try_from(most).ok()).map_or(usize::MAX, |most| most.saturating_add(1));
-    let mut parts: Vec<&str> = match by {
-        Some("") => return Err(Error::new(ErrorKind::InvalidOperation, "empty separator")),
-        Some(by) => text.rsplitn(most, by).collect(),
-        None => {
-            let mut parts = Vec::new();
-            let mut rest = text.trim_end();
-            while !rest.is_empty() {
-                let at = rest.rfind(char::is_whitespace).filter(|_| parts.len() + 1 < most);
-                let start = at.map_or(0, |at| at + rest[at..].chars().next().map_or(0, char::len_utf8));
-                parts.push(&rest[start..]);
-                rest = at.map_or("", |at| rest[..at].trim_end());
-            }
-            parts
-        }
-    };
-    parts.reverse();
-    Ok(parts.into_iter().map(Jinja::from).collect())
 }
 
 /// Writes a value as text: floats as in Python.

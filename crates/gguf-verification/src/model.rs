@@ -19,6 +19,8 @@ pub struct Model<'a> {
     pub metadata: &'a Metadata,
     /// GGUF file of the model, if it is one.
     pub file: Option<&'a GgufFile>,
+    /// True if all keys count, also those that llama.cpp does not go by: the model is a checkpoint.
+    pub is_checkpoint: bool,
     /// Graph of the architecture, or the reason why it is missing.
     pub features: Result<&'a GraphFeatures, &'a str>,
     /// Tokenizer of the model, or the reason why it is missing.
@@ -34,14 +36,15 @@ pub struct Model<'a> {
 }
 
 impl Model<'_> {
-    /// Resolves the graph of the model.
+    /// Resolves the graph of the model: of a file, the one that llama.cpp computes.
     ///
     /// # Errors
     /// If the architecture has no graph, or if keys and tensors do not fit it.
     pub fn plan(&self) -> Result<GraphPlan, EngineError> {
         let arch = self.arch().unwrap_or_default();
+        let resolve = if self.is_checkpoint { GraphPlan::as_described } else { GraphPlan::new };
         match self.features {
-            Ok(features) => GraphPlan::new(features, self.metadata, self.source.tensors()),
+            Ok(features) => resolve(features, self.metadata, self.source.tensors()),
             Err(reason) => Err(EngineError::NoGraph { arch, reason: reason.to_owned() }),
         }
     }

@@ -43,6 +43,7 @@ impl ModelParts {
             source,
             metadata,
             file,
+            is_checkpoint: file.is_none(),
             features: self.features.as_ref().map_err(String::as_str),
             encoder: self.encoder.as_ref().map(|encoder| encoder as _).map_err(String::as_str),
             template: &*template,

@@ -138,7 +138,11 @@ fn run_checks(
     let of_tasks: Vec<Finding> = report.tasks.iter().flat_map(TaskReport::findings).collect();
     report.extend(of_tasks);
     if encoded.is_empty() && (extras.logits.is_some() || !extras.tasks.is_empty()) {
-        let message = "no text was scored: answers to tasks are counted, not judged";
+        let message = if extras.tasks.is_empty() {
+            "no text was scored: that of the logit file does not fit the model"
+        } else {
+            "no text was scored: answers to tasks are counted, not judged"
+        };
         report.add(Finding::unchecked(Check::Perplexity, message));
         return Ok(Verification::without_figures(report));
     }

@@ -73,6 +73,29 @@ impl LowRank {
         Ok(Self { b: View::stack(views(|part| &part.b))?, a: View::stack(views(|part| &part.a))? })
     }
 
+    /// Joins products whose rows follow each other: their B are along a diagonal. Runtimes divide the strength by the rank, which
+    /// grows, so each B grows as much.
+    fn below(parts: &[Self], rows: usize) -> Result<Self, FactorError> {
+        let rank = |part: &Self| part.a.shape().get(rows).copied().unwrap_or(0);
+        let total: u64 = parts.iter().map(rank).sum();
+        let mut first = 0;
+        let mut block = |part: &Self| {
+            let own = rank(part);
+            if part.b.shape().len() != rows + 2 || own == 0 {
+                return Err(FactorError::Join);
+            }
+            let zeros = |n: u64| View::fill(0.0, [&part.b.shape()[..=rows], &[n]].concat());
+            let b = part.b.math(MathOp::Scale(total as f64 / own as f64));
+            let blocks = [(first, zeros(first)), (own, b), (total - first - own, zeros(total - first - own))];
+            first += own;
+            let blocks = blocks.into_iter().filter(|block| block.0 > 0).map(|block| block.1).collect();
+            Ok(View::concat(blocks, rows + 1)?)
+        };
+        let b = parts.iter().map(&mut block).collect::<Result<_, _>>()?;
+        let a = parts.iter().map(|part| part.a.clone()).collect();
+        Ok(Self { b: View::concat(b, rows)?, a: View::concat(a, rows)? })
+    }
+
     /// Applies an operation: to B if it concerns rows, to A if it concerns columns.
     ///
     /// # Errors
@@ -140,7 +163,14 @@ pub fn factors(
     content: &TensorContent,
     of: &dyn Fn(usize) -> Result<LowRank, FactorError>,
 ) -> Result<LowRank, FactorError> {
-    let TensorContent::Sources(assembly) = content else { return Err(FactorError::Join) };
+    let assembly = match content {
+        TensorContent::Sources(assembly) => assembly,
+        TensorContent::Joined { parts, axis } => {
+            let parts = parts.iter().map(|part| factors(part, of)).collect::<Result<Vec<_>, _>>()?;
+            return LowRank::below(&parts, *axis);
+        }
+        _ => return Err(FactorError::Join),
+    };
     let parts = assembly.sources.iter().map(|source| of(source.weight)?.run(&source.ops));
     let parts = parts.collect::<Result<Vec<_>, _>>()?;
     let joined = match (assembly.join, parts.as_slice()) {
@@ -254,6 +284,17 @@ mod tests {
         ] {
             assert_eq!(product.apply(&op).unwrap_err(), FactorError::Op(op.name()), "{op:?}");
         }
+    }
+
+    #[test]
+    fn products_below_each_other_are_one_of_all_ranks() {
+        let parts = [product_of(&[3], 4, 2, 6), product_of(&[3], 5, 1, 6)];
+        let found = LowRank::below(&parts, 1).unwrap();
+        assert_eq!((found.a.shape(), found.b.shape()), (&[3, 3, 6][..], &[3, 9, 3][..]));
+        let own =
+            [(&parts[0], 1.5), (&parts[1], 3.0)].map(|(part, by)| multiplied(part).math(MathOp::Scale(by)));
+        assert_eq!(floats(&multiplied(&found)), floats(&View::concat(own.to_vec(), 1).unwrap()));
+        assert_eq!(LowRank::below(&parts, 2).unwrap_err(), FactorError::Join);
     }
 
     #[test]

@@ -13,7 +13,8 @@ use crate::arch::{
 };
 use crate::cli::render::{Align, Table};
 use crate::cli::{Exit, Session, UsageError};
-use crate::convert::{ConvertError, ConvertOptions, registry};
+use crate::convert::{ConvertError, ConvertOptions, registry, without_cards};
+use crate::core::progress::Progress as _;
 use crate::core::similar::{did_you_mean, nearest};
 use crate::core::text::escape;
 use crate::engine::{Stage, stage};
@@ -178,6 +179,11 @@ impl From<&Stage> for EngineSupport {
 impl Archs {
     pub(super) fn run(&self, session: &Session) -> anyhow::Result<Exit> {
         let registries = self.registries()?;
+        if let Some(folder) = self.card.as_deref().filter(|path| path.is_dir())
+            && let Some(warning) = without_cards(folder)?
+        {
+            session.progress.warn(&warning);
+        }
         let Some(name) = &self.name else { return list(&registries, session) };
         let cards = registries.iter().flat_map(|registry| facts(registry, name)).map(CardReport::from);
         let images = DiffusionCards::embedded()?;

@@ -15,8 +15,8 @@ use crate::gguf::WriteReport;
 use crate::inspect::{
     Change, Edit, EditError, EditPlan, Objection, TensorChange, TypedValue, remarks_on, value_text,
 };
-use crate::job::Guard;
 use crate::job::templates::TemplateFindings;
+use crate::job::{Guard, is_digest};
 
 /// How an edit is made.
 #[derive(Debug, Args)]
@@ -99,6 +99,13 @@ impl EditArgs {
             let is_imatrix = check_kind(plan.target(), OutputKind::Imatrix).is_ok();
             let kind = if is_imatrix { OutputKind::Imatrix } else { OutputKind::Model };
             guard.write("the output", plan.target(), kind)?;
+        }
+        let replaced = fs_err::canonicalize(plan.target()).unwrap_or_else(|_| plan.target().to_owned());
+        if self.output.is_none() && is_digest(&replaced) {
+            session.progress.warn(&format!(
+                "{}: it is named by its hash, which its content will not have any more: `-o FILE` writes another",
+                escape(&replaced.display().to_string())
+            ));
         }
         let templates = new_template_findings(&plan);
         for (name, why) in templates.faults {

@@ -103,9 +103,9 @@ impl CombineArgs {
             session.print_json(&VerifyDocument::new(&entries, &[]))?;
         } else {
             let detail = if session.common.verbose > 0 { Detail::Full } else { Detail::Brief };
-            session.print(|out| printout::print(&entries, out, detail))?;
+            session.print(|out| printout::print(&entries, false, out, detail))?;
         }
-        Ok(match report::verdict(&entries) {
+        Ok(match report::verdict(&entries, false) {
             Verdict::Pass => Exit::Done,
             Verdict::Partial if self.accept_partial => Exit::Done,
             Verdict::Partial => Exit::Partial,

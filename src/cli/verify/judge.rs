@@ -264,14 +264,13 @@ impl VerifyArgs {
             return Err(failures.swap_remove(at).1);
         }
         if let Some(earlier) = &earlier {
-            let is_alone = entries.len() == 1;
             for entry in &mut entries {
-                let findings = earlier.findings(entry, is_alone);
+                let findings = earlier.findings(entry);
                 entry.report.extend(findings);
             }
         }
         outputs.commit(session)?;
-        reports.write(&entries, named, self.title.as_deref(), &read, session)?;
+        reports.write((&entries, &failures), named, self.title.as_deref(), &read, session)?;
         take(&entries, &failures)
     }
 
@@ -286,7 +285,7 @@ impl VerifyArgs {
             session.print_json(&VerifyDocument::new(entries, failures))?;
         } else {
             let detail = if session.common.verbose > 0 { Detail::Full } else { Detail::Brief };
-            session.print(|out| printout::print(entries, out, detail))?;
+            session.print(|out| printout::print(entries, !failures.is_empty(), out, detail))?;
         }
         let n_left = self.models.len() - entries.len() - failures.len();
         if n_left > 0 {
@@ -298,7 +297,7 @@ impl VerifyArgs {
             Failure::of(error).map(|failure| failure.about(&escape(&name)).tell(false))
         });
         let exits: Vec<Exit> = failed.collect();
-        Ok(exits.into_iter().next().unwrap_or_else(|| self.exit(report::verdict(entries))))
+        Ok(exits.into_iter().next().unwrap_or_else(|| self.exit(report::verdict(entries, false))))
     }
 
     /// Returns the text to run: the built-in one if no prompts, tasks or logit file are given.

@@ -106,13 +106,13 @@ impl Reports {
         self.targets.is_empty()
     }
 
-    /// Writes all reports, or none. `inputs` are the files that were read, each with its role.
+    /// Writes all reports, or none: of the files that were judged, and of those that could not be. `inputs` are the files that were read, each with its role.
     ///
     /// # Errors
     /// Inputs that cannot be read again for their hashes, outputs that cannot be written.
     pub(super) fn write(
         &self,
-        entries: &[ModelReport],
+        (entries, failures): (&[ModelReport], &[(PathBuf, anyhow::Error)]),
         baseline: Option<&Path>,
         title: Option<&str>,
         inputs: &[(&'static str, PathBuf)],
@@ -123,6 +123,7 @@ impl Reports {
         }
         let run = RunInfo::of(session, inputs)?;
         let mut page = data::PageData::new(entries, baseline, inputs, run);
+        page.add_failed(failures);
         if let Some(title) = title {
             page.title = escape(title).into_owned();
         }
@@ -134,7 +135,8 @@ impl Reports {
                 ReportFormat::Csv => tables::csv(&page),
                 ReportFormat::Junit => tables::junit(&page),
                 ReportFormat::Json => {
-                    let document = ReportFile { document: VerifyDocument::new(entries, &[]), run: &page.run };
+                    let document =
+                        ReportFile { document: VerifyDocument::new(entries, failures), run: &page.run };
                     json_text(&document)?
                 }
             };

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
+use crate::cli::verify::names::distinct_names;
 use crate::core::text::escape;
 use crate::core::written::as_path;
 use crate::verify::Position;
@@ -50,10 +51,11 @@ pub(super) fn pairs<'a>(files: impl Iterator<Item = (&'a Path, &'a [f64])>) -> V
 }
 
 pub(super) fn print(pairs: &[Pair<'_>], out: &mut dyn Write) -> std::io::Result<()> {
-    let name =
-        |path: &Path| escape(&path.file_name().unwrap_or(path.as_os_str()).to_string_lossy()).into_owned();
-    for &Pair { better, worse, by, stderr } in pairs {
-        let (better, worse) = (name(better), name(worse));
+    let paths: Vec<&Path> = pairs.iter().flat_map(|pair| [pair.better, pair.worse]).collect();
+    let names = distinct_names(&paths);
+    for (&Pair { by, stderr, .. }, names) in pairs.iter().zip(names.chunks(2)) {
+        let [better, worse] = names else { continue };
+        let (better, worse) = (escape(better), escape(worse));
         if by > stderr {
             writeln!(out, "{better} is better than {worse} by {by:.4} ± {stderr:.4} over the same tokens")?;
         } else {
@@ -93,6 +95,10 @@ mod tests {
             String::from_utf8(text.clone()).unwrap(),
             "best is better than worst by 0.5000 ± 0.0577 over the same tokens\n"
         );
+        let same_name = [("q.gguf", &[0.1, 0.2][..]), ("old/q.gguf", &[0.3, 0.3])];
+        text.clear();
+        print(&pairs(&same_name), &mut text).unwrap();
+        assert!(String::from_utf8(text.clone()).unwrap().starts_with("q.gguf is better than old/q.gguf by"));
         // Differences of 0.1, -0.1 and 0.03: within their error.
         let alike = [("a", &[0.1, 0.3, 0.2][..]), ("b", &[0.2, 0.2, 0.23])];
         text.clear();

@@ -196,9 +196,14 @@ fn prompts(report: &Report) -> Table {
     table
 }
 
-/// Prints one report in full; of several the findings, then a row each.
-pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, detail: Detail) -> std::io::Result<()> {
-    if let [entry] = entries {
+/// Prints one report in full; of several the findings, then a row each. `has_failed` is true if others could not be judged.
+pub(super) fn print(
+    entries: &[ModelReport],
+    has_failed: bool,
+    out: &mut dyn Write,
+    detail: Detail,
+) -> std::io::Result<()> {
+    if let ([entry], false) = (entries, has_failed) {
         return entry.print(out, detail);
     }
     let named = entries.iter().map(|entry| {
@@ -212,5 +217,5 @@ pub(super) fn print(entries: &[ModelReport], out: &mut dyn Write, detail: Detail
     }
     overview::table(entries).print(out)?;
     pairs::print(&pairs::pairs(report::scored(entries)), out)?;
-    reasons::print_verdict(report::verdict(entries), out)
+    reasons::print_verdict(report::verdict(entries, has_failed), out)
 }

@@ -50,9 +50,10 @@ pub(super) fn scored(entries: &[ModelReport]) -> impl Iterator<Item = (&Path, &[
     entries.iter().map(|entry| (entry.path.as_path(), entry.losses.as_slice()))
 }
 
-/// Returns the worst of all verdicts.
-pub(super) fn verdict(entries: &[ModelReport]) -> Verdict {
-    entries.iter().map(|entry| entry.report.verdict).max().unwrap_or(Verdict::Pass)
+/// Returns the worst of all verdicts; `partial` at best if a file could not be judged.
+pub(super) fn verdict(entries: &[ModelReport], has_failed: bool) -> Verdict {
+    let best = if has_failed { Verdict::Partial } else { Verdict::Pass };
+    entries.iter().map(|entry| entry.report.verdict).fold(best, Verdict::max)
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -72,7 +73,7 @@ pub(super) struct ModelDocument<'a> {
 /// Document of `--json`: the same form for one model and for several.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct VerifyDocument<'a> {
-    /// Worst of all verdicts.
+    /// Worst of all verdicts; `partial` at best if a model could not be judged.
     verdict: Verdict,
     /// Report of each model that was judged.
     models: Vec<ModelDocument<'a>>,
@@ -99,7 +100,7 @@ impl<'a> VerifyDocument<'a> {
         let failed =
             failures.iter().map(|(path, error)| FailedModel { file: path, error: error_line(error) });
         Self {
-            verdict: verdict(entries),
+            verdict: verdict(entries, !failures.is_empty()),
             models: entries.iter().map(ModelDocument::from).collect(),
             pairs: pairs(scored(entries)),
             failed: failed.collect(),

@@ -30,6 +30,10 @@ fn the_program_drafts_and_converts() {
     // With that card the class is known, and shown like any other.
     let class = unknown["config"]["architectures"][0].as_str().unwrap();
     assert!(run(2, &["archs", class]).1.contains("no architecture and no class is named"));
+    std::fs::create_dir(dir.path().join("none")).unwrap();
+    assert!(
+        run(0, &["archs", "qwen3", "--card", "none"]).1.contains("no file of that directory ends in `.toml`")
+    );
     assert!(run(0, &["archs", class, "--card", "my.toml"]).0.contains(&format!("  classes     {class}\n")));
     assert_eq!(fs_err::read_to_string(dir.path().join("my.toml")).unwrap(), card);
     run(0, &[&dry[..], &["--card", "my.toml"]].concat());

@@ -283,6 +283,22 @@ fn gguf_imatrix(dir: &Path, tensor: &str, n_cols: u64, counts: &[f32]) -> Imatri
 }
 
 #[test]
+fn a_matrix_of_few_tokens_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = "blk.0.attn_v.weight";
+    let source = floats(&[(name, &[4, 256], 1.0)]);
+    let of = |n_tokens: f32| {
+        let imatrix = gguf_imatrix(dir.path(), name, 256, &[n_tokens]);
+        let metadata = metadata();
+        let input = Input::new(&source, &metadata);
+        let options = QuantizeOptions::new(FileType::Q4KM);
+        QuantizePlan::new(&input, &options, Some(&imatrix)).unwrap().coverage().few_tokens
+    };
+    // Sums that were scaled to one row have no count.
+    assert_eq!([of(300.0), of(1000.0), of(1.0)], [Some(300), None, None]);
+}
+
+#[test]
 fn experts_that_were_never_seen_are_reported_and_refused_if_asked_for() {
     let dir = tempfile::tempdir().unwrap();
     let name = "blk.0.ffn_up_exps.weight";

@@ -105,6 +105,25 @@ fn what_jinja_and_python_have_is_understood() {
         ("{{ 'a b/é'|urlencode }}", "a%20b/%C3%A9"),
         ("{% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}", "aba"),
         ("{{ 1.5e300 }} {{ 1e-7 }} {{ 2.0 }} {{ 3 }} {{ 1e16 }}", "1.5e+300 1e-07 2.0 3 1e+16"),
+        ("{{ 'abcdefghij klm'|wordwrap(4) }}", "abcd\nefgh\nij\nklm"),
+        ("{{ 'abcdefghij klm'|wordwrap(4, break_long_words=False) }}", "abcdefghij\nklm"),
+        (
+            "{{ 'ab  cd ef'|wordwrap(5, true, '|') }} {{ 'a b c d'|wordwrap(3, wrapstring='<br>') }}",
+            "ab|cd ef a b<br>c d",
+        ),
+        ("{{ 'a-b-c-d e'|wordwrap(3) }}", "a-\nb-\nc-d\ne"),
+        ("{{ 'well-known self-made'|wordwrap(7, break_on_hyphens=false) }}", "well-kn\nown sel\nf-made"),
+        ("{{ 'a\n\nb c'|wordwrap(3) }}", "a\n\nb c"),
+        ("{{ '   lead ing text'|wordwrap(6) }}", "lead\ning\ntext"),
+        ("{{ nothing|length }}{{ [1]|count }} {{ 'a'|int }} {{ 'a'|int(7) }} {{ '5'|int + 1 }}", "01 0 7 6"),
+        ("{{ 'aaa'|replace('a', 'b', 2) }} {{ 'a b'|wordcount }} {{ 'ab'|center(6) }}|", "bba 2   ab  |"),
+        ("{{ 'abc'.removeprefix('a') }} {{ 'abc'.removesuffix('c') }} {{ 'abc'.index('b') }}", "bc ab 1"),
+        ("{{ 'a-b-c'.partition('-')|join('|') }} {{ 'a b c'.rpartition(' ')[0] }}", "a|-|b-c a b"),
+        (
+            "{{ 'ab'.ljust(4, '.') }} {{ 'ab'.rjust(3) }} {{ 'ab'.center(5, '*') }} {{ '-7'.zfill(4) }}",
+            "ab..  ab **ab* -007",
+        ),
+        ("{{ 'aXbX'.split('X', maxsplit=1)|join('|') }} {{ 'a  b'.split()|join('|') }}", "a|bX a|b"),
     ] {
         assert_eq!(render(source).unwrap(), expected, "{source:?}");
     }

@@ -189,7 +189,7 @@ fn a_part_that_was_stopped_goes_on() {
         .unwrap();
     let err = refused(at, &[&names[0], &names[1]]);
     assert!(err.contains("3 of the 4 chunks of this part are done"), "{err}");
-    assert!(err.contains("hint: run this part again with `--resume`"), "{err}");
+    assert!(err.contains("hint: run this part again with `gguf-verify imatrix --resume`"), "{err}");
     // These are not the sums of its first chunks. Their origin cannot be verified, but the run has another fingerprint.
     let all =
         [&["imatrix"], &args[..], &["--part", "2/2", "-o", &names[1], "--resume", "--no-sync"]].concat();

@@ -1,13 +1,10 @@
 //! Translates errors about missing values in card expressions to the user's files and keys.
 
-use serde_json::{Map, Value as Json};
-
 use crate::error::ArchError;
-use crate::error::missing_input::{MissingInput, PREPROCESSOR};
+use crate::error::missing_input::{MissingInput, PREPROCESSOR, PROCESSOR};
+use crate::keys::origins::defined;
 use crate::language::eval::error::EvalError;
-use crate::language::expr::{Expr, Function, PathStep};
 use crate::mapping::inputs::Inputs;
-use crate::read::schema::Card;
 use crate::registry::Registry;
 
 /// Returns an error about a missing value as one about the file and its key. With cards of users, the error stays as it
@@ -48,7 +45,11 @@ fn lack(
         "preprocessor" if inputs.preprocessor.is_none() => {
             MissingInput::FileMissing { file: PREPROCESSOR, key: key.to_owned() }
         }
-        "preprocessor" => MissingInput::of_file(PREPROCESSOR, key.to_owned()),
+        "preprocessor" => {
+            let is_there = |name: &&str| inputs.files.iter().any(|file| file == name);
+            let file = [PREPROCESSOR, PROCESSOR].into_iter().find(is_there).unwrap_or(PREPROCESSOR);
+            MissingInput::of_file(file, key.to_owned())
+        }
         "generation" => MissingInput::of_file("generation_config.json", key.to_owned()),
         "tokenizer_config" => MissingInput::of_file("tokenizer_config.json", key.to_owned()),
         "rope" | "rope_full" | "rope_swa" => {
@@ -68,28 +69,9 @@ fn lack(
     }
 }
 
-/// Returns the configuration key that a definition of the card reads.
-fn defined(card: &Card, name: &str, config: &Map<String, Json>) -> Option<String> {
-    let text = |expr: &Expr| match expr {
-        Expr::Path(path) if path.steps.iter().all(|step| matches!(step, PathStep::Field(_))) => {
-            Some(path.to_string())
-        }
-        _ => None,
-    };
-    match card.lets.get(name)? {
-        Expr::Call(Function::First, keys) => {
-            let keys: Vec<String> = keys.iter().filter_map(text).collect();
-            let is_there =
-                |key: &&String| key.split('.').next().is_some_and(|root| config.contains_key(root));
-            keys.iter().find(is_there).or(keys.last()).cloned()
-        }
-        expr => text(expr),
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Map, Value as Json, json};
 
     use super::*;
     use crate::{CardKind, ResolveOptions, resolve};

@@ -53,7 +53,7 @@ struct EmissionKey {
 }
 
 mod emit;
-mod experts;
+pub(in crate::apply) mod experts;
 mod tied;
 mod together;
 mod tower;
@@ -118,8 +118,11 @@ pub(crate) fn assign(
     }
     assigner.add_required_head()?;
     let mut outputs = assigner.outputs()?;
-    if !is_part && experts::are_joined(own) {
+    if experts::are_joined(own) {
         fuse::join(Fusion::GateUpExps, &mut outputs)?;
+        if is_part {
+            Assigner::check_joined(&outputs)?;
+        }
     }
     if !is_part {
         if card.kind == CardKind::Mmproj {

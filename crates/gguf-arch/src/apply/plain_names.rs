@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use indexmap::IndexMap;
 use serde_json::{Map, Value as Json};
 
+use crate::apply::assign::experts::is_of_experts;
 use crate::apply::resolve::chosen;
 use crate::judge::kinds::kinds;
 use crate::judge::similar::lenient_scope;
@@ -219,7 +220,8 @@ fn changes(unknown: &[&str]) -> Vec<NameChange> {
     }
     let is_in_all = |word: &&str| rest.iter().all(|name| name.split('.').any(|part| part == *word));
     let words = parts[..parts.len() - 1].iter().filter(|part| part.parse::<u64>().is_err()).copied();
-    let words = words.filter(is_in_all).take(MAX_WORDS);
+    // Matrices of experts are no others without the name of their stack.
+    let words = words.filter(is_in_all).filter(|word| !is_of_experts(word)).take(MAX_WORDS);
     changes.extend(words.map(|word| NameChange { word: Some(word.to_owned()), ..NameChange::default() }));
     changes
 }

@@ -1,7 +1,9 @@
 //! From a checkpoint's headers and configuration to a [`Mapping`].
 
 use crate::Result;
+use std::borrow::Cow;
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::LazyLock;
 
 use serde_json::{Map, Value as Json};
@@ -15,9 +17,10 @@ use crate::error::similarity::Similarity;
 use crate::error::warning::ArchWarning;
 use crate::judge::similar::similar;
 use crate::judge::{
-    carried, config_values, layer_lists, long_rope, rope_members, tower_values, unread_biases,
+    carried, config_values, layer_lists, long_rope, needs, rope_members, tower_values, unread_biases,
 };
-use crate::keys::origins::{self, Origin, Origins};
+use crate::keys::origin::Origin;
+use crate::keys::origins::{self, Origins};
 use crate::keys::{hparams, runtime_keys, shapes, target};
 use crate::language::datum::Datum;
 use crate::language::eval::Scope;
@@ -29,7 +32,7 @@ use crate::mapping::matching::Matcher;
 use crate::mapping::options::ResolveOptions;
 use crate::mapping::scope::{scope, scope_of};
 use crate::mapping::types::OutType;
-use crate::mapping::{Mapping, OutputSpec, generated};
+use crate::mapping::{Mapping, OutputSpec, TensorContent, generated};
 use crate::read::schema::{Card, CardKind, MetadataRow};
 use crate::read::{is_multimodal, metadata_rows};
 use crate::registry::{Registry, detect, model_types};
@@ -61,7 +64,7 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
         cut.extend(rope_members::warnings(&config));
         cut.extend(Attributes::settle(&mut config));
     } else {
-        config_values::check_others(&config)?;
+        config_values::check_towers(&config)?;
     }
     let named = match (registry.kind(), options.mistral_format) {
         (CardKind::Text, true) => Ok(detect::mistral_class(&config).to_owned()),
@@ -76,8 +79,7 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
     let (mut scope, unstored) = scope_of(card, &class, &config, inputs, *options, file_type.id())?;
     for (condition, message) in &card.require {
         if !eval(card, "`require`", &scope, condition)?.truth() {
-            let origins = origins::of_expr(card, condition, &scope, &config);
-            let found = origins.iter().map(ToString::to_string).collect();
+            let found = origins::of_expr(card, condition, &scope, &config);
             return Err(ArchError::Required { message: message.clone(), found });
         }
     }
@@ -173,7 +175,7 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
             tied::check((card, &mapping.class), declared_tie, &scope, inputs.weights, made, &stored_heads)?;
         let cards = registry.cards().iter();
         let rivals: Vec<&Card> = cards.filter(|rival| rival.classes.contains(&mapping.class)).collect();
-        let outputs = &mapping.outputs;
+        let outputs = &without_added(inputs, &card.gguf, &mapping.outputs)?;
         mapping.differs.extend(unread_biases::warning(&config, outputs));
         (mapping.lost, mapping.config_keys) =
             carried::lost(card, &rivals, &config, scope, outputs, &mapping.origins, options.annotate)?;
@@ -182,6 +184,35 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
         mapping.config_keys = carried::of_read(card, &config);
     }
     Ok(mapping)
+}
+
+/// Returns the outputs that are not made of biases that a quantization added.
+///
+/// # Errors
+/// [`ArchError::AddedBias`]: the runtime does not take such a bias.
+fn without_added<'m>(
+    inputs: &Inputs<'_>,
+    arch: &str,
+    outputs: &'m [OutputSpec],
+) -> Result<Cow<'m, [OutputSpec]>> {
+    let added: HashSet<&str> = inputs.added_biases.iter().map(String::as_str).collect();
+    let is_added = |output: &&OutputSpec| match &output.content {
+        TensorContent::Sources(assembly) => {
+            let mut weights =
+                assembly.sources.iter().map(|source| inputs.weights[source.weight].name.as_str());
+            weights.all(|name| added.contains(name))
+        }
+        _ => false,
+    };
+    if added.is_empty() {
+        return Ok(Cow::Borrowed(outputs));
+    }
+    let (of_tool, own): (Vec<&OutputSpec>, Vec<&OutputSpec>) = outputs.iter().partition(is_added);
+    let names = of_tool.into_iter().map(|output| output.name.as_str());
+    if let Some(foreign) = needs::foreign_names(arch, names) {
+        return Err(ArchError::AddedBias { arch: foreign.arch, names: foreign.names });
+    }
+    Ok(own.into_iter().cloned().collect::<Vec<_>>().into())
 }
 
 pub(crate) fn chosen<'r>(

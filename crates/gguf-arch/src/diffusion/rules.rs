@@ -2,17 +2,18 @@
 
 use crate::Result;
 use std::collections::HashSet;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::alike::Unlike;
 use super::card::DiffusionCard;
 use super::common::{ClassTypes, CommonRules};
-use super::layout::fewest;
+use super::layout::{Layout, fewest};
 use super::modules;
 use super::registry::{DiffusionCards, Recognition};
 use gguf_core::text::escape;
-use gguf_core::{ElementType, GgmlType, Shape, TensorMeta};
-use gguf_format::{FileType, Metadata, Value};
+use gguf_core::{ElementType, GgmlType, Shape, TensorMeta, TensorSource};
+use gguf_format::{FileType, GgufFile, HeaderError, Metadata, Value};
 
 /// Values of a row after a tensor of short rows is written in longer ones.
 const ROW: u64 = 256;
@@ -22,6 +23,20 @@ const RESHAPED: u64 = 512;
 const F32_DIMS: usize = 5;
 /// Dimensions of the weights of convolutions over time.
 const OVER_TIME: usize = 3;
+/// Returns what readers tolerate in the header of a file. A tensor without elements that shows a setting by its presence is
+/// no flaw.
+pub fn header_flaws(file: &GgufFile) -> Vec<(&Path, &HeaderError)> {
+    let mut flaws: Vec<_> = file.tolerated().collect();
+    if flaws.iter().any(|(_, flaw)| matches!(flaw, HeaderError::DimensionZero { .. })) {
+        let rules = DiffusionRules::of_file(file.metadata(), file.tensors()).ok().flatten();
+        let is_marker = |name: &str| rules.as_ref().is_some_and(|rules| rules.is_marker(name));
+        flaws.retain(
+            |(_, flaw)| !matches!(flaw, HeaderError::DimensionZero { tensor, .. } if is_marker(tensor)),
+        );
+    }
+    flaws
+}
+
 /// Ends of the names of a layer's parameters.
 const OF_LAYERS: [&str; 2] = [".weight", ".bias"];
 
@@ -92,6 +107,12 @@ impl DiffusionRules {
         self.card.as_deref()
     }
 
+    /// Returns true for the name of a tensor that shows a setting by its presence.
+    fn is_marker(&self, name: &str) -> bool {
+        let own = self.prefix.as_deref().and_then(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+        self.card().is_some_and(|card| card.settings.iter().any(|row| row.marker == own))
+    }
+
     /// Rules that all architectures share.
     pub fn common(&self) -> &CommonRules {
         &self.common
@@ -153,7 +174,21 @@ impl DiffusionRules {
         };
         let types =
             of("BF16 or blocks outside of the layers that are decoded", &|tensor| self.is_unloadable(tensor));
-        types.into_iter().chain(of("a lost dimension of 1", &lacks_dims)).collect()
+        let names: HashSet<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        let foreign = self.layout(&names).zip(names.iter().min()).map(|(layout, name)| {
+            format!(
+                "`{}`: a name of {program}, which {program} reads, and stable-diffusion.cpp for some models; `gguf-convert \
+                 hf2gguf` of the checkpoint writes the names that ComfyUI-GGUF reads",
+                escape(name),
+                program = layout.program
+            )
+        });
+        types.into_iter().chain(of("a lost dimension of 1", &lacks_dims)).chain(foreign).collect()
+    }
+
+    /// Returns the layout of another program that names have.
+    fn layout(&self, names: &HashSet<&str>) -> Option<&Layout> {
+        self.card()?.layout(|name| names.contains(name.as_str()))
     }
 
     /// Returns what a model of these names, without their prefix, lacks: first and last layers, and what other blocks
@@ -161,6 +196,9 @@ impl DiffusionRules {
     pub fn unlike(&self, names: &[&str]) -> Unlike {
         let Some(card) = &self.card else { return Unlike::default() };
         let known: HashSet<&str> = names.iter().copied().collect();
+        if self.layout(&known).is_some() {
+            return Unlike::default();
+        }
         let mut found = card.unlike(names);
         let ends = fewest(&card.needs, |name| known.contains(name)).into_iter().map(ToOwned::to_owned);
         found.missing.splice(0..0, ends);

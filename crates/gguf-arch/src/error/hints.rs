@@ -1,7 +1,10 @@
 //! Hints of [`ArchError`]: what its reader can do.
 
+use std::collections::BTreeSet;
+
 use crate::error::ArchError;
 use crate::error::missing_input::{CONFIG, add_to, of_weights};
+use crate::keys::origin::Origin;
 use crate::language::names::is_of_head;
 use gguf_checkpoint::pieces::why;
 use gguf_core::Hint;
@@ -62,6 +65,9 @@ impl Hint for ArchError {
                 let hint = |row: &(String, Option<String>)| Some(format!("`{}` is a name of {}", escape(&row.0), of_other_program(row)?));
                 names.iter().find_map(hint).into_iter().collect()
             }
+            Self::AddedBias { .. } => vec![
+                "convert the float checkpoint, or quantize it again without smoothing (`anti_method` of msModelSlim)".to_owned(),
+            ],
             Self::NoBias { .. } => {
                 vec!["no configuration of this class has it: use the checkpoint that the file was made of".to_owned()]
             }
@@ -72,6 +78,15 @@ impl Hint for ArchError {
                 escape(&pair.1)
             )],
             Self::Leftover { names, drop, .. } => {
+                // With a pattern of them, they are the smaller part of the checkpoint.
+                if drop.is_none() && let Some((prefix, pattern)) = beside_prefix(names) {
+                    return vec![format!(
+                        "the model's names begin with `{}`, which is left out if all do: `--drop '{}'` of gguf-convert leaves out \
+                         the others, if they are no part of the model",
+                        escape(&prefix),
+                        escape(&pattern)
+                    )];
+                }
                 let near = names.iter().filter(|row| !is_of_another_layer(row)).take(8).filter_map(|(name, nearest)| {
                     Some(format!("`{}` is nearest to `{}`", escape(name), escape(nearest.as_ref()?)))
                 });
@@ -119,21 +134,29 @@ impl Hint for ArchError {
                 "layers were cut out without numbering the others anew: rename them to 0 to {}, as transformers saves them",
                 n_blocks.saturating_sub(1)
             )],
-            Self::Block { tensor, block, .. } => {
-                let start = tensor.split_inclusive('.').take_while(|part| part.parse::<u64>().is_err()).collect::<String>();
-                let part = format!("{block}.");
-                let start = tensor.split_once(&format!(".{part}")).map_or(start, |(start, _)| format!("{start}.{part}"));
+            Self::Block { tensor, block, n_blocks, .. } => {
+                let (start, from) = match tensor.split_once(&format!(".{block}.")) {
+                    Some((start, _)) => (start, from_number(*n_blocks)),
+                    None => (tensor.as_str(), String::new()),
+                };
+                let dot = if from.is_empty() { "" } else { r"\." };
                 vec![format!(
-                    "set the number of layers in config.json right; or, if the block is no part of the model, `--drop '^{}'` of \
-                     gguf-convert leaves it out",
-                    escape(&regex::escape(&start))
+                    "set the number of layers in config.json right; or, if the blocks from {n_blocks} on are no part of the model, \
+                     `--drop '^{}{dot}{from}{dot}'` of gguf-convert leaves them out",
+                    escape(&regex::escape(start))
                 )]
             }
-            Self::Required { found, .. } if !found.is_empty() => vec![format!(
-                "config.json has {}: if the weights are of a model that needs no other value, set it there; the runtime computes \
-                 nothing else",
-                found.join(", ")
-            )],
+            Self::Required { found, .. } if !found.is_empty() => {
+                if found.iter().all(Origin::is_absent) {
+                    return vec![add_to(CONFIG)];
+                }
+                let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+                vec![format!(
+                    "config.json has {}: if the weights are of a model that needs no other value, set it there; the runtime \
+                     computes nothing else",
+                    found.join(", ")
+                )]
+            }
             Self::ConfigValue { key, .. } => vec![format!(
                 "set `{}` in config.json right, or take the file that was saved with these weights",
                 escape(key)
@@ -155,8 +178,12 @@ impl Hint for ArchError {
                  was made of; or say in a card of your own when it takes `{}` (`when`), with `--card FILE`",
                 escape(class)
             )],
+            Self::NotZero { tensor, .. } => vec![format!(
+                "llama.cpp's graph of this architecture has no place for it, so no file computes this model; \
+                 `--drop '\\.{}$'` of gguf-convert leaves out all such tensors, for a model without them",
+                escape(&regex::escape(tensor.rsplit('.').next().unwrap_or_default()))
+            )],
             Self::Source(_)
-            | Self::NotZero { .. }
             | Self::Index { .. }
             | Self::Op { .. }
             | Self::Join { .. }
@@ -171,6 +198,47 @@ impl Hint for ArchError {
     }
 }
 
+/// Returns the prefix that half of the tensors or more have in front of the model's names, and a pattern of the others.
+fn beside_prefix(names: &[(String, Option<String>)]) -> Option<(String, String)> {
+    let prefix_of = |(name, nearest): &(String, Option<String>)| {
+        let prefix = name.strip_suffix(nearest.as_ref()?)?;
+        let is_whole = prefix.len() > 1 && prefix.ends_with('.');
+        (is_whole && prefix.split('.').all(|part| part.parse::<u64>().is_err())).then(|| prefix.to_owned())
+    };
+    let prefix = names.iter().find_map(prefix_of)?;
+    let has_prefix = |part: &str| prefix.starts_with(part) && prefix[part.len()..].starts_with('.');
+    // The parts of a name up to the first that is none of the prefix.
+    let start = |name: &str| {
+        let ends = name.match_indices('.').map(|(at, _)| at).chain([name.len()]);
+        ends.map(|end| &name[..end]).find(|part| !has_prefix(part)).map(regex::escape)
+    };
+    let others: Vec<&String> =
+        names.iter().map(|(name, _)| name).filter(|name| !name.starts_with(&prefix)).collect();
+    if others.len() * 2 > names.len() {
+        return None;
+    }
+    let others: BTreeSet<String> = others.into_iter().filter_map(|name| start(name)).collect();
+    let is_short =
+        (1..=MAX_OTHERS).contains(&others.len()) && others.iter().all(|start| !start.contains('\''));
+    let pattern = format!(r"^({})(\.|$)", others.into_iter().collect::<Vec<_>>().join("|"));
+    is_short.then_some((prefix, pattern))
+}
+
+/// Maximum number of parts in a pattern of tensors beside the model's.
+const MAX_OTHERS: usize = 4;
+
+/// Returns a pattern of the numbers that are not below another one.
+fn from_number(number: u64) -> String {
+    let digits = number.to_string();
+    let last = digits.len() - 1;
+    let larger = digits.char_indices().rev().filter_map(|(at, digit)| {
+        let first = char::from_u32(u32::from(digit) + u32::from(at < last))?;
+        first.is_ascii_digit().then(|| format!("{}[{first}-9]{}", &digits[..at], "[0-9]".repeat(last - at)))
+    });
+    let all: Vec<String> = larger.chain([format!("[0-9]{{{},}}", last + 2)]).collect();
+    format!("({})", all.join("|"))
+}
+
 /// Returns the program that names a tensor so, with what to do.
 fn of_other_program((name, _): &(String, Option<String>)) -> Option<&'static str> {
     why("name of another program", name)
@@ -179,4 +247,43 @@ fn of_other_program((name, _): &(String, Option<String>)) -> Option<&'static str
 /// Returns true for a name that a condition of the card leaves out: its nearest name is itself.
 fn is_of_another_layer((name, nearest): &(String, Option<String>)) -> bool {
     nearest.as_ref() == Some(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_from_another_one_on_match() {
+        for from in [0, 2, 9, 10, 28, 99, 100, 195] {
+            let pattern = regex::Regex::new(&format!("^{}$", from_number(from))).unwrap();
+            for number in 0..2000 {
+                assert_eq!(pattern.is_match(&number.to_string()), number >= from, "{from}: {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_beside_a_prefix_have_a_pattern() {
+        let found = |names: &[(&str, Option<&str>)]| {
+            let names: Vec<_> = names
+                .iter()
+                .map(|(name, nearest)| ((*name).to_owned(), nearest.map(str::to_owned)))
+                .collect();
+            beside_prefix(&names)
+        };
+        let norm = ("net.model.norm.weight", Some("model.norm.weight"));
+        let head = ("net.lm_head.weight", Some("lm_head.weight"));
+        let rest = ("net.model.layers.0.x", None);
+        let loss = ("loss_fn.weight", Some("lm_head.weight"));
+        let others = [loss, norm, head, rest, ("train_acc.total", None), ("step", None)];
+        assert_eq!(found(&[loss, norm, ("step", None)]), None);
+        let pattern = r"^(loss_fn|step|train_acc)(\.|$)";
+        assert_eq!(found(&others), Some(("net.".to_owned(), pattern.to_owned())));
+        let within = [("a.net.norm.weight", Some("norm.weight")), ("a.loss.x.y", None)];
+        assert_eq!(found(&within), Some(("a.net.".to_owned(), r"^(a\.loss)(\.|$)".to_owned())));
+        assert_eq!(found(&[norm]), None);
+        assert_eq!(found(&[("blocks.0.norm.weight", Some("norm.weight")), ("x.y", None)]), None);
+        assert_eq!(found(&[("model.qproj.weight", Some("model.q_proj.weight")), ("x.y", None)]), None);
+    }
 }

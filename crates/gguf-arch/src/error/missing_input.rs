@@ -62,6 +62,9 @@ pub(crate) const CONFIG: &str = "config.json";
 /// Name of the file that says how images become numbers.
 pub(crate) const PREPROCESSOR: &str = "preprocessor_config.json";
 
+/// Name of the file that transformers saves what concerns images in with what concerns sounds.
+pub(crate) const PROCESSOR: &str = "processor_config.json";
+
 /// Returns the way out where a file lacks a key.
 pub(crate) fn add_to(file: &str) -> String {
     let of_flm = if file == CONFIG { " (for a FastLLM file: `--config FILE`)" } else { "" };

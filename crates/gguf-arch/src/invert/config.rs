@@ -92,7 +92,7 @@ pub(super) fn rebuilt(
 }
 
 /// Returns the value that a list by layer has throughout, which the key may as well be; any other value as it is.
-fn of_all_layers(value: Json) -> Json {
+pub(super) fn of_all_layers(value: Json) -> Json {
     match value.as_array().and_then(|items| items.split_first()) {
         Some((first, others)) if others.iter().all(|other| other == first) => first.clone(),
         _ => value,

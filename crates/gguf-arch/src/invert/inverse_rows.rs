@@ -41,14 +41,29 @@ pub(super) fn take_back(card: &Card, scope: &Scope<'_>, config: &mut Map<String,
 }
 
 fn take_row(card: &Card, scope: &Scope<'_>, row: &MetadataRow, prefix: &str, config: &mut Map<String, Json>) {
-    let MetadataRow::Key { key, value: expr, .. } = row else { return };
+    let MetadataRow::Key { key, value: expr, when } = row else { return };
     let value = scope.kv(&format!("{prefix}{key}"));
     if value.is_null() {
         return;
     }
-    if let Some((path, value)) = source(card, expr, &value, MAX_DEPTH) {
+    let found = source(card, expr, &value, MAX_DEPTH);
+    if let Some((path, value)) = found.or_else(|| condition(expr, when.as_ref()?, &value)) {
         set_member(config, &path, Some(value));
     }
+}
+
+/// Returns the configuration key and its value under which a row writes this constant: `key == literal`.
+fn condition(constant: &Expr, when: &Expr, value: &Datum) -> Option<(String, Json)> {
+    let literal = |expr: &Expr| match expr {
+        Expr::Bool(value) => Some(json!(value)),
+        Expr::Float(value) => Some(json!(value)),
+        Expr::Text(value) => Some(json!(value)),
+        _ => None,
+    };
+    let Expr::Binary(BinaryOp::Eq, sides) = when else { return None };
+    let Expr::Path(path) = &sides[0] else { return None };
+    (literal(constant)? == value.to_json()).then_some(())?;
+    Some((place(path)?, literal(&sides[1])?))
 }
 
 /// Returns the configuration key that an expression with this value reads, and the value of that key.
@@ -195,6 +210,16 @@ mod tests {
             }
         }
         assert!(repeated.is_empty(), "{repeated:?}");
+    }
+
+    #[test]
+    fn a_constant_says_what_its_condition_asks_for() {
+        let of = |text: &str| Expr::parse(text).unwrap();
+        let found = |when: &str, value| condition(&of("false"), &of(when), &Datum::Bool(value));
+        assert_eq!(found("is_causal? == false", false), Some(("is_causal".to_owned(), json!(false))));
+        assert_eq!(found("is_causal? == false", true), None);
+        assert_eq!(found("class == 'LlamaModel'", false), None);
+        assert_eq!(found("is_causal? != true", false), None);
     }
 
     #[test]

@@ -95,8 +95,19 @@ pub(crate) fn check(config: &Map<String, Json>) -> Result<()> {
     check_others(config)
 }
 
+/// Checks the parts that describe towers.
+pub(crate) fn check_towers(config: &Map<String, Json>) -> Result<()> {
+    for key in ["vision_config", "audio_config"] {
+        if let Some(value) = config.get(key).filter(|value| !value.is_object() && !value.is_null()) {
+            let (key, value) = (key.to_owned(), value.to_string());
+            return Err(ArchError::ConfigValue { key, value, expected: "an object" });
+        }
+    }
+    check_others(config)
+}
+
 /// Checks the numbers of parts whose classes are not looked up: towers, and parts of parts.
-pub(crate) fn check_others(config: &Map<String, Json>) -> Result<()> {
+fn check_others(config: &Map<String, Json>) -> Result<()> {
     for (name, part) in
         config.iter().filter(|(name, _)| name.ends_with("_config") && !DESCRIPTIONS.contains(&name.as_str()))
     {

@@ -16,6 +16,10 @@ const LITE_LAYERS: [u64; 3] = [26, 27, 48];
 const LITE_VOCAB: u64 = 128_256;
 /// Number of layers with which EXAONE 4 has windows.
 const WINDOWED_LAYERS: u64 = 64;
+/// Windows of the loaders of EXAONE 4, if the file gives none, and of SmallThinker.
+const OWN_WINDOW: u64 = 4096;
+/// Window of Llama 4's loader.
+const OWN_CHUNK: u64 = 8192;
 
 const QUERY_KEY_NORMS: [&str; 2] = ["attn_q_norm.weight", "attn_k_norm.weight"];
 const QUERIES: [&str; 1] = ["attn_q.weight"];
@@ -100,8 +104,18 @@ pub fn loader_faults(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<LoaderF
 }
 
 /// Returns true if llama.cpp's graph of an architecture has the windows of the keys.
-pub fn has_windows(arch: &str, n_layers: u64) -> bool {
+pub(super) fn has_windows(arch: &str, n_layers: u64) -> bool {
     arch != "phi3" && (arch != "exaone4" || n_layers == WINDOWED_LAYERS)
+}
+
+/// Returns the window that llama.cpp's loader sets in place of the file's, which is `found`; 0 is none.
+pub fn own_window(arch: &str, n_layers: u64, found: Option<u64>) -> Option<u64> {
+    match (arch, found) {
+        _ if !has_windows(arch, n_layers) => Some(0),
+        ("exaone4", None) | ("smallthinker", Some(1..)) => Some(OWN_WINDOW),
+        ("llama4", Some(1..)) => Some(OWN_CHUNK),
+        _ => None,
+    }
 }
 
 /// Returns true if DeepSeek's loader takes queries without a latent, and none with one, by these numbers.
@@ -271,5 +285,17 @@ mod tests {
     fn windows_of_two_architectures_are_left_out() {
         assert!(has_windows("gemma3", 26) && has_windows("exaone4", 64));
         assert!(!has_windows("exaone4", 30) && !has_windows("phi3", 32));
+        for (arch, n_layers, found, expected) in [
+            ("phi3", 32, Some(2047), Some(0)),
+            ("exaone4", 30, Some(4096), Some(0)),
+            ("exaone4", 64, None, Some(4096)),
+            ("exaone4", 64, Some(512), None),
+            ("llama4", 48, Some(512), Some(8192)),
+            ("llama4", 48, Some(0), None),
+            ("smallthinker", 52, None, None),
+            ("gemma3", 26, Some(512), None),
+        ] {
+            assert_eq!(own_window(arch, n_layers, found), expected, "{arch} {n_layers} {found:?}");
+        }
     }
 }

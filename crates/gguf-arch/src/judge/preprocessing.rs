@@ -4,9 +4,12 @@
 use serde_json::{Map, Value as Json};
 
 use crate::error::missing_input::{MissingInput, PREPROCESSOR};
+use crate::keys::origins::member;
 
 /// Channels of the runtime's images.
 const N_CHANNELS: usize = 3;
+/// Sizes of images that keys of files have.
+const SIZES: [&str; 4] = ["max_pixels", "min_pixels", "size.longest_edge", "size.shortest_edge"];
 /// Difference to 1/255 that rounding explains.
 const TOLERANCE: f64 = 1e-6;
 
@@ -18,6 +21,11 @@ const TOLERANCE: f64 = 1e-6;
 pub fn settle_preprocessor(preprocessor: &mut Map<String, Json>) -> Result<(), MissingInput> {
     // A null counts as absent.
     preprocessor.retain(|_, value| !value.is_null());
+    for key in SIZES {
+        if let Some(value) = member(preprocessor, key).filter(|value| value.is_string()) {
+            return Err(MissingInput::file_value(PREPROCESSOR, key, value, "a whole number"));
+        }
+    }
     let is_off = |key: &str| preprocessor.get(key) == Some(&Json::Bool(false));
     let is_plain = is_off("do_normalize");
     let range = match preprocessor.get("rescale_factor") {
@@ -103,6 +111,10 @@ mod tests {
                 "`image_std` is [0.5], expected a number, or one for each of three channels",
             ),
             (json!({"rescale_factor": 0}), "`rescale_factor` is 0, expected a number above 0"),
+            (
+                json!({"size": {"longest_edge": "2048"}}),
+                "`size.longest_edge` is \"2048\", expected a whole number",
+            ),
         ] {
             assert_eq!(settled(&json).unwrap_err(), format!("preprocessor_config.json: {words}"));
         }

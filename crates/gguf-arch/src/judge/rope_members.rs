@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 use crate::ArchWarning;
 use crate::error::ArchError;
 use crate::judge::config_values::shown;
-use crate::keys::hparams::ROPE_BASES;
+use crate::keys::hparams::{ROPE_BASES, ROPE_PARTS};
 
 const OBJECTS: [&str; 2] = ["rope_parameters", "rope_scaling"];
 
@@ -98,7 +98,7 @@ pub(crate) fn warnings(config: &Map<String, Json>) -> Vec<ArchWarning> {
         Ok(())
     });
     debug_assert!(visited.is_ok(), "nothing refuses");
-    found.extend(two_bases(config));
+    found.extend(said_outside(config));
     found
 }
 
@@ -125,15 +125,23 @@ fn is_same_type(one: &str, other: &str) -> bool {
     one == other || SAME_TYPE.iter().any(|same| same.contains(&&*one) && same.contains(&&*other))
 }
 
-/// Returns a warning if the base of the rotation stands in two places with different values.
-fn two_bases(config: &Map<String, Json>) -> Option<ArchWarning> {
-    let inner = config.get("rope_parameters")?.get("rope_theta")?;
-    let (key, outer) = ROPE_BASES.iter().find_map(|key| config.get_key_value(*key))?;
-    let [taken, other] = [inner, outer].map(Json::as_f64);
-    (other.is_some() && taken != other).then(|| ArchWarning::TwoNames {
-        names: ["rope_parameters.rope_theta".to_owned(), key.clone()],
-        values: [inner, outer].map(Json::to_string),
-    })
+/// Returns warnings about numbers of `rope_parameters`, for layers with full attention, that stand beside it with other
+/// values.
+fn said_outside(config: &Map<String, Json>) -> Vec<ArchWarning> {
+    let Some(whole) = config.get("rope_parameters") else { return Vec::new() };
+    let full = whole.get("full_attention").filter(|full| full.is_object());
+    let path = if full.is_some() { "rope_parameters.full_attention" } else { "rope_parameters" };
+    let differing = |member: &str, names: &[&str]| {
+        let inner = full.unwrap_or(whole).get(member)?;
+        let (key, outer) = names.iter().find_map(|key| config.get_key_value(*key))?;
+        let [taken, other] = [inner, outer].map(Json::as_f64);
+        (other.is_some() && taken != other).then(|| ArchWarning::TwoNames {
+            names: [format!("{path}.{member}"), key.clone()],
+            values: [inner, outer].map(Json::to_string),
+        })
+    };
+    let members = [("rope_theta", &ROPE_BASES[..]), ("partial_rotary_factor", &ROPE_PARTS)];
+    members.into_iter().filter_map(|(member, names)| differing(member, names)).collect()
 }
 
 #[cfg(test)]
@@ -210,12 +218,17 @@ mod tests {
                 r#"{"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}"#,
                 "`rope_parameters.rope_theta` = 1000000.0 and `rope_theta` = 10000.0",
             ),
+            (
+                r#"{"partial_rotary_factor": 0.5, "rope_parameters": {"full_attention": {"partial_rotary_factor": 0.25}}}"#,
+                "`rope_parameters.full_attention.partial_rotary_factor` = 0.25 and `partial_rotary_factor` = 0.5",
+            ),
         ] {
             let found = warnings(&config(json));
             assert!(found.len() == 1 && found[0].to_string().contains(want), "{json}: {found:?}");
         }
         for json in [
             r#"{"rope_theta": 10000, "rope_parameters": {"rope_theta": 10000.0}, "rope_scaling": null}"#,
+            r#"{"partial_rotary_factor": 0.5, "rope_parameters": {"sliding_attention": {"partial_rotary_factor": 1}}}"#,
             r#"{"rope_scaling": {"type": "mrope", "rope_type": "default", "mrope_section": [1, 1, 2]}}"#,
             r#"{"rope_scaling": {"type": "su", "rope_type": "longrope", "short_factor": [1]}}"#,
         ] {

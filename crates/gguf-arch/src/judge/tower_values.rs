@@ -5,6 +5,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::ArchWarning;
 use crate::judge::carried::same;
+use crate::keys::origins::member;
 
 /// Classes, key and value in each line, with tabs between; and `written` if the file has the key's value.
 const TABLE: &str = include_str!("tower_values.tsv");
@@ -23,10 +24,8 @@ pub(crate) fn warnings(class: &str, config: &Map<String, Json>) -> Vec<ArchWarni
     for (_, key, assumed, is_written) in of_class {
         let assumed = serde_json::from_str(assumed).unwrap_or_else(|_| Json::from(assumed));
         for key in [key.to_owned(), format!("thinker_config.{key}")] {
-            let mut names = key.split('.');
-            let first = names.next().and_then(|name| config.get(name));
-            let value = first.and_then(|first| names.try_fold(first, |value, name| value.get(name)));
-            let Some(value) = value.filter(|value| !value.is_null() && !same(&assumed, value)) else {
+            let Some(value) = member(config, &key).filter(|value| !value.is_null() && !same(&assumed, value))
+            else {
                 continue;
             };
             let (value, assumed) = (value.to_string(), assumed.to_string());
@@ -76,6 +75,18 @@ mod tests {
                 r#"{"vision_config": {"rope_parameters": {"rope_theta": 10000}}}"#,
                 r#"{"vision_config": {"rope_parameters": {"rope_theta": 500.0}}}"#,
                 "computes with 10000",
+            ),
+            (
+                "Gemma4ForConditionalGeneration",
+                r#"{"vision_config": {"rope_parameters": {"rope_theta": 100.0}}}"#,
+                r#"{"vision_config": {"rope_parameters": {"rope_theta": 1000.0}}}"#,
+                "computes with 100",
+            ),
+            (
+                "Qwen2_5OmniForConditionalGeneration",
+                r#"{"thinker_config": {"vision_config": {"window_size": 112}}}"#,
+                r#"{"thinker_config": {"vision_config": {"window_size": 56}}}"#,
+                "computes with 112",
             ),
             (
                 "InternVisionModel",

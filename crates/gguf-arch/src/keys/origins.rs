@@ -1,49 +1,15 @@
 //! Origins of the values of a file's keys: the keys of `config.json` that the card's rows read.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde_json::{Map, Value as Json};
 
+use crate::keys::origin::Origin;
 use crate::language::eval::Scope;
-use crate::language::expr::{Expr, Path};
+use crate::language::expr::{Expr, Function, Path, PathStep};
 use crate::read::metadata_rows;
 use crate::read::roots::{ROOTS, is_number};
 use crate::read::schema::{Card, MetadataRow};
-use gguf_core::text::escape;
-
-/// Maximum length of a displayed value, in characters.
-const MAX_SHOWN: usize = 60;
-
-/// Configuration key, with its stated and its effective value.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Origin {
-    /// The key.
-    pub key: String,
-    /// Value in the configuration; `None` if the key is absent.
-    pub stated: Option<Json>,
-    /// Effective value: an absent key has its default.
-    pub taken: Json,
-}
-
-impl fmt::Display for Origin {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown = |json: &Json| {
-            let text = json.to_string();
-            match text.char_indices().nth(MAX_SHOWN) {
-                Some((at, _)) => format!("{}…", escape(&text[..at])),
-                None => escape(&text).into_owned(),
-            }
-        };
-        write!(f, "`{}`", escape(&self.key))?;
-        match &self.stated {
-            Some(stated) if *stated == self.taken => write!(f, " = {}", shown(stated)),
-            Some(stated) => write!(f, " = {} (counts as {})", shown(stated), shown(&self.taken)),
-            None if self.taken.is_null() => f.write_str(", absent"),
-            None => write!(f, ", absent (counts as {})", shown(&self.taken)),
-        }
-    }
-}
 
 /// Origins, by key of the file.
 pub(crate) type Origins = BTreeMap<String, Vec<Origin>>;
@@ -75,11 +41,11 @@ pub(crate) fn of_expr(
     config: &Map<String, Json>,
 ) -> Vec<Origin> {
     let mut names = Vec::new();
-    collect(card, expr, &mut Vec::new(), &mut names);
+    collect(card, expr, config, &mut Vec::new(), &mut names);
     let text = config.get("text_config").and_then(Json::as_object);
     let origin = |key: String| {
-        let stated = text.and_then(|text| text.get(&key)).or_else(|| config.get(&key)).cloned();
-        let taken = scope.config.get(&key).or(stated.as_ref()).cloned().unwrap_or(Json::Null);
+        let stated = text.and_then(|text| member(text, &key)).or_else(|| member(config, &key)).cloned();
+        let taken = member(&scope.config, &key).or(stated.as_ref()).cloned().unwrap_or(Json::Null);
         Origin { key, stated, taken }
     };
     let all: Vec<Origin> = names.into_iter().map(origin).collect();
@@ -93,7 +59,39 @@ pub(crate) fn of_expr(
     }
 }
 
-fn collect(card: &Card, expr: &Expr, open: &mut Vec<String>, names: &mut Vec<String>) {
+/// Returns the value of a key, which may be in a part: `vision_config.depth`.
+pub(crate) fn member<'c>(config: &'c Map<String, Json>, key: &str) -> Option<&'c Json> {
+    let mut names = key.split('.');
+    let first = config.get(names.next()?)?;
+    names.try_fold(first, |value, name| value.get(name))
+}
+
+/// Returns the configuration key that a definition of the card reads.
+pub(crate) fn defined(card: &Card, name: &str, config: &Map<String, Json>) -> Option<String> {
+    let text = |expr: &Expr| match expr {
+        Expr::Path(path) if path.steps.iter().all(|step| matches!(step, PathStep::Field(_))) => {
+            Some(path.to_string())
+        }
+        _ => None,
+    };
+    match card.lets.get(name)? {
+        Expr::Call(Function::First, keys) => {
+            let keys: Vec<String> = keys.iter().filter_map(text).collect();
+            let is_there =
+                |key: &&String| key.split('.').next().is_some_and(|root| config.contains_key(root));
+            keys.iter().find(is_there).or(keys.last()).cloned()
+        }
+        expr => text(expr),
+    }
+}
+
+fn collect(
+    card: &Card,
+    expr: &Expr,
+    config: &Map<String, Json>,
+    open: &mut Vec<String>,
+    names: &mut Vec<String>,
+) {
     let mut paths: Vec<Path> = Vec::new();
     expr.walk(&mut |expr| {
         if let Expr::Path(path) = expr {
@@ -102,10 +100,21 @@ fn collect(card: &Card, expr: &Expr, open: &mut Vec<String>, names: &mut Vec<Str
     });
     for path in paths {
         let name = path.key();
+        // A member of a part of the configuration, such as `vision_config`.
+        if let Some(PathStep::Field(field)) = path.steps.first()
+            && let Some(part) = defined(card, name, config)
+            && part.split('.').next().is_some_and(|root| !ROOTS.contains(&root))
+        {
+            let key = format!("{part}.{field}");
+            if !names.contains(&key) {
+                names.push(key);
+            }
+            continue;
+        }
         match card.lets.get(name) {
             Some(definition) if !open.iter().any(|open| open == name) => {
                 open.push(name.to_owned());
-                collect(card, definition, open, names);
+                collect(card, definition, config, open, names);
                 open.pop();
             }
             _ if ROOTS.contains(&name) || is_number(name) || names.iter().any(|known| known == name) => {}

@@ -8,6 +8,11 @@ use std::fmt;
 pub(crate) const SUFFIXES: [&str; 2] = [".weight", ".bias"];
 /// Endings that carry over for layers with clamped inputs and outputs.
 pub(crate) const BOUNDS: [&str; 4] = [".input_max", ".input_min", ".output_max", ".output_min"];
+/// Returns true for the name of a bound of a clamped layer; an infinite one bounds nothing.
+pub fn is_bound(name: &str) -> bool {
+    BOUNDS.iter().any(|end| name.ends_with(end))
+}
+
 /// Endings that make a target name complete; `.weight.1` is that of a kernel's second frame.
 const COMPLETE: [&str; 6] = [".weight", ".bias", ".scale", ".lora_a", ".lora_b", ".weight.1"];
 

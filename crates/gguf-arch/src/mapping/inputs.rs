@@ -19,6 +19,8 @@ pub struct Inputs<'a> {
     pub vocabulary: Option<CountTokens<'a>>,
     /// Stored tensors from which weights are assembled: expressions can refer to them.
     pub stored: &'a [WeightMeta],
+    /// Biases that a quantization added to layers without one: the configuration knows nothing of them.
+    pub added_biases: &'a [String],
     /// The members of `tokenizer_config.json`, if it exists.
     pub tokenizer_config: Option<&'a Map<String, Json>>,
     /// The members of `generation_config.json`, if it exists.
@@ -44,6 +46,7 @@ impl<'a> Inputs<'a> {
             values: None,
             vocabulary: None,
             stored: &[],
+            added_biases: &[],
             tokenizer_config: None,
             generation_config: None,
             preprocessor: None,

@@ -30,6 +30,9 @@ const CONTAINER_KEYS: [&str; 7] = [
     "tokenizer_use_score",
 ];
 
+/// Keys whose members may be written each under a key of its own: `rope_scaling.factor`.
+const NESTED_KEYS: [&str; 2] = ["rope_parameters", "rope_scaling"];
+
 impl FlmHeader {
     /// The dictionary with the types and the nesting of `config.json`.
     pub fn configuration(&self) -> Map<String, Json> {
@@ -39,16 +42,16 @@ impl FlmHeader {
                 continue;
             }
             let value = value(key, text);
-            match key.strip_prefix("rope_scaling.") {
+            match key.split_once('.').filter(|(outer, _)| NESTED_KEYS.contains(outer)) {
                 None => {
                     config.insert(key.clone(), value);
                 }
-                Some(inner) => {
-                    let scaling = config.entry("rope_scaling").or_insert_with(|| Json::Object(Map::new()));
-                    if !scaling.is_object() {
-                        *scaling = Json::Object(Map::new());
+                Some((outer, inner)) => {
+                    let members = config.entry(outer).or_insert_with(|| Json::Object(Map::new()));
+                    if !members.is_object() {
+                        *members = Json::Object(Map::new());
                     }
-                    scaling[inner] = value;
+                    members[inner] = value;
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use zip::result::ZipError;
 
-use crate::pickle::PickleError;
+use crate::pickle::{Forbidden, PickleError};
 use gguf_core::text::escape;
 use gguf_core::{ElementType, Hint};
 
@@ -169,6 +169,10 @@ impl Hint for TorchError {
             | Self::Record { problem: RecordProblem::Outside { .. } | RecordProblem::Checksum, .. }
             | Self::Pickle(PickleError::Truncated(_) | PickleError::NoStop { .. }) => {
                 "the download is incomplete, or the file is damaged: fetch it again"
+            }
+            Self::Pickle(PickleError::Name { why: Forbidden::Subclass, .. }) => {
+                "if you trust the file, load it in PyTorch and save plain tensors, best as safetensors: `.full_tensor()` of a \
+                 DTensor, `.dequantize()` of a quantized one"
             }
             Self::Pickle(PickleError::Name { .. } | PickleError::Opcode { .. }) => {
                 "if you trust the file, load it in PyTorch and save `model.state_dict()`, best as safetensors"

@@ -16,10 +16,25 @@ const NAMING: Naming = Naming {
     prefix: Cow::Borrowed("pytorch_model"),
     suffix: ".bin",
     middle: Middle::Any,
+    is_of_transformers: true,
 };
 /// Prefixes of files that training programs leave next to the weights.
-const LEFTOVERS: &[&str] =
-    &["training_args", "optimizer", "scheduler", "scaler", "rng_state", "random_states"];
+const LEFTOVERS: &[&str] = &[
+    "training_args",
+    "optimizer",
+    "optim_world_size",
+    "scheduler",
+    "scaler",
+    "rng_state",
+    "random_states",
+    "extra_state",
+];
+
+/// Returns true for the name of a file that a training program leaves next to the weights.
+pub(crate) fn is_leftover(name: &str) -> bool {
+    let lower = name.to_ascii_lowercase();
+    LEFTOVERS.iter().any(|leftover| lower.starts_with(leftover))
+}
 
 /// The PyTorch files of a directory, mapped.
 ///
@@ -55,10 +70,6 @@ impl TorchFiles {
         if let Some(set) = FileSet::find(dir, &NAMING)? {
             return Self::open(dir, &set).map(Some);
         }
-        let is_leftover = |name: &String| {
-            let lower = name.to_ascii_lowercase();
-            LEFTOVERS.iter().any(|leftover| lower.starts_with(leftover))
-        };
         let names: Vec<&String> = names.iter().filter(|name| !is_leftover(name)).collect();
         match names[..] {
             [] => Ok(None),
@@ -81,7 +92,10 @@ impl TorchFiles {
         for name in set.names() {
             files.add(dir, name, dir.limits())?;
         }
-        set.check(dir, &NAMING, &files.weights, |weight| &files.files[files.places[weight].0].name)?;
+        let found = set.check(&NAMING, &files)?;
+        found.remove_doubles(&mut files.weights);
+        found.remove_doubles(&mut files.places);
+        files.warnings.extend(found.warnings);
         Ok(files)
     }
 

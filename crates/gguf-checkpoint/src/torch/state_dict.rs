@@ -54,21 +54,25 @@ fn is_tensor(pickle: &Pickle, id: Id) -> bool {
     matches!(pickle.get(id), Value::Rebuilt { .. })
 }
 
-/// Returns the dictionary that contains tensors: `map` itself, or one under the usual keys, up to `depth` levels
+/// Returns the dictionary that contains the weights: `map` itself, or one under the usual keys, up to `depth` levels
 /// down.
+///
+/// Tensors beside such a key are of the training (a loss, the state of a random generator), unless their names have the
+/// dots of modules.
 fn direct(pickle: &Pickle, map: Id, depth: usize) -> Option<Id> {
     let pairs = pairs(pickle, map);
-    if pairs.iter().any(|&(_, value)| is_tensor(pickle, value)) {
-        return Some(map);
+    let mut tensors = pairs.iter().filter(|&&(_, value)| is_tensor(pickle, value)).peekable();
+    let own = tensors.peek().map(|_| map);
+    let is_of_module = |&(key, _): &(Id, Id)| pickle.text(key).is_some_and(|name| name.contains('.'));
+    if depth == 0 || tensors.any(is_of_module) {
+        return own;
     }
-    if depth == 0 {
-        return None;
-    }
-    WRAPPERS.iter().find_map(|wrapper| {
+    let wrapped = WRAPPERS.iter().find_map(|wrapper| {
         // A later assignment replaces an earlier one.
         let (_, value) = pairs.iter().rev().find(|&&(key, _)| pickle.text(key) == Some(wrapper))?;
         direct(pickle, *value, depth - 1)
-    })
+    });
+    wrapped.or(own)
 }
 
 /// Collects the tensors of one dictionary, and the keys of its other values.

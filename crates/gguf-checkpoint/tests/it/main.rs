@@ -150,23 +150,12 @@ fn an_index_and_its_shards_must_agree() {
         with(r#"{"weight_map":{"a":"s.safetensors","b":"t.safetensors"}}"#, one),
         "DIR/model.safetensors.index.json: shard `t.safetensors` is missing"
     );
-    assert_eq!(
-        with(
-            r#"{"weight_map":{"a":"s.safetensors","d":"s.safetensors","b":"s.safetensors","c":"s.safetensors"}}"#,
-            one
-        ),
-        "DIR/model.safetensors.index.json: tensor `c` is not in shard `s.safetensors` (and 1 more)"
-    );
-    assert_eq!(
-        with(r#"{"weight_map":{"a":"s.safetensors"}}"#, one),
-        "DIR/model.safetensors.index.json: tensor `b` of shard `s.safetensors` is not listed"
-    );
     let both = r#"{"weight_map":{"a":"s.safetensors","b":"t.safetensors"}}"#;
     assert_eq!(
-        with(both, &[("s.safetensors", &a), ("t.safetensors", &a)]),
+        with(both, &[("s.safetensors", &a), ("t.safetensors", &bytes_file(&["b", "a"]))]),
         "tensor `a` is in `s.safetensors` and in `t.safetensors`"
     );
-    for outside in ["../s.safetensors", "/s.safetensors", "sub/../../s.safetensors", "./s.safetensors", ""] {
+    for outside in ["../s.safetensors", "/s.safetensors", "sub/../../s.safetensors", ".", ""] {
         assert_eq!(
             with(&format!(r#"{{"weight_map":{{"a":"{outside}"}}}}"#), one),
             format!("DIR/model.safetensors.index.json: shard `{outside}` is outside the directory")
@@ -182,6 +171,30 @@ fn an_index_and_its_shards_must_agree() {
         with("{\"weight_map\":{\"a\":\"s\",\n\"a\":\"s\"}}", one),
         "DIR/model.safetensors.index.json: line 2, column 1 (offset 24): duplicate key `a`"
     );
+}
+
+/// Transformers reads all files that an index names, and all tensors in them.
+#[test]
+fn what_an_index_says_of_tensors_is_compared_with_the_shards() {
+    let a = bytes_file(&["a", "b"]);
+    let with = |index: &str, shards: &[(&str, &[u8])]| {
+        let dir = dir(&[&[("model.safetensors.index.json", index.as_bytes())], shards].concat());
+        let checkpoint = open(&dir).unwrap();
+        assert_eq!(names(&checkpoint), ["a", "b"]);
+        assert_eq!((checkpoint.borrow(0), checkpoint.borrow(1)), (Some(&[0][..]), Some(&[1][..])));
+        checkpoint.warnings().to_vec()
+    };
+    let one: &[(&str, &[u8])] = &[("s.safetensors", &a)];
+    assert_eq!(with(r#"{"weight_map":{"a":"./s.safetensors","b":"s.safetensors"}}"#, one), [""; 0]);
+    assert_eq!(
+        with(r#"{"weight_map":{"d":"s.safetensors","b":"s.safetensors","c":"s.safetensors"}}"#, one),
+        [
+            "`model.safetensors.index.json` is not that of these files: it lists, but no shard has `c` (and 1 more)",
+            "`model.safetensors.index.json` is not that of these files: it does not list, but a shard has `a`",
+        ]
+    );
+    let both = r#"{"weight_map":{"a":"s.safetensors","b":"t.safetensors"}}"#;
+    assert_eq!(with(both, &[("s.safetensors", &a), ("t.safetensors", &a)]), [""; 0]);
 }
 
 #[test]
@@ -278,9 +291,13 @@ fn parts_in_folders_are_named_with_the_way_to_put_them_together() {
         ("epoch_1", "__1_0.distcp", "dcp_to_torch"),
         ("global_step500", "mp_rank_00_model_states.pt", "zero_to_fp32.py"),
         ("iter_0000500", "model_optim_rng.pt", "Megatron Bridge"),
+        ("last.ckpt/checkpoint", "mp_rank_00_model_states.pt", "zero_to_fp32.py"),
+        ("last.ckpt", "zero_to_fp32.py", "zero_to_fp32.py"),
+        ("actor", "model_world_size_2_rank_0.pt", "verl.model_merger"),
+        ("final", "lit_model.pth", "convert_from_litgpt"),
     ] {
         let dir = dir(&[]);
-        fs_err::create_dir(dir.path().join(folder)).unwrap();
+        fs_err::create_dir_all(dir.path().join(folder)).unwrap();
         fs_err::write(dir.path().join(folder).join(file), b"x").unwrap();
         let refused = open(&dir).unwrap_err();
         assert!(refused.to_string().contains(folder) && refused.hints()[0].contains(way_out), "{refused}");
@@ -297,6 +314,23 @@ fn what_is_there_under_another_name_is_offered() {
         fs_err::write(outer.path().join(folder).join("config.json"), b"{}").unwrap();
     }
     assert!(open(&outer).unwrap_err().hints()[0].contains("checkpoint-500` has one"));
+    // Whole weights count, not the parts of the optimizer beside them.
+    for (folder, file) in
+        [("checkpoint-500", "model-00001-of-00002.safetensors"), ("checkpoint-90", "model.safetensors")]
+    {
+        fs_err::write(outer.path().join(folder).join(file), b"x").unwrap();
+        fs_err::write(outer.path().join(folder).join("zero_to_fp32.py"), b"x").unwrap();
+    }
+    assert!(open(&outer).unwrap_err().hints()[0].contains("checkpoint-500` has one"));
+    fs_err::write(outer.path().join("config.json"), b"{}").unwrap();
+    assert!(open(&outer).unwrap_err().hints()[0].contains("checkpoint-500` holds a checkpoint"));
+    for folder in ["pytorch_model.bin", "model.safetensors", "checkpoints"] {
+        let outer = dir(&[]);
+        fs_err::create_dir(outer.path().join(folder)).unwrap();
+        fs_err::write(outer.path().join(folder).join("last.ckpt"), b"x").unwrap();
+        let hints = open(&outer).unwrap_err().hints();
+        assert!(hints[0].contains(&format!("{folder}` holds weights: move")), "{hints:?}");
+    }
     let [a, b] = ["a", "b"].map(|name| bytes_file(&[name]));
     let parts =
         dir(&[("ft-model-00001-of-00002.safetensors", &a), ("ft-model-00002-of-00002.safetensors", &b)]);

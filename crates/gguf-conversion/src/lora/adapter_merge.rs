@@ -8,7 +8,7 @@ use serde_json::{Map, Value as Json};
 
 use crate::lora::config::AdapterConfig;
 use crate::lora::error::Stray;
-use crate::lora::mapped::transposed_source;
+use crate::lora::mapped::{alternating_source, transposed_source};
 use crate::lora::names::{WeightNames, is_head};
 use crate::lora::pair::{MatrixPair, ProductForm};
 use crate::lora::parts::{AdapterParts, WholeTensor};
@@ -58,7 +58,7 @@ impl ModelSource {
             return Err(AdapterError::MlxNorm { path: saved.path, tensor: norm.name.clone() }.into());
         }
         let names = WeightNames::of(base.weights(), parts.base_names());
-        let transposed = transposed_weights(&self, &parts, options);
+        let (transposed, alternating) = told_by_card(&self, &parts, options);
         let merge = Merge {
             config: &config,
             adapter: &adapter,
@@ -66,6 +66,7 @@ impl ModelSource {
             names: &names,
             base: base.weights(),
             transposed,
+            alternating,
             is_tied: has_tied_output(self.dir.config()) && !config.ties_output,
         };
         let mut changes = merge.changes()?;
@@ -238,6 +239,8 @@ struct Merge<'a> {
     base: &'a [WeightMeta],
     /// Weights that the base stores transposed.
     transposed: BTreeSet<usize>,
+    /// Weights in which rows of several matrices alternate.
+    alternating: BTreeSet<usize>,
     /// True if the base's output is its embeddings, and need not remain so.
     is_tied: bool,
 }
@@ -251,7 +254,13 @@ impl Merge<'_> {
             if pair.n_experts == 1 && (self.names.find(&pair.name).is_ok() || is_head(&pair.name)) {
                 layers.push((pair, self.find(&pair.name, &pair.meta.shape, &mut changes.copies)?));
             } else {
-                changes.pairs.extend(experts::merged(pair, self.names, self.base, self.scale(pair))?);
+                changes.pairs.extend(experts::merged(
+                    pair,
+                    self.names,
+                    self.base,
+                    &self.alternating,
+                    self.scale(pair),
+                )?);
             }
         }
         changes.lengths = self.lengths(&layers)?;
@@ -369,19 +378,24 @@ impl Merge<'_> {
     }
 }
 
-/// Returns the weights that the base stores transposed, by its card. PEFT, too, goes by the class of each layer
-/// (`Conv1D`), whatever `fan_in_fan_out` says; only square matrices do not tell it by their shapes.
-fn transposed_weights(
+/// Returns the weights that the base stores transposed, and those in which rows of several matrices alternate, by its card.
+/// PEFT, too, goes by the class of each layer (`Conv1D`), whatever `fan_in_fan_out` says; only square matrices do not tell it by
+/// their shapes.
+fn told_by_card(
     source: &ModelSource,
     parts: &AdapterParts,
     options: &ConvertOptions,
-) -> BTreeSet<usize> {
-    let is_square = |pair: &MatrixPair| matches!(pair.meta.shape.dims(), &[n, k] if n == k);
-    if !parts.pairs.iter().any(|pair| pair.form == ProductForm::Linear && is_square(pair)) {
-        return BTreeSet::new();
+) -> (BTreeSet<usize>, BTreeSet<usize>) {
+    let is_open = |pair: &MatrixPair| match *pair.meta.shape.dims() {
+        [n, k] => (n == k && pair.form == ProductForm::Linear) || pair.name.contains(".experts."),
+        _ => true,
+    };
+    if !parts.pairs.iter().any(is_open) {
+        return (BTreeSet::new(), BTreeSet::new());
     }
     let mapping = map(source, source.metas(), options, CardScope::Part, &mut Vec::new());
-    mapping.iter().flat_map(|mapping| &mapping.outputs).filter_map(transposed_source).collect()
+    let outputs = || mapping.iter().flat_map(|mapping| &mapping.outputs);
+    (outputs().filter_map(transposed_source).collect(), outputs().filter_map(alternating_source).collect())
 }
 
 /// Returns true for models that write text by an output that is their embeddings. The class tells those that have an

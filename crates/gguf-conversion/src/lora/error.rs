@@ -278,9 +278,9 @@ impl Hint for AdapterError {
             Self::OtherShape { .. } | Self::Ambiguous { .. } => BASE,
             Self::NotNorm { .. } | Self::Factors { .. } => MERGE,
             Self::Card(error) => match **error {
-                ArchError::Stack { .. } => {
-                    "a GGUF adapter changes all experts of a layer or none: `gguf-convert merge-lora BASE ADAPTER` merges the \
-                     adapter into its base model"
+                ArchError::Stack { .. } | ArchError::Alone { .. } => {
+                    "a GGUF adapter changes all experts of a layer or none, and what is one tensor there as a whole: `gguf-convert \
+                     merge-lora BASE ADAPTER` merges the adapter into its base model"
                 }
                 ArchError::Block { .. } => BASE,
                 ArchError::Leftover { .. } => {

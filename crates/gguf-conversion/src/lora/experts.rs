@@ -1,7 +1,7 @@
 //! Experts: adapters trained on stacked parameters (PEFT's `target_parameters`), and layouts of experts that differ
 //! between an adapter and its base model.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::lora::AdapterError;
 use crate::lora::names::{WeightNames, core_of};
@@ -141,22 +141,25 @@ fn single_experts(pair: &MatrixPair, module: &str, member: usize) -> Vec<MatrixP
     all.map(one).collect()
 }
 
-/// Returns the sums by which an adapter's experts change the base, whichever of the two stacks them.
+/// Returns the sums by which an adapter's experts change the base, whichever of the two stacks them. `alternating` are the
+/// base's stacks in which rows of several matrices alternate.
 pub(super) fn merged(
     pair: &MatrixPair,
     names: &WeightNames<'_>,
     base: &[WeightMeta],
+    alternating: &BTreeSet<usize>,
     scale: f32,
 ) -> Result<Vec<LoraPair>, AdapterError> {
     let row = |base, is_transposed, part| LoraPair { base, a: pair.a, b: pair.b, scale, is_transposed, part };
     if pair.n_experts == 1 {
-        let (at, is_transposed, part) = single(pair, names, base)?;
+        let (at, is_transposed, part) = single(pair, names, base, alternating)?;
         return Ok(vec![row(at, is_transposed != pair.is_of_mlx, part)]);
     }
     let n_experts = pair.n_experts;
     let name = parameter_name(pair);
     let Some(at) = stack_of(&pair.name, names).or_else(|| stack_of(&name, names)) else {
-        let parts = joined(pair, &name, names, base).map_or_else(|| members(pair, &name, names, base), Ok)?;
+        let parts = joined(pair, &name, names, base, alternating)
+            .map_or_else(|| members(pair, &name, names, base), Ok)?;
         return Ok(parts.into_iter().map(|(at, is_transposed, part)| row(at, is_transposed, part)).collect());
     };
     if base[at].shape.dims().first() != Some(&n_experts) || base[at].shape.rank() != 3 {
@@ -175,29 +178,65 @@ fn parameter_name(pair: &MatrixPair) -> String {
     name.trim_end_matches(".weight").to_owned()
 }
 
-/// Returns the places of a stack's matrices in the base's stack of those and others, one after the other in each expert.
+/// Returns the places of a stack's matrices in the base's stack of those and others.
 fn joined(
     pair: &MatrixPair,
     name: &str,
     names: &WeightNames<'_>,
     base: &[WeightMeta],
+    alternating: &BTreeSet<usize>,
 ) -> Option<Vec<(usize, bool, LoraPart)>> {
     let (owner, stack) = name.rsplit_once(".experts.")?;
     let &[n_experts, n, k] = pair.meta.shape.dims() else { return None };
     MEMBERS.iter().filter(|row| row.1.len() > 1).find_map(|(all, parts)| {
         let half = parts.iter().position(|own| own.contains(&stack))? as u64;
         let at = stack_of(&format!("{owner}.experts.{all}"), names)?;
-        let rows = n.checked_mul(parts.len() as u64)?;
-        (base[at].shape.dims() == [n_experts, rows, k]).then(|| {
-            let part = |expert: u64| LoraPart {
-                n_experts,
-                experts: expert..expert + 1,
-                first_row: expert * rows + half * n,
-                ..LoraPart::default()
-            };
-            (0..n_experts).map(|expert| (at, false, part(expert))).collect()
-        })
+        let down = stack_of(&format!("{owner}.experts.down_proj"), names).map(|at| &base[at]);
+        let place = Place { half, n_parts: parts.len() as u64, alternates: alternating.contains(&at) };
+        let part = |expert: u64| {
+            let (is_transposed, part) = place.of(expert, [n, k], &base[at], down)?;
+            Some((at, is_transposed, LoraPart { n_experts, experts: expert..expert + 1, ..part }))
+        };
+        (base[at].shape.dims()[0] == n_experts).then(|| (0..n_experts).map(part).collect())?
     })
+}
+
+/// One of the matrices that a stack of the base has of each expert.
+struct Place {
+    half: u64,
+    n_parts: u64,
+    /// True if rows of the matrices alternate; else they follow each other.
+    alternates: bool,
+}
+
+impl Place {
+    /// Returns whether a stack has the matrix `[n, k]` of an expert transposed, and where. If the sizes of the stack fit
+    /// both, `down` shows it.
+    fn of(
+        &self,
+        expert: u64,
+        [n, k]: [u64; 2],
+        stack: &WeightMeta,
+        down: Option<&WeightMeta>,
+    ) -> Option<(bool, LoraPart)> {
+        let &[n_experts, rows, columns] = stack.shape.dims() else { return None };
+        let all = n.checked_mul(self.n_parts)?;
+        let is_as_stored = (rows, columns) == (all, k);
+        let is_transposed = if is_as_stored && all == k && self.n_parts > 1 {
+            down.is_some_and(|down| down.shape.dims()[1..] == [n, k])
+        } else {
+            !is_as_stored
+        };
+        let fits = expert < n_experts && (!is_transposed || (columns, rows) == (all, k));
+        let (first, step) = if self.alternates { (self.half, self.n_parts) } else { (self.half * n, 1) };
+        let base = LoraPart { step, n_rows: Some(if is_transposed { k } else { n }), ..LoraPart::default() };
+        let part = if is_transposed && self.n_parts > 1 {
+            LoraPart { first_row: expert * rows, first_col: Some(first), ..base }
+        } else {
+            LoraPart { first_row: expert * rows + first, ..base }
+        };
+        fits.then_some((is_transposed, part))
+    }
 }
 
 /// Returns a stack of the base by the name of its parameter in transformers.
@@ -214,9 +253,10 @@ fn is_transposed(pair: &MatrixPair, meta: &WeightMeta, names: &WeightNames<'_>, 
     if own[0] != own[1] {
         return own != stored;
     }
-    let other = match pair.name.strip_suffix("down_proj") {
+    let name = parameter_name(pair);
+    let other = match name.strip_suffix("down_proj") {
         Some(owner) => format!("{owner}gate_up_proj"),
-        None => pair.name.replace("gate_up_proj", "down_proj"),
+        None => name.replace("gate_up_proj", "down_proj"),
     };
     let other = stack_of(&other, names).map(|at| base[at].shape.dims().to_vec());
     matches!(other.as_deref(), Some([_, rows, columns]) if rows < columns)
@@ -227,6 +267,7 @@ fn single(
     pair: &MatrixPair,
     names: &WeightNames<'_>,
     base: &[WeightMeta],
+    alternating: &BTreeSet<usize>,
 ) -> Result<(usize, bool, LoraPart), AdapterError> {
     let missing = match names.find(&pair.name) {
         Ok(at) => return Ok((at, false, LoraPart::default())),
@@ -249,13 +290,10 @@ fn single(
         MEMBERS.iter().find_map(|(stack, parts)| {
             let half = parts.iter().position(|names| names.contains(&member))? as u64;
             let at = stack_of(&format!("{owner}.experts.{stack}"), names)?;
-            let &[n_experts, rows, columns] = base[at].shape.dims() else { return None };
-            let n_parts = parts.len() as u64;
-            let is_transposed = (rows, columns) != (n * n_parts, k);
-            let fits = expert < n_experts && (!is_transposed || (n_parts == 1 && (rows, columns) == (k, n)));
-            let first_row = expert * rows + half * n;
-            let n_rows = Some(if is_transposed { k } else { n });
-            fits.then(|| (at, is_transposed, LoraPart { first_row, n_rows, ..LoraPart::default() }))
+            let down = stack_of(&format!("{owner}.experts.down_proj"), names).map(|at| &base[at]);
+            let place = Place { half, n_parts: parts.len() as u64, alternates: alternating.contains(&at) };
+            let (is_transposed, part) = place.of(expert, [n, k], &base[at], down)?;
+            Some((at, is_transposed, part))
         })
     };
     found().ok_or(missing)
@@ -324,7 +362,7 @@ fn members(
                 experts: expert..expert + 1,
                 skip: half * n,
                 n_rows: Some(n),
-                first_row: 0,
+                ..LoraPart::default()
             };
             (!is_transposed || (columns, rows) == (n * n_parts, k)).then_some((at, is_transposed, part))
         };

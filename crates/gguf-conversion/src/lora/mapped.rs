@@ -10,7 +10,7 @@ use crate::mapping::{CardScope, map};
 use crate::{ConvertError, ConvertOptions, ModelSource, plain_names};
 use gguf_arch::{ArchError, Mapping, Op, OpStep, OutputSpec, TensorContent};
 use gguf_checkpoint::{AdapterDir, ModelDir};
-use gguf_core::{WeightMeta, WeightSource};
+use gguf_core::{ElementType, Shape, WeightMeta, WeightSource};
 
 /// Result of applying the base's card to the adapter's tensors.
 pub(super) struct MappedAdapter {
@@ -29,6 +29,7 @@ pub(super) fn mapped(
 ) -> Result<MappedAdapter, ConvertError> {
     let mut source = ModelSource::without_weights(base.clone());
     source.stored = stored.to_vec();
+    source.stored.extend(routers(&parts));
     let apply = |parts: &AdapterParts, warnings: &mut Vec<String>| {
         map(&source, &parts.metas(adapter.weights()), options, CardScope::Part, warnings)
     };
@@ -87,6 +88,20 @@ pub(super) fn mapped(
     Ok(MappedAdapter { parts, mapping })
 }
 
+/// Returns the routers of the layers of which the adapter changes experts, by their names in files: cards know layers with
+/// experts by them, and the base may be a configuration alone.
+fn routers(parts: &AdapterParts) -> Vec<WeightMeta> {
+    let of_experts =
+        parts.pairs.iter().filter(|pair| ["expert", "switch_"].iter().any(|word| pair.name.contains(word)));
+    let blocks: BTreeSet<u64> =
+        of_experts.filter_map(|pair| pair.name.split('.').find_map(|part| part.parse().ok())).collect();
+    let router = |block| format!("blk.{block}.ffn_gate_inp.weight");
+    let metas = blocks.into_iter().filter_map(|block| {
+        Some(WeightMeta { name: router(block), shape: Shape::new(vec![1])?, ty: ElementType::F32 })
+    });
+    metas.collect()
+}
+
 /// Gives the adapter's tensors the names of the base's weights, or names that the card knows.
 fn rename(
     source: &ModelSource,
@@ -117,9 +132,10 @@ fn refusal(error: ConvertError, parts: &AdapterParts) -> ConvertError {
         _ if let Some(stack) = parts.pairs.iter().filter(|pair| pair.n_experts > 1).find(is_unknown) => {
             AdapterError::Stacked { tensor: stack.name.clone() }.into()
         }
-        ArchError::Stack { .. } | ArchError::Leftover { .. } | ArchError::Block { .. } => {
-            AdapterError::Card(Box::new(error)).into()
-        }
+        ArchError::Stack { .. }
+        | ArchError::Alone { .. }
+        | ArchError::Leftover { .. }
+        | ArchError::Block { .. } => AdapterError::Card(Box::new(error)).into(),
         error => error.into(),
     }
 }
@@ -135,11 +151,22 @@ pub(super) fn transposed_source(output: &OutputSpec) -> Option<usize> {
     .then_some(weight)
 }
 
+/// Index of the weight in which rows of this output alternate with those of others.
+pub(super) fn alternating_source(output: &OutputSpec) -> Option<usize> {
+    let (weight, mut ops) = steps(output)?;
+    ops.any(|step| matches!(step.op, Op::Unzip { .. })).then_some(weight)
+}
+
 /// Index of the weight that the output is made of, if it is one, and the card's first operation on it.
 fn lone_source(output: &OutputSpec) -> Option<(usize, Option<&OpStep>)> {
+    steps(output).map(|(weight, mut ops)| (weight, ops.next()))
+}
+
+/// Index of the weight that the output is made of, if it is one, and the card's operations on it.
+fn steps(output: &OutputSpec) -> Option<(usize, impl Iterator<Item = &OpStep>)> {
     let TensorContent::Sources(assembly) = &output.content else { return None };
     let [source] = assembly.sources.as_slice() else { return None };
-    Some((source.weight, source.ops.iter().chain(&assembly.ops).next()))
+    Some((source.weight, source.ops.iter().chain(&assembly.ops)))
 }
 
 /// Compares the shapes of the adapter's products with the base's weights, as far as these are known.

@@ -55,8 +55,7 @@ const NO_WAY_BACK: &[(&str, &str)] = &[
     // Arithmetic that loses information.
     ("bitnet", "`ternary` cannot be undone"),
     ("kimi-k3", "`mul` cannot be undone"),
-    // Only two rows of the output are left.
-    ("qwen3/rerank", "`cls.output.weight`"),
+    // Only two rows of the output are left, and no class of transformers has such a head.
     ("qwen3vl/rerank", "`cls.output.weight`"),
     // Its stages are layers in the file and `mtp` in the checkpoint, where they are a part of its target.
     ("dflash/deepseek4_dspark", "unknown to architecture `dflash`"),
@@ -151,10 +150,11 @@ fn difference(at: &str, there: &Content, back: &Content, is_exact: bool) -> Opti
     }
     // The type of a file follows from its tensors'.
     let same_types = tensors.iter().all(|(name, tensor)| new_tensors[name].ty == tensor.ty);
-    // The way back states the base that the runtime takes where there is none.
+    // The way back states the base and the scale that the runtime takes where there are none.
     let is_stated = |key: &str| {
         let is_usual = new_keys.get(key).is_some_and(|row| row.ends_with(",10000.0]"));
-        key.ends_with(".rope.freq_base") && !keys.contains_key(key) && is_usual
+        !keys.contains_key(key)
+            && (key.ends_with(".attention.scale") || key.ends_with(".rope.freq_base") && is_usual)
     };
     let is_listed = |key: &str| {
         OTHER_KEYS.contains(&(at, key)) || key == "general.file_type" && !same_types || is_stated(key)
@@ -231,10 +231,17 @@ fn round_trip(registry: &Registry, case: &CardFixture) -> Result<(), String> {
         (Ok(_), Some(_)) => return Err("there is a way back after all".to_owned()),
         (Err(error), _) => return Err(text(&error)),
     };
+    // No card converts a classifier made of a decoder.
+    if report.class == "Qwen3ForSequenceClassification" {
+        return Ok(());
+    }
+    if !report.lost.is_empty() {
+        return Err(format!("lost: {:?}", report.lost));
+    }
     came_from::complaint(&there, &back, at).map_or(Ok(()), Err)?;
     let again = case.plan_back(&there, &back).map_err(|error| format!("again: {error}"))?;
     let content = |conversion| content(conversion).map_err(|error| text(&error));
-    difference(at, &content(&conversion)?, &content(&again)?, report.lost.is_empty()).map_or(Ok(()), Err)
+    difference(at, &content(&conversion)?, &content(&again)?, report.rounded.is_empty()).map_or(Ok(()), Err)
 }
 
 two_tiers!(every_fixture_comes_back);
@@ -307,12 +314,8 @@ fn a_configuration_is_rebuilt_in_full() {
     assert_eq!(dropped, ["computed from the configuration"]);
 }
 
-/// Configuration of a file of an architecture with these keys and tensors, and the names of the checkpoint's tensors.
-fn of_keys(
-    arch: &str,
-    keys: &[(&str, Value)],
-    tensors: &[(&str, &[u64])],
-) -> Result<(Json, Vec<String>), String> {
+/// Inverse of a file of an architecture with these keys and tensors.
+fn inverse_of(arch: &str, keys: &[(&str, Value)], tensors: &[(&str, &[u64])]) -> Result<Inverse, String> {
     let mut metadata = Metadata::new();
     metadata.set("general.architecture", arch);
     for (key, value) in keys {
@@ -325,9 +328,85 @@ fn of_keys(
     };
     let tensors: Vec<WeightMeta> = tensors.iter().map(tensor).collect();
     let inverse = invert(&Registry::embedded().unwrap(), &metadata, &tensors, None, None);
-    let inverse = inverse.map_err(|error| error.to_string())?;
+    inverse.map_err(|error| error.to_string())
+}
+
+/// Configuration of such a file, and the names of the checkpoint's tensors.
+fn of_keys(
+    arch: &str,
+    keys: &[(&str, Value)],
+    tensors: &[(&str, &[u64])],
+) -> Result<(Json, Vec<String>), String> {
+    let inverse = inverse_of(arch, keys, tensors)?;
     let names = inverse.outputs.into_iter().map(|output| output.name).collect();
     Ok((Json::Object(inverse.config), names))
+}
+
+#[test]
+fn a_head_that_scores_comes_back_with_a_class_that_reads_it() {
+    let labels = ("classifier.output_labels", Value::Array(Array::String(vec![b"a".into(), b"b".into()])));
+    let head: (&str, &[u64]) = ("cls.output.weight", &[2, 8]);
+    let bert: (&str, &[u64]) = ("token_types.weight", &[1, 8]);
+    let two_layers = [bert, head, ("cls.weight", &[8, 8]), ("position_embd.weight", &[16, 8])];
+    let keys = [("context_length", 16u32.into()), labels.clone()];
+    for (arch, tensors, class, weight) in [
+        ("bert", &two_layers[..], "XLMRobertaForSequenceClassification", "classifier.out_proj.weight"),
+        ("bert", &[bert, head], "BertForSequenceClassification", "classifier.weight"),
+        ("modern-bert", &[head], "ModernBertForSequenceClassification", "classifier.weight"),
+        ("qwen3", &[head], "Qwen3ForSequenceClassification", "score.weight"),
+    ] {
+        let inverse = inverse_of(arch, &keys, tensors).unwrap();
+        assert_eq!(inverse.config["architectures"], json!([class]));
+        assert_eq!(inverse.config["id2label"], json!({ "0": "a", "1": "b" }), "{class}");
+        assert!(inverse.outputs.iter().any(|output| output.name == weight), "{class}");
+        // BERT's head follows a layer that no file has.
+        assert_eq!(!inverse.notes.is_empty(), class.starts_with("Bert"), "{:?}", inverse.notes);
+        if let Some(table) = inverse.outputs.iter().find(|output| output.name.contains("position")) {
+            let config = &inverse.config;
+            assert_eq!(
+                (config["max_position_embeddings"].as_u64(), table.shape.dims()),
+                (Some(18), &[18, 8][..])
+            );
+        }
+    }
+    let config = of_keys("bert", &[], &[bert, head]).unwrap().0;
+    assert_eq!((config["num_labels"].clone(), config.get("id2label")), (json!(2), None));
+}
+
+#[test]
+fn what_looks_both_ways_does_so_again_or_says_that_it_does_not() {
+    let keys = [
+        ("attention.causal", false.into()),
+        ("block_count", 1u32.into()),
+        ("embedding_length", 8u32.into()),
+        ("attention.head_count", 1u32.into()),
+        ("context_length", 16u32.into()),
+    ];
+    let both = |arch| inverse_of(arch, &keys, &[("token_embd.weight", &[8, 8])]).unwrap();
+    for arch in ["llama", "qwen3", "gemma3"] {
+        let inverse = both(arch);
+        assert_eq!(
+            (&inverse.config["is_causal"], inverse.lost),
+            (&json!(false), Vec::<String>::new()),
+            "{arch}"
+        );
+    }
+    let inverse = both("gemma");
+    assert_eq!(inverse.config.get("is_causal"), None);
+    assert_eq!(inverse.lost, ["gemma.attention.causal = false"]);
+}
+
+#[test]
+fn a_text_part_comes_back_where_its_class_looks_for_it() {
+    let keys = [("block_count", 2u32.into())];
+    let embedding: (&str, &[u64]) = ("token_embd.weight", &[64, 8]);
+    let inverse = inverse_of("qwen3vl", &keys, &[embedding]).unwrap();
+    let text = &inverse.config["text_config"];
+    assert_eq!((&text["model_type"], &text["num_hidden_layers"]), (&json!("qwen3_vl_text"), &json!(2)));
+    assert_eq!(inverse.config["model_type"], "qwen3_vl");
+    assert_eq!(inverse.config.get("num_hidden_layers"), None);
+    assert_eq!(inverse.outputs[0].name, "model.language_model.embed_tokens.weight");
+    assert!(inverse.notes[0].contains("towers"), "{:?}", inverse.notes);
 }
 
 #[test]

@@ -350,7 +350,7 @@ fn what_does_not_fit_is_refused_by_name() {
         (
             refusal(|c| add(c, "model.layers.2.input_layernorm.weight", &[64])),
             "tensor `model.layers.2.input_layernorm.weight`: block 2 of a model with 2\n\
-             hint: set the number of layers in config.json right; or, if the block is no part of the model, `--drop '^model\\.layers\\.2\\.'` of gguf-convert leaves it out",
+             hint: set the number of layers in config.json right; or, if the blocks from 2 on are no part of the model, `--drop '^model\\.layers\\.([2-9]|[0-9]{2,})\\.'` of gguf-convert leaves them out",
         ),
         (
             refusal(|c| renumber(c, ".layers.1.", ".layers.3.")),

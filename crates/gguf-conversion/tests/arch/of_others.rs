@@ -73,7 +73,7 @@ fn names_of_other_programs_say_whose_they_are() {
 #[test]
 fn a_block_beyond_the_count_has_a_way_out() {
     let case = llama().edited(|content| content["config"]["num_hidden_layers"] = json!(1));
-    assert!(refusal(&case).contains(r"`--drop '^model\.layers\.1\.'`"), "{}", refusal(&case));
+    assert!(refusal(&case).contains(r"`--drop '^model\.layers\.([1-9]|[0-9]{2,})\.'`"), "{}", refusal(&case));
 }
 
 #[test]

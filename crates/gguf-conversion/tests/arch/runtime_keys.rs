@@ -265,6 +265,31 @@ fn what_a_class_does_without_a_word_in_its_configuration_is_written() {
         metadata.get("granitehybrid.rope.scaling.finetuned").and_then(Value::as_bool)
     };
     assert_eq!((rotates(json!("rope")), rotates(json!("nope"))), (Some(true), Some(false)));
+    // Where the runtime rotates whatever the key says, factors leave heads where they are.
+    let stays = |word: &str| {
+        let case = fixture::case("granitemoe/hybrid_attention_only.json")
+            .edited(|content| content["config"]["position_embedding_type"] = json!(word));
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let plan = case.plan(dir.path(), OutType::F32).unwrap();
+        assert_eq!(plan.warnings(), [""; 0], "{word}");
+        let at = plan.tensors().iter().position(|tensor| tensor.name == "rope_freqs.weight")?;
+        Some(tensor_bytes(&plan, at).as_chunks::<4>().0.iter().all(|bytes| f32::from_le_bytes(*bytes) > 1e29))
+    };
+    assert_eq!((stays("rope"), stays("nope")), (None, Some(true)));
+}
+
+/// Groups of experts that are all chosen are none: the runtime refuses as many as there are.
+#[test]
+fn experts_of_all_groups_are_one_group() {
+    for (groups, chosen, written) in [(2, 2, [1.0, 1.0]), (2, 1, [2.0, 1.0]), (1, 1, [1.0, 1.0])] {
+        let metadata = keys("cards/deepseek2/deepseek_v3.json", |config| {
+            config["n_group"] = json!(groups);
+            config["topk_group"] = json!(chosen);
+        });
+        let of = |key: &str| number(&metadata, &format!("deepseek2.expert_group_{key}"));
+        assert_eq!([of("count"), of("used_count")], written.map(Some), "{groups} {chosen}");
+    }
 }
 
 /// Factors of angles and scores in llama.cpp's graph of DeepSeek, by the keys of a file; as its source has it.

@@ -212,19 +212,31 @@ fn names_of_mlx_are_those_of_transformers_again() {
 }
 
 #[test]
-fn norms_of_a_draft_head_beside_those_of_mlx_are_in_doubt() {
+fn a_draft_head_beside_norms_of_mlx_is_left_out() {
     let case = case("qwen35/qwen3_5_mtp.json");
     let dir = tempfile::tempdir().unwrap();
     case.write(dir.path());
     let all: Weights = read(dir.path()).into_iter().filter(|(_, stored)| stored.dims.len() < 4).collect();
-    let warned = |format: &str, heads: DraftHeads| {
+    let plan = |format: &str, heads: DraftHeads| {
         write_as(dir.path(), &all, format);
         let options = ConvertOptions { heads, tokenizer: false, ..ConvertOptions::default() };
-        let made = Conversion::plan(dir.path(), &options).unwrap();
-        made.warnings().iter().any(|warning| warning.contains("`--no-mtp` leaves it out"))
+        Conversion::plan(dir.path(), &options)
     };
-    assert!(warned("mlx", DraftHeads::default()));
-    assert!(!warned("mlx", DraftHeads::Dropped) && !warned("pt", DraftHeads::default()));
+    for (format, heads, warns, has_head) in [
+        ("mlx", DraftHeads::Kept, true, false),
+        ("mlx", DraftHeads::Dropped, false, false),
+        ("pt", DraftHeads::Kept, false, true),
+    ] {
+        let made = plan(format, heads).unwrap();
+        let warned = made
+            .warnings()
+            .iter()
+            .any(|warning| warning.contains("it is left out; the model that MLX was given"));
+        let own = made.tensors().iter().any(|tensor| tensor.name.contains(".nextn."));
+        assert_eq!((warned, own), (warns, has_head), "{format} {heads:?}: {:?}", made.warnings());
+    }
+    let error = plan("mlx", DraftHeads::Alone).unwrap_err();
+    assert!(error.to_string().contains("perhaps not to those of the draft head"), "{error}");
 }
 
 /// A kernel with the channels last.
@@ -344,6 +356,46 @@ fn words_give_the_file_of_their_floats(tier: Tier) {
         config["quantization_config"] = config["quantization"].clone();
         fs_err::write(path, config.to_string()).unwrap();
         assert_eq!(sorted(&case, dir.path()), expected, "{at}");
+    }
+}
+
+/// AutoRound stores the words of `Conv1D` as those of a linear layer, and a file of its may have no header.
+#[test]
+fn words_of_matrices_that_are_stored_transposed_are_turned() {
+    let case = case("gpt2/gpt2.json");
+    let dir = tempfile::tempdir().unwrap();
+    case.write(dir.path());
+    let (mut all, mut words, mut noise) = (read(dir.path()), Weights::new(), codes::noise(7));
+    for (name, stored) in &mut all {
+        let (Some(module), &[inputs, outputs]) = (name.strip_suffix(".weight"), &stored.dims[..]) else {
+            continue;
+        };
+        if !module.contains(".c_") {
+            continue;
+        }
+        let made = codes::mlx::mlx([outputs, inputs], &mut noise, ("affine", 4, 32));
+        for part in made.parts {
+            let name = format!("{module}{}", part.name.strip_prefix(codes::MODULE).unwrap());
+            let dims = vec![outputs, *part.dims.last().unwrap()];
+            words.insert(name, Stored { ty: part.ty.name().to_owned(), dims, bytes: part.bytes });
+        }
+        let values = (0..inputs * outputs).map(|place| (made.value)(place % outputs, place / outputs));
+        stored.bytes = values.flat_map(f32::to_le_bytes).collect();
+        "F32".clone_into(&mut stored.ty);
+    }
+    assert!(words.len() >= 24, "{}", words.len());
+    write_as(dir.path(), &all, "pt");
+    let expected = sorted(&case, dir.path());
+    for (name, stored) in &all {
+        words.entry(name.clone()).or_insert_with(|| stored.clone());
+    }
+    let path = dir.path().join("config.json");
+    let mut config = gguf_testkit::files::json(&path);
+    config["quantization"] = json!({"bits": 4, "group_size": 32});
+    fs_err::write(path, config.to_string()).unwrap();
+    for format in ["pt", ""] {
+        write_as(dir.path(), &words, format);
+        assert_eq!(sorted(&case, dir.path()), expected, "{format}");
     }
 }
 

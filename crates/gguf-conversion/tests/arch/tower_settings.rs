@@ -77,7 +77,7 @@ fn settings_are_carried() {
         (lighton, json!({layer: 2}), 2),
         (internvl, json!({layer: -2}), 3),
         ("InternVLChatModel", json!({"select_layer": -2}), 3),
-        ("Lfm2VlForConditionalGeneration", json!({layer: -2}), 3),
+        ("Lfm2VlForConditionalGeneration", json!({layer: -2}), 4),
     ] {
         cases.push((class, config, none.clone(), "vision.block_count", n_blocks));
     }
@@ -85,9 +85,27 @@ fn settings_are_carried() {
     let factor = "vision.projector.scale_factor";
     cases.push((gemma, json!({"mm_tokens_per_image": 4}), json!({"image_seq_length": 256}), factor, 2));
     cases.push((gemma, json!({}), json!({"image_seq_length": 4}), factor, 2));
+    let tiles = json!({"min_patches": 2, "max_patches": 6});
+    cases.push((internvl, json!({}), tiles.clone(), "vision.preproc_min_tiles", 2));
+    cases.push((internvl, json!({}), tiles.clone(), "vision.preproc_max_tiles", 6));
+    cases.push((internvl, json!({"max_dynamic_patch": 4}), tiles, "vision.preproc_max_tiles", 4));
+    let gemma = "Gemma4ForConditionalGeneration";
+    for (key, value, written) in [
+        ("pooling_kernel_size", 2, factor),
+        ("num_key_value_heads", 1, "vision.attention.head_count_kv"),
+        ("head_dim", 8, "vision.attention.head_dim"),
+    ] {
+        let vision = json!({"hidden_act": "gelu_pytorch_tanh", key: value});
+        cases.push((gemma, json!({"vision_config": vision}), none.clone(), written, value));
+    }
     for (class, config, images, key, expected) in cases {
         let mut all = json!({"vision_config": vision()});
-        all.as_object_mut().unwrap().extend(object(&config));
+        for (key, value) in object(&config) {
+            match (value.as_object(), all[&key].as_object_mut()) {
+                (Some(more), Some(part)) => part.extend(more.clone()),
+                _ => all[&key] = value,
+            }
+        }
         let mapping = keys(class, &all, &images).unwrap_or_else(|error| panic!("{class}: {error}"));
         let found = mapping.metadata.get(&format!("clip.{key}")).and_then(Value::as_u64);
         assert_eq!(found, Some(expected), "{class} {config} {images}: {key}");
@@ -96,11 +114,7 @@ fn settings_are_carried() {
 
 #[test]
 fn what_no_key_has_is_refused_or_named() {
-    for class in [
-        "InternVLForConditionalGeneration",
-        "LightOnOcrForConditionalGeneration",
-        "Lfm2VlForConditionalGeneration",
-    ] {
+    for class in ["InternVLForConditionalGeneration", "LightOnOcrForConditionalGeneration"] {
         let config = json!({"vision_config": vision(), "vision_feature_layer": [-2, -1]});
         let error = keys(class, &config, &json!({})).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("`vision_feature_layer` names several"), "{class}: {error}");
@@ -114,6 +128,78 @@ fn what_no_key_has_is_refused_or_named() {
     let refusal = keys("GlmAsrForConditionalGeneration", &json!({"audio_config": audio()}), &json!({}));
     let refusal = refusal.map(|_| ()).unwrap_err();
     assert!(refusal.hints()[0].contains("whose config.json names `GlmasrModel`"), "{:?}", refusal.hints());
+}
+
+/// A tower's configuration with some members of its own.
+fn with(members: &Json) -> Json {
+    let mut vision = vision();
+    vision.as_object_mut().unwrap().extend(object(members));
+    json!({"vision_config": vision})
+}
+
+#[test]
+fn the_activation_and_the_epsilon_are_those_of_the_tower() {
+    for (class, key, value, gelu, silu) in [
+        ("Gemma4ForConditionalGeneration", "hidden_activation", json!(null), true, false),
+        ("Gemma4ForConditionalGeneration", "hidden_activation", json!("silu"), false, true),
+        ("CogVLMForCausalLM", "hidden_act", json!("gelu"), true, false),
+        ("CogVLMForCausalLM", "hidden_act", json!("silu"), false, true),
+    ] {
+        let mut config = with(&json!({"rms_norm_eps": 0.5}));
+        match value {
+            Json::Null => drop(config["vision_config"].as_object_mut().unwrap().remove(key)),
+            value => config["vision_config"][key] = value,
+        }
+        let written = keys(class, &config, &json!({})).unwrap().metadata;
+        assert_eq!(written.contains("clip.use_gelu"), gelu, "{class} {config}");
+        assert_eq!(written.contains("clip.use_silu"), silu, "{class} {config}");
+        if key == "hidden_activation" {
+            assert_eq!(written.get("clip.vision.attention.layer_norm_epsilon"), Some(&Value::F32(0.5)));
+        }
+    }
+    let other = with(&json!({"hidden_activation": "relu"}));
+    assert!(keys("Gemma4ForConditionalGeneration", &other, &json!({})).is_err());
+}
+
+/// What the runtime's tower has one number for.
+#[test]
+fn fixed_numbers_of_towers_are_refused_by_name() {
+    let qwen = "Qwen2_5_VLForConditionalGeneration";
+    for (class, members, key) in [
+        ("Qwen2VLForConditionalGeneration", json!({"spatial_merge_size": 4}), "spatial_merge_size"),
+        ("Glm4vForConditionalGeneration", json!({"spatial_merge_size": 1}), "spatial_merge_size"),
+        ("Qwen3VLForConditionalGeneration", json!({"spatial_merge_size": 4}), "spatial_merge_size"),
+        (qwen, json!({"temporal_patch_size": 1}), "temporal_patch_size"),
+        (qwen, json!({"fullatt_block_indexes": [1]}), "fullatt_block_indexes"),
+        (qwen, json!({"depth": 6}), "fullatt_block_indexes"),
+        ("InternVLForConditionalGeneration", json!({"norm_type": "rms_norm"}), "norm_type"),
+        ("JanusForConditionalGeneration", json!({"depth": 3}), "depth"),
+    ] {
+        let mut config = with(&members);
+        let model_type = if class.starts_with("Qwen2V") { "qwen2_vl" } else { "qwen2_5_vl" };
+        config["model_type"] = model_type.into();
+        let refused = keys(class, &config, &json!({})).map(|_| ()).unwrap_err();
+        assert!(refused.to_string().contains(&format!("`vision_config.{key}`")), "{class}: {refused}");
+        // The hint names the member, not the whole part.
+        let hints = refused.hints().join("\n");
+        assert!(
+            hints.contains(&format!("`vision_config.{key}` = {}", config["vision_config"][key])),
+            "{hints}"
+        );
+    }
+    // Fewer blocks than the list counts.
+    let mut shallow = with(&json!({"depth": 2, "fullatt_block_indexes": [7, 15, 23, 31]}));
+    shallow["model_type"] = "qwen2_5_vl".into();
+    keys(qwen, &shallow, &json!({})).unwrap();
+    let named = json!({"vision_config": "Qwen/Qwen2.5-VL-3B-Instruct"});
+    let refused = keys(qwen, &named, &json!({})).map(|_| ()).unwrap_err().to_string();
+    assert!(
+        refused.contains("`vision_config` is \"Qwen/Qwen2.5-VL-3B-Instruct\", expected an object"),
+        "{refused}"
+    );
+    let absent = json!({"model_type": "qwen2_5_vl"});
+    let refused = keys(qwen, &absent, &json!({})).map(|_| ()).unwrap_err();
+    assert!(refused.hints()[0].starts_with("add it to config.json"), "{:?}", refused.hints());
 }
 
 /// The thinker of an Omni model is a model of its own, without the part of `config.json` around it.
@@ -173,5 +259,8 @@ fn a_wrong_patch_size_names_the_part_of_the_configuration() {
     let config = json!({"vision_config": vision()});
     let made = resolved("Lfm2VlForConditionalGeneration", &config, &json!({}), &options, &weights);
     let hints = made.map(|_| ()).unwrap_err().hints().join("\n");
-    assert!(hints.contains("config.json has `vision_config` = ") && !hints.contains("`d0`"), "{hints}");
+    assert!(
+        hints.contains("config.json has `vision_config.patch_size` = ") && !hints.contains("`d0`"),
+        "{hints}"
+    );
 }

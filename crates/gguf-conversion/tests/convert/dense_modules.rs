@@ -232,9 +232,16 @@ fn a_transformer_in_a_folder_is_read_with_its_modules() {
         {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
     ]);
     fs_err::write(root.join("modules.json"), modules.to_string()).unwrap();
-    let plan = Conversion::plan(&root, &options(OutType::F32, false)).unwrap();
-    assert_eq!(plan.metadata().get("bert.pooling_type"), Some(&Value::U32(1)));
-    assert_eq!(plan.metadata().get("general.name"), Some(&Value::from("Of All")));
+    // The folder may be given by itself.
+    for given in [&root, &inner] {
+        let plan = Conversion::plan(given, &options(OutType::F32, false)).unwrap();
+        assert_eq!(plan.metadata().get("bert.pooling_type"), Some(&Value::U32(1)), "{}", given.display());
+        assert_eq!(plan.metadata().get("general.name"), Some(&Value::from("Of All")));
+    }
+    // A list of other folders is not that of this model.
+    fs_err::rename(&inner, root.join("other")).unwrap();
+    let plan = Conversion::plan(&root.join("other"), &options(OutType::F32, false)).unwrap();
+    assert_eq!(plan.metadata().get("bert.pooling_type"), None);
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 
-use gguf_arch::diffusion::DiffusionCards;
+use gguf_arch::diffusion::{DiffusionCards, header_flaws};
 use gguf_conversion::{ConvertError, ConvertOptions, DiffusionConversion};
+use gguf_core::progress::Silent;
 use gguf_core::{Hint, TensorSource};
-use gguf_format::TensorLimits;
+use gguf_format::{GgufFile, TensorLimits, WriteOptions, write_gguf};
 use gguf_testkit::checkpoints::Safetensors;
 use serde_json::json;
 
@@ -139,6 +140,12 @@ fn settings_of_a_folder_become_markers_or_warnings() {
         let own = found.tensors().iter().find(|tensor| tensor.name == "__index_timestep_zero__");
         let at = found.tensors().len() - 1;
         assert!(own.is_none() || found.sources(at).next().is_none(), "nothing of a weight is in it");
+        let path = dir.path().join("out.gguf");
+        let write = WriteOptions { sync: false, ..WriteOptions::default() };
+        write_gguf(&path, found.metadata(), &found, &write, &Silent).unwrap();
+        let written = GgufFile::open(&path).unwrap();
+        assert_eq!(written.tolerated().count(), usize::from(own.is_some()));
+        assert!(header_flaws(&written).is_empty(), "a marker is no flaw");
         (own.map(|tensor| format!("{} {}", tensor.ty, tensor.shape)), found.account())
     };
     let (tensor, account) = marker(json!({"_class_name": "X", "zero_cond_t": true}));
@@ -204,4 +211,43 @@ fn the_encoder_of_umt5_is_that_of_t5() {
     let found = case.plan(dir.path(), gguf_arch::OutType::F32).unwrap();
     assert_eq!(found.mapping().card.gguf, "t5encoder");
     assert!(found.tensors().iter().any(|tensor| tensor.name == "enc.blk.2.attn_rel_b.weight"));
+}
+
+/// The factors that ComfyUI's quantizers put beside the weights of a text encoder, in their older and newer form.
+#[test]
+fn a_text_encoder_with_factors_of_comfyui_is_converted() {
+    let case = crate::fixture::case("t5encoder/t5_encoder.json");
+    let description = br#"{"format": "float8_e4m3fn"}"#;
+    for is_old in [true, false] {
+        let mut file = Safetensors::default();
+        for weight in gguf_testkit::checkpoints::weights(case.content()) {
+            let n = weight.shape.n_elems() as usize;
+            let Some(module) = weight.name.strip_suffix(".q.weight") else {
+                file.add_f32(&weight.name, weight.shape.dims(), &vec![1.0; n]);
+                continue;
+            };
+            // Code 0x38 is one.
+            file.add(&weight.name, "F8_E4M3", weight.shape.dims(), &vec![0x38; n]);
+            if is_old {
+                file.add_f32(&format!("{module}.q.scale_weight"), [1], &[0.5]);
+            } else {
+                file.add_f32(&format!("{module}.q.weight_scale"), [1], &[0.5]);
+                file.add(&format!("{module}.q.comfy_quant"), "U8", [description.len()], description);
+            }
+        }
+        if is_old {
+            file.add("scaled_fp8", "F8_E4M3", [2], &[0; 2]);
+        }
+        let dir = tempfile::tempdir().unwrap();
+        file.write_checkpoint(dir.path(), &case.content()["config"]);
+        let found = case.plan(dir.path(), gguf_arch::OutType::F32).unwrap();
+        let at = found.tensors().iter().position(|tensor| tensor.name == "enc.blk.0.attn_q.weight").unwrap();
+        let values = gguf_testkit::memory::f32_values(&gguf_testkit::memory::tensor_bytes(&found, at));
+        assert!(values.iter().all(|value| *value == 0.5), "{is_old}: {:?}", &values[..4]);
+        assert!(
+            found.warnings().iter().any(|warning| warning.contains("in FP8 with a scale")),
+            "{:?}",
+            found.warnings()
+        );
+    }
 }

@@ -7,6 +7,7 @@ use gguf_core::Hint;
 use gguf_format::Value;
 use serde_json::{Map, Value as Json, json};
 
+use gguf_testkit::checkpoints::Safetensors;
 use gguf_testkit::{files, fixture};
 
 /// Plan of the bundled model with a changed configuration.
@@ -53,6 +54,22 @@ fn a_contradiction_names_tensors_shapes_and_keys() {
         ),
         "{heads}"
     );
+}
+
+/// Rows that a training added to the embedding alone: no `vocab_size` fits both.
+#[test]
+fn a_head_with_other_rows_than_the_embedding_says_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    files::copy(fixture("tiny-llama"), dir.path());
+    edit(&dir.path().join("config.json"), |config| {
+        drop(config.insert("tie_word_embeddings".to_owned(), false.into()));
+    });
+    let path = dir.path().join("model.safetensors");
+    let mut weights = Safetensors::read(&path);
+    weights.add("lm_head.weight", "BF16", [3, 256], &[0; 3 * 256 * 2]);
+    weights.write(&path);
+    let error = Conversion::plan(dir.path(), &ConvertOptions::default()).unwrap_err();
+    assert!(error.hints()[0].contains(" rows and the head 3"), "{error}: {:?}", error.hints());
 }
 
 /// One layer pruned by itself: the file has one size for all (NVIDIA/TensorRT-LLM#1600).

@@ -90,7 +90,7 @@ impl Sound {
     }
 
     fn plan(&self, metadata: &Metadata) -> Result<GraphPlan, EngineError> {
-        GraphPlan::new(&self.features, metadata, &self.tensors)
+        GraphPlan::as_described(&self.features, metadata, &self.tensors)
     }
 
     fn with(&self, key: &str, value: Value) -> Result<GraphPlan, EngineError> {
@@ -175,7 +175,7 @@ impl Sound {
             found.n_changes += 3;
             let mut without = self.tensors.clone();
             without.remove(at);
-            let is_used = match GraphPlan::new(&self.features, &self.metadata, &without) {
+            let is_used = match GraphPlan::as_described(&self.features, &self.metadata, &without) {
                 Ok(_) => {
                     found.optional_tensors.insert(local.clone(), self.name.clone());
                     false
@@ -193,7 +193,7 @@ impl Sound {
                 dims[dim] += 1;
                 let mut wider = self.tensors.clone();
                 wider[at].shape = Shape::new(dims).unwrap();
-                match GraphPlan::new(&self.features, &self.metadata, &wider) {
+                match GraphPlan::as_described(&self.features, &self.metadata, &wider) {
                     Ok(_) if dim == 0 && n > 1 => {
                         found.free_rows.insert(local.clone(), self.name.clone());
                     }

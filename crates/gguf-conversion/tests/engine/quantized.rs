@@ -60,7 +60,7 @@ fn cost(model: &F32, plan: &GraphPlan, chunks: &[TokenChunk], ty: &str) -> Resul
     let quantized =
         QuantizePlan::new(&input, &options, None).map_err(|error| format!("quantizing: {error}"))?;
     let features = GraphFeatures::of(&plan.arch).unwrap();
-    let own = GraphPlan::new(&features, quantized.metadata(), input_tensors(&quantized))
+    let own = GraphPlan::as_described(&features, quantized.metadata(), input_tensors(&quantized))
         .map_err(|error| format!("planning: {error}"))?;
     let run = EngineOptions { n_threads: 1, ..EngineOptions::default() };
     let reference = Engine::new(plan.clone(), model.source(), run).unwrap();

@@ -178,7 +178,12 @@ impl Destination {
 pub fn check_name(target: &Path) -> Result<(), OutputError> {
     let obstacle = match target.as_os_str().as_encoded_bytes() {
         b"-" => Obstacle::StandardOutput,
-        [.., last] if std::path::is_separator(char::from(*last)) => Obstacle::DirectoryName,
+        [.., last] if std::path::is_separator(char::from(*last)) => {
+            if !target.is_dir() {
+                return Err(OutputError::NoDirectory { target: target.to_owned(), dir: target.to_owned() });
+            }
+            Obstacle::DirectoryName
+        }
         _ => return Ok(()),
     };
     Err(OutputError::Refused { target: target.to_owned(), obstacle })
@@ -301,9 +306,11 @@ mod tests {
     fn names_that_are_no_file_names_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(message(Path::new("-")), "cannot write to standard output, only to a file");
-        for name in ["new/", "./", "new/.."] {
+        for name in ["./", "new/.."] {
             assert_eq!(message(&dir.path().join(name)), "not a file name", "{name}");
         }
+        let new = dir.path().join("new/");
+        assert_eq!(message(&new), format!("there is no directory {}", new.display()));
         assert_eq!(message(Path::new("")), "not a file name");
         let missing = dir.path().join("no/such/out.gguf");
         assert_eq!(

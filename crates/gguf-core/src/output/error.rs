@@ -28,7 +28,7 @@ pub enum OutputError {
 pub enum Obstacle {
     /// `-`: standard output by convention.
     StandardOutput,
-    /// A name that ends in a separator, with or without a directory of that name, or in `..`.
+    /// A name of a directory: it ends in a separator, or in `..`.
     DirectoryName,
     /// A directory.
     Directory,

@@ -47,7 +47,19 @@ struct PlannedWeight {
     kind: WeightKind,
 }
 
-/// Returns the weights of the float model, in the order of the checkpoint.
+impl PlannedWeight {
+    /// Returns the number of rows of a matrix.
+    fn n_rows(&self, tensors: &Labelled<'_>, linears: &[Arc<Linear>]) -> Option<u64> {
+        match self.kind {
+            WeightKind::Linear(at) => Some(linears[at].n_rows()),
+            WeightKind::Plain(at) => Some(tensors.meta(at).shape.n_rows()),
+            WeightKind::Bias(_) => None,
+        }
+    }
+}
+
+/// Returns the weights of the float model, in the order of the checkpoint, and the names of biases that smoothing added: the
+/// model had none there.
 ///
 /// # Errors
 /// Norms and biases that the float model cannot represent; two tensors of the same name; the source failed.
@@ -56,7 +68,7 @@ pub(super) fn weights(
     sorted: &SortedTensors<'_>,
     linears: &[Arc<Linear>],
     norm_kind: NormKind,
-) -> Result<Vec<Weight>, MsModelSlimError> {
+) -> Result<(Vec<Weight>, Vec<String>), MsModelSlimError> {
     let quantized = linears.iter().map(|linear| (linear.name.as_str(), linear)).collect();
     let norms = norms::sort_out(tensors, &quantized, norm_kind)?;
     let statics = static_biases(tensors, sorted, linears)?;
@@ -84,12 +96,39 @@ pub(super) fn weights(
     for (name, at) in biases {
         entries.push(PlannedWeight { place: WeightPosition::At(at), name, kind: WeightKind::Plain(at) });
     }
+    let zeros = zero_biases(tensors, linears, &entries);
+    entries.extend(zeros);
     entries.sort_by(|a, b| (a.place.key(), &a.name).cmp(&(b.place.key(), &b.name)));
     let mut names = HashSet::new();
     if let Some(entry) = entries.iter().find(|entry| !names.insert(entry.name.as_str())) {
         return Err(MsModelSlimError::Duplicate { tensor: entry.name.clone() });
     }
-    Ok(entries.into_iter().map(|entry| weight(tensors, linears, entry)).collect())
+    let is_added = |entry: &&PlannedWeight| matches!(&entry.kind, WeightKind::Bias(bias) if matches!(bias.base, LayerBias::Zero));
+    let added = entries.iter().filter(is_added).map(|entry| entry.name.clone()).collect();
+    Ok((entries.into_iter().map(|entry| weight(tensors, linears, entry)).collect(), added))
+}
+
+/// Returns biases of zeros for layers without one if some bias of their kind was computed: models have such a bias in all
+/// blocks and in all layers behind a norm, or in none.
+fn zero_biases(
+    tensors: &Labelled<'_>,
+    linears: &[Arc<Linear>],
+    entries: &[PlannedWeight],
+) -> Vec<PlannedWeight> {
+    let is_computed = |entry: &&PlannedWeight| matches!(entry.kind, WeightKind::Bias(_));
+    let layer = |entry: &PlannedWeight| entry.name.strip_suffix(".bias").map(norms::layers_alike);
+    let kinds: HashSet<String> = entries.iter().filter(is_computed).filter_map(layer).collect();
+    let names: HashSet<&str> = entries.iter().map(|entry| entry.name.as_str()).collect();
+    let zeros = |entry: &PlannedWeight| {
+        let layer = entry.name.strip_suffix(".weight")?;
+        let name = format!("{layer}.bias");
+        let is_due = kinds.contains(&norms::layers_alike(layer)) && !names.contains(name.as_str());
+        let n_rows = entry.n_rows(tensors, linears).filter(|_| is_due)?;
+        let bias = Bias { n_rows, base: LayerBias::Zero, fold: None };
+        let place = WeightPosition::Before(entry.place.key().0);
+        Some(PlannedWeight { place, name, kind: WeightKind::Bias(bias) })
+    };
+    if kinds.is_empty() { Vec::new() } else { entries.iter().filter_map(zeros).collect() }
 }
 
 /// Returns the computed biases of quantized and float weights; removes stored biases that they include from `biases`.
@@ -102,15 +141,15 @@ fn computed_biases(
     mut folds: HashMap<String, Fold>,
 ) -> Result<Vec<PlannedWeight>, MsModelSlimError> {
     let mut computed = Vec::new();
-    for PlannedWeight { place, name, kind } in entries {
+    for entry in entries {
+        let PlannedWeight { place, name, kind } = entry;
         let Some(layer) = name.strip_suffix(".weight") else { continue };
-        let (own, n_rows) = match kind {
-            WeightKind::Linear(at) => (
-                statics.remove(at).map(|bias| LayerBias::Static(bias, Arc::clone(&linears[*at]))),
-                linears[*at].n_rows(),
-            ),
-            WeightKind::Plain(at) => (None, tensors.meta(*at).shape.n_rows()),
-            WeightKind::Bias(_) => continue,
+        let Some(n_rows) = entry.n_rows(tensors, linears) else { continue };
+        let own = match kind {
+            WeightKind::Linear(at) => {
+                statics.remove(at).map(|bias| LayerBias::Static(bias, Arc::clone(&linears[*at])))
+            }
+            WeightKind::Plain(_) | WeightKind::Bias(_) => None,
         };
         let fold = folds.remove(name);
         let name = format!("{layer}.bias");

@@ -40,6 +40,17 @@ const ATTENTION: BlockLayers = (
 );
 const FEED_FORWARD: BlockLayers = (&["mlp"], &["gate_proj", "up_proj", "gate_up_proj", "dense_h_to_4h"]);
 
+/// Returns a text that is the same for layers that have a bias together: those of all blocks, and those behind one norm.
+pub(super) fn layers_alike(layer: &str) -> String {
+    let is_number = |part: &&str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let shared = |part| {
+        let names = [ATTENTION.1, FEED_FORWARD.1].into_iter().find(|names| names.contains(&part));
+        names.and_then(<[_]>::first).map_or(part, |first| first)
+    };
+    let parts: Vec<&str> = layer.split('.').filter(|part| !is_number(part)).map(shared).collect();
+    parts.join(".")
+}
+
 /// Quantized weights by their name in the float model.
 pub(super) type Quantized<'a> = HashMap<&'a str, &'a Arc<Linear>>;
 

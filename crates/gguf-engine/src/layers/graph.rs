@@ -1,7 +1,7 @@
 //! Plan of a graph: every tensor, width and constant, resolved once from the card, the metadata and the tensors
 //! present. Running a plan never reads metadata.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use crate::exec::math;
@@ -97,16 +97,7 @@ impl GraphPlan {
 const MAX_UNREAD: usize = 3;
 
 impl GraphPlan {
-    /// Resolves the graph of a file.
-    ///
-    /// # Errors
-    /// If a feature is not implemented, if keys or tensors are missing or contradict one another, or if tensors are not
-    /// used.
-    pub fn new(features: &GraphFeatures, metadata: &Metadata, tensors: &[TensorMeta]) -> Result<Self> {
-        resolve_file(features, &ArchKeys::new(metadata, arch_of(metadata)?), tensors)
-    }
-
-    /// Resolves the graph of a file, if possible, and returns the names of the architecture's keys that this
+    /// Resolves the graph that the keys describe, if possible, and returns the names of the architecture's keys that this
     /// read, without its prefix. No other key of the architecture has an effect on the result.
     pub fn with_read_keys(
         features: &GraphFeatures,
@@ -114,19 +105,24 @@ impl GraphPlan {
         tensors: &[TensorMeta],
     ) -> (Option<Self>, BTreeSet<String>) {
         let Ok(arch) = arch_of(metadata) else { return (None, BTreeSet::new()) };
-        let keys = ArchKeys::new(metadata, arch);
+        let none = BTreeMap::new();
+        let keys = ArchKeys::new(metadata, arch, &none);
         let plan = resolve_file(features, &keys, tensors).ok();
         (plan, keys.into_read())
     }
 }
 
-fn arch_of(metadata: &Metadata) -> Result<&str> {
+pub(super) fn arch_of(metadata: &Metadata) -> Result<&str> {
     let key = "general.architecture";
     let arch = metadata.get(key).and_then(|v| v.as_str());
     arch.ok_or_else(|| EngineError::MissingKey { key: key.to_owned() })
 }
 
-fn resolve_file(features: &GraphFeatures, keys: &ArchKeys<'_>, tensors: &[TensorMeta]) -> Result<GraphPlan> {
+pub(super) fn resolve_file(
+    features: &GraphFeatures,
+    keys: &ArchKeys<'_>,
+    tensors: &[TensorMeta],
+) -> Result<GraphPlan> {
     let arch = keys.arch();
     let mut built = BuiltFeatures::of(arch, features)?;
     Mixer::check_words(arch, &features.mixer)?;
@@ -218,6 +214,7 @@ fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan> {
     let never_generated = never_generated(b, head.n_rows);
     let final_cap = b.cap(b.features.head.cap, "final_logit_softcapping")?;
     refuse_left_over(b)?;
+    let embed_scale = embed_scale(b)?;
     name_unread(b);
     Ok(GraphPlan {
         arch: arch.to_owned(),
@@ -229,7 +226,7 @@ fn resolve_graph(b: &mut Resolver<'_>, arch: &str) -> Result<GraphPlan> {
         embedding,
         positions,
         token_types,
-        embed_scale: embed_scale(b)?,
+        embed_scale,
         embed_norm,
         extras,
         ropes: std::mem::take(&mut b.ropes),
@@ -298,11 +295,16 @@ fn name_unread(b: &mut Resolver<'_>) {
     if unread.is_empty() {
         return;
     }
-    let (shown, others) = unread.split_at(unread.len().min(MAX_UNREAD));
-    let names = shown.iter().map(|key| format!("`{}`", escape(key))).collect::<Vec<_>>().join(", ");
-    let others = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
     let what = "this program does not evaluate them, the figures are computed without";
-    b.warnings.push(format!("{names}{others}: {what}"));
+    b.warnings.push(format!("{}: {what}", named(unread.iter().copied())));
+}
+
+/// Names the first keys of a list, and how many more there are.
+pub(super) fn named<'k>(keys: impl ExactSizeIterator<Item = &'k str>) -> String {
+    let more = keys.len().saturating_sub(MAX_UNREAD);
+    let shown: Vec<_> = keys.take(MAX_UNREAD).map(|key| format!("`{}`", escape(key))).collect();
+    let more = if more == 0 { String::new() } else { format!(" and {more} more") };
+    shown.join(", ") + &more
 }
 
 /// Returns an error for tensors that no part of the plan has claimed, except those that the card lists as unused and

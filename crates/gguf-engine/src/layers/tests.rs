@@ -14,7 +14,7 @@ use crate::{EngineError, Result};
 use gguf_arch::graph::GraphFeatures;
 use gguf_core::simd::SimdLevel;
 use gguf_core::{GgmlType, Shape, TensorMeta};
-use gguf_format::Metadata;
+use gguf_format::{Metadata, Value};
 
 mod altup;
 
@@ -88,21 +88,93 @@ fn rotating(plan: &GraphPlan) -> Vec<bool> {
     plan.layers.iter().map(|layer| rotates(&layer.mixer)).collect()
 }
 
+/// The keys of a file, under another architecture.
+fn of_arch(metadata: &Metadata, arch: &str) -> Metadata {
+    let mut own = Metadata::new();
+    for (key, value) in metadata.iter() {
+        let key = key.strip_prefix("x.").map_or_else(|| key.to_owned(), |key| format!("{arch}.{key}"));
+        own.set(key, value.clone());
+    }
+    own.set("general.architecture", arch);
+    own
+}
+
+#[test]
+fn a_file_is_computed_by_the_keys_that_llama_cpp_goes_by() {
+    let window = "attention.sliding_window";
+    let windowed = "window.kind = 'sliding'";
+    let (metadata, tensors) = model();
+    for (arch, graph, key, value, is_told) in [
+        ("llama", windowed, window, Value::U32(3), true),
+        ("llama", "", "attention.clamp_kqv", Value::F32(2.0), true),
+        ("llama", "", "attention.scale", Value::F32(2.0), true),
+        ("llama", "", "logit_scale", Value::F32(2.0), true),
+        // Of a feature that the card does not have.
+        ("llama", "", "final_logit_softcapping", Value::F32(30.0), true),
+        // Without effect in any case: no window, no scaling.
+        ("llama", windowed, window, Value::U32(0), false),
+        ("llama", "", "rope.scaling.yarn_beta_fast", Value::F32(64.0), false),
+        ("llama", "", "rope.freq_base", Value::F32(5e5), false),
+        ("olmo2", windowed, window, Value::U32(3), false),
+        ("of somebody's own", windowed, window, Value::U32(3), false),
+        // The loader reads the window and sets its own.
+        ("phi3", windowed, window, Value::U32(3), true),
+        ("exaone4", windowed, window, Value::U32(3), true),
+    ] {
+        let without = of_arch(&metadata, arch);
+        let mut with = without.clone();
+        with.set(format!("{arch}.{key}"), value);
+        let features = GraphFeatures::from_toml(&graph.parse().unwrap()).unwrap();
+        let warnings = plan(graph, &with, &tensors).unwrap().warnings;
+        assert_eq!(warnings.len(), usize::from(is_told), "{arch}.{key}: {warnings:?}");
+        assert!(warnings.iter().all(|text| text.starts_with(&format!("`{arch}.{key}`: llama.cpp"))));
+        let described = GraphPlan::as_described(&features, &with, &tensors).unwrap();
+        let without = GraphPlan { warnings, ..plan(graph, &without, &tensors).unwrap() };
+        let found = plan(graph, &with, &tensors).unwrap();
+        assert_eq!(found, if is_told { without } else { described }, "{arch}.{key}");
+    }
+}
+
+#[test]
+fn a_window_of_the_loader_is_told() {
+    let (metadata, tensors) = model();
+    let mut metadata = of_arch(&metadata, "exaone4");
+    let windowed = "window.kind = 'sliding'";
+    assert_eq!(plan(windowed, &metadata, &tensors).unwrap().warnings, [""; 0]);
+    // Two layers of 64 are left of the large model.
+    metadata.set("exaone4.block_count", 64u32);
+    let tensors: Vec<TensorMeta> = (0..32)
+        .flat_map(|pair| {
+            tensors.iter().filter(move |tensor| pair == 0 || tensor.name.starts_with("blk.")).map(
+                move |tensor| {
+                    let layer = |at: u32| format!("blk.{}.", 2 * pair + at);
+                    let name = tensor.name.replace("blk.1.", &layer(1)).replace("blk.0.", &layer(0));
+                    TensorMeta { name, ..tensor.clone() }
+                },
+            )
+        })
+        .collect();
+    let warnings = plan(windowed, &metadata, &tensors).unwrap().warnings;
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("`exaone4.attention.sliding_window`: missing"),
+        "{warnings:?}"
+    );
+}
+
 #[test]
 fn keys_that_nobody_reads_are_named_unless_the_card_writes_them() {
     let (metadata, tensors) = model();
     let of = |arch: &str, key: &str| {
-        let mut own = Metadata::new();
-        for (key, value) in metadata.iter() {
-            let key = key.strip_prefix("x.").map_or_else(|| key.to_owned(), |key| format!("{arch}.{key}"));
-            own.set(key, value.clone());
-        }
-        own.set("general.architecture", arch);
+        let mut own = of_arch(&metadata, arch);
         own.set(format!("{arch}.{key}"), "y");
         plan("", &own, &tensors).unwrap().warnings
     };
     let none: [String; 0] = [];
-    assert_eq!(of("xverse", "tensor_data_layout"), none);
+    for (arch, key) in
+        [("xverse", "tensor_data_layout"), ("x", "expert_group_used_count"), ("x", "vision.block_count")]
+    {
+        assert_eq!(of(arch, key), none, "{arch}.{key}");
+    }
     for (arch, key) in [("x", "tensor_data_layout"), ("xverse", "strange")] {
         let text =
             format!("`{arch}.{key}`: this program does not evaluate them, the figures are computed without");

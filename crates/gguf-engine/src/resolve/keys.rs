@@ -1,25 +1,29 @@
 //! Typed access to the keys of one architecture.
 
 use std::cell::{LazyCell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{EngineError, Result};
 use gguf_arch::Registry;
-use gguf_format::keys::WITHOUT_EFFECT;
+use gguf_format::keys::{ANNOTATION_PREFIX, is_without_effect};
 use gguf_format::{Array, Metadata, Value};
+
+/// Values that count in place of a file's, by name; `None` is no value.
+pub(crate) type Replaced<'a> = BTreeMap<&'a str, Option<Value>>;
 
 /// Keys `<arch>.<name>` of a file.
 pub(crate) struct ArchKeys<'a> {
     metadata: &'a Metadata,
     arch: &'a str,
+    replaced: &'a Replaced<'a>,
     /// Names that were read.
     read: RefCell<BTreeSet<String>>,
 }
 
 impl<'a> ArchKeys<'a> {
     /// Returns access to the keys of architecture `arch`.
-    pub(crate) fn new(metadata: &'a Metadata, arch: &'a str) -> Self {
-        Self { metadata, arch, read: RefCell::default() }
+    pub(crate) fn new(metadata: &'a Metadata, arch: &'a str, replaced: &'a Replaced<'a>) -> Self {
+        Self { metadata, arch, replaced, read: RefCell::default() }
     }
 
     /// Returns the names that were read, whether or not the file has them.
@@ -42,7 +46,11 @@ impl<'a> ArchKeys<'a> {
         if !self.read.borrow().contains(name) {
             self.read.borrow_mut().insert(name.to_owned());
         }
-        self.metadata.get(&format!("gguf_foundry.{name}")).or_else(|| self.metadata.get(&self.key(name)))
+        let annotation = self.metadata.get(&format!("{ANNOTATION_PREFIX}{name}"));
+        annotation.or_else(|| match self.replaced.get(name) {
+            Some(value) => value.as_ref(),
+            None => self.metadata.get(&self.key(name)),
+        })
     }
 
     /// Returns the architecture's keys that no part of the graph has read. Keys without effect on the graph are left
@@ -53,8 +61,7 @@ impl<'a> ArchKeys<'a> {
         let keys = self.metadata.iter().map(|(key, _)| key);
         let cards = LazyCell::new(|| Registry::of_architecture(self.arch).ok());
         let is_unread = |key: &&str| {
-            key.strip_prefix(&prefix)
-                .is_some_and(|name| !read.contains(name) && !WITHOUT_EFFECT.contains(&name))
+            key.strip_prefix(&prefix).is_some_and(|name| !read.contains(name) && !is_without_effect(name))
                 && !cards.as_ref().is_some_and(|cards| cards.describes(self.arch, key))
         };
         keys.filter(is_unread).collect()

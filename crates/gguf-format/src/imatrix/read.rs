@@ -25,6 +25,9 @@ impl Imatrix {
         if let Some(part) = unfinished.and_then(|run| run.part).filter(|part| part.count > 1) {
             return Err(ImatrixError::IsPart { path, number: part.number, count: part.count });
         }
+        // The legacy format counts calls, and who scales the sums to one row counts nothing.
+        let counts = entries.values().flat_map(|entry| entry.counts.iter().copied());
+        let n_tokens = counts.max().filter(|&most| format == ImatrixFormat::Gguf && most > 1);
         let weights = |(name, entry): (String, StoredEntry)| {
             let entry = match format {
                 ImatrixFormat::Gguf => {
@@ -44,7 +47,8 @@ impl Imatrix {
             (name, entry)
         };
         let entries = entries.into_iter().map(weights).collect();
-        Ok(Self { dataset: datasets.into_iter().next(), entries, withheld: BTreeSet::new(), n_chunks, path })
+        let (dataset, withheld) = (datasets.into_iter().next(), BTreeSet::new());
+        Ok(Self { path, entries, withheld, dataset, n_chunks, n_tokens })
     }
 }
 

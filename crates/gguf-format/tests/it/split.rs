@@ -174,7 +174,10 @@ fn a_tensor_in_two_parts_is_named() {
     write_source(&parts[2], &metadata, &again);
     assert_eq!(
         error(&parts[0], dir.path()),
-        format!("m-00003-of-00003.gguf: tensor `t0` is in `{}` too", "m-00001-of-00003.gguf")
+        format!(
+            "m-00003-of-00003.gguf: tensor `t0` is in `{}` too: the parts are of two files",
+            "m-00001-of-00003.gguf"
+        )
     );
 }
 

@@ -110,6 +110,9 @@ impl Hint for EditError {
         let hint = match self {
             Self::Open(error) => return error.hints(),
             Self::Write(error) => return error.hints(),
+            Self::TemplateUtf8 { .. } => {
+                "save it as UTF-8; `>` of Windows PowerShell writes UTF-16".to_owned()
+            }
             Self::Lock(EditLockError::Busy { .. }) => "try again when it is done".to_owned(),
             Self::Assign(_)
             | Self::SpecialForm { .. }
@@ -117,7 +120,6 @@ impl Hint for EditError {
             | Self::NoVocabulary { .. }
             | Self::TemplateFile { .. }
             | Self::TemplateJson { .. }
-            | Self::TemplateUtf8 { .. }
             | Self::RenameForm { .. }
             | Self::Pattern { .. }
             | Self::TensorTwice { .. }

@@ -9,6 +9,7 @@ use super::super::account::settings;
 use super::super::emit::{TokenList, TokenType, looks_special, n_tokens};
 use super::super::files::CONFIG;
 use super::super::hf_json::{self, HfJson, VocabTable};
+use super::super::hf_vocab;
 use super::super::sentencepiece::{BPE, ModelProto, Piece, PieceKind, UNIGRAM, first_of};
 use super::super::{Mode, TokenizerError, TokenizerWarning};
 use super::added_tokens_decoder::{TokenOverride, decoder_entries};
@@ -40,7 +41,7 @@ pub(super) fn write(context: &mut Context<'_>, path: &Path, model: &ModelProto) 
     let mode = context.mode.mode;
     check_type(path, model)?;
     let mut tokens = pieces(context, path, model)?;
-    let mut chat_end = None;
+    let (mut chat_end, mut named) = (None, Vec::new());
     match mode {
         Mode::SpmInternlm2 => chat_end = internlm2_tokens(context, &mut tokens)?,
         Mode::SpmPhi3 => phi3_tokens(context, &mut tokens)?,
@@ -49,11 +50,15 @@ pub(super) fn write(context: &mut Context<'_>, path: &Path, model: &ModelProto) 
             set_added_tokens(context, &mut tokens)?;
             added_tokens_decoder(context, &mut tokens)?;
             tokens_of_json(context, path, &mut tokens)?;
+            named = named_tokens(context, model.pieces.len() as u64, &mut tokens)?;
         }
     }
     tokens.retype(context.request);
     let config = context.directory.tree(CONFIG)?;
     let mut special = context.special(&tokens)?;
+    for (role, id) in named {
+        special.force(&role, id);
+    }
     if mode == Mode::SpmInternlm3 {
         let added = config.get("added_tokens_decoder").and_then(Json::as_object);
         chat_end = added.into_iter().flatten().find_map(|(id, token)| {
@@ -246,6 +251,45 @@ pub(super) fn tokens_of_json(context: &mut Context<'_>, path: &Path, tokens: &mu
             Ok(())
         }
     }
+}
+
+/// Sets special tokens that only the configuration names behind all others, as transformers adds them. Returns the roles
+/// that they have, and no card gives to another token.
+///
+/// # Exactness
+/// llama.cpp 0.5.0's converter leaves such rows without a token.
+fn named_tokens(
+    context: &mut Context<'_>,
+    n_pieces: u64,
+    tokens: &mut TokenList,
+) -> Result<Vec<(String, u64)>> {
+    let (mut roles, mut lost) = (Vec::new(), Vec::new());
+    if context.hf.is_some() {
+        return Ok(roles);
+    }
+    let config = context.directory.tree(CONFIG)?;
+    let last = tokens.types.iter().rposition(|kind| *kind != TokenType::Unused);
+    let mut next = last.map_or(0, |last| last as u64 + 1).max(n_pieces);
+    for (file, key, text) in hf_vocab::named_tokens(&context.directory, &config)? {
+        let is_known = tokens.id(&text).or_else(|| tokens.id(&text.replace('\u{2581}', " "))).is_some();
+        if is_known || text.starts_with(SENTINEL) {
+            continue;
+        }
+        if !tokens.set(next, text.as_str(), ADDED_SCORE, TokenType::Control) {
+            lost.push((file, key, text));
+            continue;
+        }
+        let role = key.strip_suffix("_token").filter(|role| {
+            let is_read =
+                context.request.types.as_ref().is_none_or(|types| types.iter().any(|own| own == role));
+            is_read && !context.request.force.iter().any(|own| own.0 == *role)
+        });
+        roles.extend(role.map(|role| (role.to_owned(), next)));
+        next += 1;
+    }
+    lost.retain(|(_, key, _)| !hf_vocab::is_role(key));
+    hf_vocab::say_without_row(lost, tokens.len(), context.warnings);
+    Ok(roles)
 }
 
 /// Sets a token; returns the piece that had its id, if that was in use under another text.

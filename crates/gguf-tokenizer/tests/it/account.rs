@@ -71,6 +71,7 @@ fn cases() -> Vec<Case> {
         case("byte level", "tiny-llama", &[Mode::Bpe]),
         case("word pieces", "vocab/bert", &[Mode::WordPiece]),
         case("whitespace", "vocab/whitespace", &[Mode::Whitespace]),
+        case("words of DNA", "vocab/hybriddna", &[Mode::HybridDna]),
         case("xlm-roberta", "vocab/xlmr_json", &[Mode::Xlmr]),
         case("unigram", "vocab/xlmr_json", &[Mode::Unigram]),
         case("gemma 4", "vocab/gemma4", &[Mode::Gemma4]),
@@ -576,5 +577,5 @@ fn what_the_library_does_not_have_is_refused() {
             }
         }
     }
-    assert!(wrong.is_empty() && n == 72, "{n}\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty() && n == 80, "{n}\n{}", wrong.join("\n"));
 }

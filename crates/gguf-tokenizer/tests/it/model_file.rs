@@ -157,3 +157,43 @@ fn a_vocabulary_without_byte_tokens_is_told() {
     let said = warnings(&spm(&own).unwrap());
     assert!(said[0].contains("lacks 255 of the 256 byte tokens"), "{said:?}");
 }
+
+#[test]
+fn tokens_that_only_the_configuration_names_follow_the_pieces() {
+    let named = json!({"eos_token": "<|im_end|>", "pad_token": {"content": "[PAD]"}, "additional_special_tokens": ["<|im_start|>"]});
+    let all = json!(["<|im_end|>", "[PAD]", "<|im_start|>"]);
+    for file in ["tokenizer_config.json", "special_tokens_map.json"] {
+        for (n_rows, n_kept) in [(4, 3), (2, 2)] {
+            let dir = tempfile::tempdir().unwrap();
+            fs_err::write(dir.path().join("config.json"), json!({"eos_token_id": 2}).to_string()).unwrap();
+            fs_err::write(dir.path().join(file), named.to_string()).unwrap();
+            let own = model(BPE);
+            let n = own.pieces.len();
+            let size = Some((n + n_rows) as u64);
+            let request = TokenizerRequest { size, ..TokenizerRequest::of(&[Mode::Spm]) };
+            let built = built_in(dir.path(), &own, &request).unwrap();
+            let (tokens, types) =
+                (value(&built.rows, "tokens").unwrap(), value(&built.rows, "token_type").unwrap());
+            for at in 0..n_kept {
+                assert_eq!((&tokens[n + at], &types[n + at]), (&all[at], &json!(3)), "{file}");
+            }
+            assert_eq!(value(&built.rows, "eos_token_id"), Some(json!(n)), "{file}");
+            assert_eq!(value(&built.rows, "padding_token_id"), Some(json!(n + 1)), "{file}");
+            let said = warnings(&built).join("\n");
+            let lost = format!("{file}: `<|im_start|>` of `additional_special_tokens` is");
+            assert_eq!(said.contains(&lost), n_kept == 2, "{said}");
+            assert!(said.contains("not 2 `</s>` in config.json"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn a_further_end_beside_the_default_one_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    for (ends, is_told) in [(json!([2, 7]), true), (json!([2]), false)] {
+        fs_err::write(dir.path().join("config.json"), json!({"eos_token_id": ends}).to_string()).unwrap();
+        let built = built_in(dir.path(), &model(BPE), &TokenizerRequest::of(&[Mode::Spm])).unwrap();
+        let said = warnings(&built).join("\n");
+        assert_eq!(said.contains("config.json: `eos_token_id` also has "), is_told, "{ends}: {said}");
+    }
+}

@@ -6,6 +6,7 @@ use rayon::prelude::*;
 
 use crate::checks::input::CheckedFile;
 use crate::{Check, Finding, VerifyError};
+use gguf_arch::is_bound;
 use gguf_blocks::{dequantize, first_non_finite, validate_blocks};
 use gguf_core::progress::Progress;
 use gguf_core::scratch::renew;
@@ -69,7 +70,7 @@ fn check_tensors(
         )?;
         source.release_rows(at, 0, n_rows);
         let seen = seen.into_inner().unwrap_or_default();
-        if let Some((row, flaw)) = seen.flaw {
+        if let Some((row, flaw)) = seen.flaw.filter(|_| !is_bound(&meta.name)) {
             findings.push(Finding::error(Check::NonFinite, format!("from row {row}: {flaw}")).of(&meta.name));
         } else if !seen.has_value && meta.shape.n_elems() > 0 {
             let message = "all values are zero";

@@ -8,6 +8,7 @@ use crate::chat::{ChatError, ChatRenderer, KEY};
 use crate::{Check, Finding, Severity};
 use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
+use serde_json::json;
 
 const CHECK: Check = Check::ChatTemplate;
 /// Description of the simplest chat.
@@ -20,7 +21,7 @@ pub(super) fn check(metadata: &Metadata, renderer: &dyn ChatRenderer) -> Vec<Fin
     found
 }
 
-/// Returns the findings about the rendering of a file's templates, and those about the ends of answers.
+/// Returns the findings about the rendering of a file's templates, and those about what they write of a chat.
 pub fn findings(metadata: &Metadata, renderer: &dyn ChatRenderer) -> (Vec<Finding>, Vec<Finding>) {
     let alone = |finding| (vec![finding], Vec::new());
     match renderer.check() {
@@ -39,7 +40,9 @@ pub fn findings(metadata: &Metadata, renderer: &dyn ChatRenderer) -> (Vec<Findin
         let of_this = check_one(&text(&key), name.as_deref(), renderer);
         let whose = name.as_ref().map(|name| format!("template `{}`: ", escape(name))).unwrap_or_default();
         if of_this.iter().all(|finding| finding.severity == Severity::Warning)
-            && let Some(why) = endless(metadata, name.as_deref(), renderer)
+            && let Some(why) = ignores_chats(name.as_deref(), renderer)
+                .map(str::to_owned)
+                .or_else(|| endless(metadata, name.as_deref(), renderer))
         {
             answers.push(Finding::warning(CHECK, format!("{whose}{why}")));
         }
@@ -50,6 +53,19 @@ pub fn findings(metadata: &Metadata, renderer: &dyn ChatRenderer) -> (Vec<Findin
         );
     }
     (found, answers)
+}
+
+/// Says so if the default template writes something of a question, but not its text, which some templates expect in parts.
+fn ignores_chats(name: Option<&str>, renderer: &dyn ChatRenderer) -> Option<&'static str> {
+    let chat = Chat::builtin("user").filter(|_| name.is_none())?;
+    let text = chat.messages[0]["content"].as_str()?.to_owned();
+    let written = renderer.render_chat(&chat).ok()?;
+    let in_parts = json!([{ "role": "user", "content": [{ "type": "text", "text": text }] }]);
+    let has_text = |written: String| written.contains(&text);
+    let is_ignored = !written.trim().is_empty()
+        && !has_text(written)
+        && !renderer.render_chat(&Chat { messages: in_parts, ..chat }).is_ok_and(has_text);
+    is_ignored.then_some("it writes the same for every chat: the user's text is not in it")
 }
 
 fn check_one(source: &str, name: Option<&str>, renderer: &dyn ChatRenderer) -> Vec<Finding> {

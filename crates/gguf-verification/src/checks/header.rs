@@ -1,14 +1,15 @@
 //! Check of the header: flaws that readers tolerate.
 
 use crate::{Check, Finding};
+use gguf_arch::diffusion::header_flaws;
 use gguf_format::{GgufFile, Metadata, TensorLimits, Value};
 
 /// Bytes at whose multiples llama.cpp wants the data of tensors.
 const DATA_ALIGNMENT: u64 = 32;
 
 pub(super) fn check(file: &GgufFile) -> Vec<Finding> {
-    let tolerated = file.tolerated();
-    let mut found: Vec<Finding> = tolerated
+    let mut found: Vec<Finding> = header_flaws(file)
+        .into_iter()
         .map(|(path, error)| Finding::warning(Check::Header, format!("{}: {error}", path.display())))
         .collect();
     if !file.data_offset().is_multiple_of(DATA_ALIGNMENT) {

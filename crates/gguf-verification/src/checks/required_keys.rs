@@ -6,6 +6,7 @@ use crate::{Check, Finding};
 use gguf_arch::graph::GraphFeatures;
 use gguf_arch::{Registry, has_loader};
 use gguf_core::text::escape;
+use gguf_format::ollama::unknown_architecture;
 use gguf_format::{Metadata, Value};
 
 /// Required keys of models of every architecture.
@@ -19,10 +20,6 @@ const OF_SHAPES: [(&str, &str); 2] =
 
 /// Keys that every runtime needs to load an adapter.
 const OF_ADAPTERS: [&str; 3] = ["general.architecture", "adapter.type", "adapter.lora.alpha"];
-
-/// Architectures of files that only Ollama writes and loads, with llama.cpp's for the same models.
-const OF_OLLAMA: [(&str, &str); 4] =
-    [("gptoss", "gpt-oss"), ("qwen25vl", "qwen2vl"), ("deepseekocr", "deepseek2-ocr"), ("olmo3", "olmo2")];
 
 /// Returns an error for each missing key that files with this content need. [`super::towers`] checks those of towers.
 pub(super) fn check(file: &CheckedFile<'_>) -> Vec<Finding> {
@@ -70,12 +67,7 @@ fn required_of_models(metadata: &Metadata) -> Vec<Finding> {
     // The keys of an unknown architecture are unknown: the file is for another program.
     let is_known = |arch: &str| arch.is_empty() || Registry::knows(arch) || has_loader(arch);
     if let Some(arch) = arch.filter(|arch| !is_known(arch)) {
-        let own = OF_OLLAMA.iter().find(|row| row.0 == arch);
-        let own = own.map_or_else(String::new, |(_, name)| {
-            format!(" (Ollama's own converter writes it; llama.cpp's files of this model are `{name}`)")
-        });
-        let text =
-            format!("architecture `{}` is none of llama.cpp's{own}: its keys are not judged", escape(arch));
+        let text = format!("{}: its keys are not judged", unknown_architecture(arch));
         return vec![Finding::unchecked(Check::RequiredKeys, text)];
     }
     let mut findings = missing(metadata, &OF_MODELS);

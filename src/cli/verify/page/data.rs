@@ -5,14 +5,16 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use crate::cli::render::markdown::link;
+use crate::cli::render::{error_line, plural};
 use crate::cli::verify::details::{Details, DivergenceSpread, Worst};
-use crate::cli::verify::overview::distinct_names;
+use crate::cli::verify::names::distinct_names;
 use crate::cli::verify::recommend::{FileFigures, recommend};
 use crate::cli::verify::report::{self, ModelReport};
 use crate::core::text::escape;
 use crate::verify::{
-    Better, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Finding, JudgedAspect, LimitLine,
-    Perplexity, Quality, Report, Severity, TaskReport, TensorWeights, Verdict, WeightOutcome,
+    Better, Check, Divergence, EmbeddingDifference, EmbeddingReport, Estimate, Finding, JudgedAspect,
+    LimitLine, Perplexity, Quality, Report, Severity, TaskReport, TensorWeights, Thresholds, Verdict,
+    WeightOutcome,
 };
 
 use super::public::{self, Folders};
@@ -20,6 +22,9 @@ use super::run_info::RunInfo;
 
 /// Maximum number of characters of a name in a chart or a heading.
 const MAX_LABEL: usize = 28;
+
+/// In place of the verdict on a file that could not be judged.
+pub(super) const NOT_JUDGED: &str = "error";
 
 /// Content of the whole page.
 #[derive(Clone, Debug, Serialize)]
@@ -186,7 +191,7 @@ impl PageData {
         for (file, word) in files.iter_mut().zip(recommend(&candidates)) {
             file.recommendation = word;
         }
-        let verdict = report::verdict(entries);
+        let verdict = report::verdict(entries, false);
         Self {
             title: title(&files),
             verdict: verdict.name(),
@@ -201,6 +206,31 @@ impl PageData {
             has_scores: files.iter().any(|file| file.score.is_some()),
             files,
             run,
+        }
+    }
+}
+
+impl PageData {
+    /// Adds the files that could not be judged, each with its error.
+    pub(super) fn add_failed(&mut self, failures: &[(PathBuf, anyhow::Error)]) {
+        let folders = Folders::of(failures.iter().map(|(path, _)| path.as_path()));
+        let failed = failures.iter().map(|(path, error)| {
+            let mut report = Report::new(None, None, Thresholds::default());
+            report.add(Finding::error(Check::Header, error_line(error)));
+            let entry = ModelReport::new(path.clone(), report, Vec::new());
+            let (file, answer) = (shown(&file_name(path)), "It could not be judged.".to_owned());
+            let (label, verdict) = (shorten(&file), NOT_JUDGED);
+            FileData { label, file, answer, verdict, ..FileData::new(&entry, &folders) }
+        });
+        self.files.extend(failed);
+        if !failures.is_empty() {
+            if self.verdict == Verdict::Pass.name() {
+                self.verdict = Verdict::Partial.name();
+            }
+            let others = plural(failures.len() as u64, "other file");
+            self.summary += " ";
+            self.summary += &others;
+            self.summary += " could not be judged.";
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use crate::cli::verify::page::data::{FileData, PageData, ReportReason};
+use crate::cli::verify::page::data::{FileData, NOT_JUDGED, PageData, ReportReason};
 
 /// Heads of the columns of a table.
 pub(super) const HEADS: &str = "file,type,size_bytes,bits_per_weight,perplexity,perplexity_stderr,mean_kld,\
@@ -44,10 +44,11 @@ pub(super) fn junit(page: &PageData) -> String {
     let count = |verdict| page.files.iter().filter(|file| file.verdict == verdict).count();
     let mut out = format!(
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"gguf-verify\">\n<testsuite name=\"{}\" \
-         tests=\"{}\" failures=\"{}\" skipped=\"{}\">\n",
+         tests=\"{}\" failures=\"{}\" errors=\"{}\" skipped=\"{}\">\n",
         xml(&page.title),
         page.files.len(),
         count("fail"),
+        count(NOT_JUDGED),
         count("partial"),
     );
     let line = |reason: &ReportReason| {
@@ -61,6 +62,7 @@ pub(super) fn junit(page: &PageData) -> String {
         let answer = xml(&file.answer);
         let _ = match file.verdict {
             "fail" => write!(out, "<failure message=\"{answer}\">{text}</failure>"),
+            NOT_JUDGED => write!(out, "<error message=\"{answer}\">{text}</error>"),
             "partial" => write!(out, "<skipped message=\"{answer}\"/>"),
             _ => Ok(()),
         };

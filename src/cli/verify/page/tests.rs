@@ -425,10 +425,24 @@ fn other_programs_get_tables_and_test_cases() {
     insta::assert_snapshot!(tables::junit(&page), @r#"
     <?xml version="1.0" encoding="UTF-8"?>
     <testsuites name="gguf-verify">
-    <testsuite name="Tiny" tests="2" failures="1" skipped="0">
+    <testsuite name="Tiny" tests="2" failures="1" errors="0" skipped="0">
     <testcase classname="gguf-verify" name="m_q4.gguf"></testcase>
     <testcase classname="gguf-verify" name="a,&quot;b&quot;&lt;.gguf"><failure message="Not intact: 1 error in the structure. Quality: not measured.">header: cut.gguf: at 7 of 24 bytes the header ends</failure></testcase>
     </testsuite>
     </testsuites>
     "#);
+}
+
+#[test]
+fn what_could_not_be_judged_is_in_every_report() {
+    let mut page = page(&six()[..1]);
+    page.add_failed(&[("dir/x.gguf".into(), anyhow::anyhow!("dir/x.gguf: this is a tower"))]);
+    assert_ne!(page.verdict, "pass");
+    assert!(page.summary.ends_with(" 1 other file could not be judged."), "{}", page.summary);
+    assert!(tables::csv(&page).ends_with("x.gguf,,,,,,,,,,,error\n"));
+    let cases = tables::junit(&page);
+    assert!(cases.contains("errors=\"1\"") && cases.contains("<error message=\"It could not be judged.\">"));
+    for text in [html::render(&page).unwrap(), markdown::render(&page).unwrap()] {
+        assert!(text.contains("x.gguf") && text.contains("could not be judged"));
+    }
 }

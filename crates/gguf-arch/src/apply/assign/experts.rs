@@ -131,7 +131,7 @@ pub(super) fn are_joined(card: &Card) -> bool {
     has(joined) && !parts.iter().any(|part| has(part))
 }
 
-pub(super) fn is_of_experts(name: &str) -> bool {
+pub(in crate::apply) fn is_of_experts(name: &str) -> bool {
     name.split('.').any(|part| part.contains("experts") || part.starts_with("switch_"))
 }
 

@@ -7,7 +7,9 @@ use std::collections::{BTreeSet, HashSet};
 use super::Assigner;
 use crate::error::ArchError;
 use crate::language::names::{Captures, SUFFIXES};
+use crate::mapping::OutputSpec;
 use crate::read::base;
+use crate::read::fusion::Fusion;
 use crate::read::schema::{CardKind, Required};
 
 const BLOCK: &str = "blk.";
@@ -24,6 +26,19 @@ impl Assigner<'_> {
         let with = required.with.as_ref().and_then(|with| with.render(captures));
         let has_its = with.is_none_or(|with| present.contains(with.as_str()));
         Ok(has_its && self.holds(required.target.text(), required.when.as_ref(), captures)?)
+    }
+
+    /// Checks that no matrix stays that the file has in one tensor with others only.
+    pub(super) fn check_joined(outputs: &[OutputSpec]) -> Result<()> {
+        let fusion = Fusion::GateUpExps;
+        let alone = |output: &OutputSpec| {
+            let (block, kind) = block_and_kind(&output.name)?;
+            fusion.joined(kind)?;
+            let others = fusion.names().0.iter().filter(|part| !kind.starts_with(**part));
+            let lacks = others.map(|part| format!("{block}{part}{}", SUFFIXES[0])).collect();
+            Some(ArchError::Alone { has: output.name.clone(), lacks })
+        };
+        outputs.iter().find_map(alone).map_or(Ok(()), Err)
     }
 
     /// Checks that blocks have all or none of the tensors that go together. Towers are judged by their cards alone: keys of

@@ -1,12 +1,14 @@
 //! Conversion from `.flm` to GGUF: hyper-parameters, logits, adapters, the program.
 
+use std::path::PathBuf;
+
 use gguf_arch::OutType;
 use gguf_conversion::{Conversion, ConvertOptions, FlmOptions, ModelSource};
-use gguf_core::TensorSource;
+use gguf_core::{Hint, TensorSource};
 use gguf_format::Value;
 
 use crate::last_logits::last_logits;
-use gguf_testkit::flm::{good, has_card, llama, own};
+use gguf_testkit::flm::{good, has_card, llama, own, small};
 use gguf_testkit::goldens::{Goldens, conformance_tests};
 use gguf_testkit::memory::{f32_values, tensor_bytes};
 use gguf_testkit::noise::Noise;
@@ -62,6 +64,34 @@ fn logits_equal_the_reference(corpus: &Goldens) {
 fn rows(conversion: &Conversion) -> Vec<(String, Vec<f32>)> {
     let tensors = conversion.tensors().iter().enumerate();
     tensors.map(|(at, tensor)| (tensor.name.clone(), f32_values(&tensor_bytes(conversion, at)))).collect()
+}
+
+#[test]
+fn a_given_configuration_gives_what_the_dictionary_lacks() {
+    let mut writer = small();
+    let own_keys = [("num_key_value_heads", "None"), ("rope_theta", "None")];
+    writer.dictionary.retain(|(key, _)| !own_keys.iter().any(|own| own.0 == key));
+    writer.dictionary.extend(own(&own_keys));
+    writer
+        .dictionary
+        .extend(own(&[("rope_parameters.rope_type", "default"), ("rope_parameters.rope_theta", "5000.0")]));
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("m.flm");
+    fs_err::write(&path, writer.bytes()).unwrap();
+    let plan = |config: Option<PathBuf>| {
+        let (flm, options) = (FlmOptions { config, ..FlmOptions::default() }, options(OutType::F32));
+        Conversion::of(ModelSource::open_flm(&path, &flm, &options).unwrap(), &options)
+    };
+    let error = plan(None).unwrap_err();
+    assert!(error.to_string().contains("`num_key_value_heads` = null"), "{error}");
+    assert!(error.hints().iter().any(|hint| hint.contains("`--config FILE` gives what is missing")));
+    let config = dir.path().join("config.json");
+    fs_err::write(&config, r#"{"num_key_value_heads": 2, "hidden_size": 1}"#).unwrap();
+    let conversion = plan(Some(config)).unwrap();
+    let number = |key: &str| conversion.metadata().get(key).cloned();
+    assert_eq!(number("llama.attention.head_count_kv"), Some(Value::U32(2)));
+    assert_eq!(number("llama.embedding_length"), Some(Value::U32(64)));
+    assert_eq!(number("llama.rope.freq_base"), Some(Value::F32(5000.0)));
 }
 
 #[test]

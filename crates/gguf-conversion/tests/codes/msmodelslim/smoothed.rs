@@ -1,12 +1,14 @@
 //! Small checkpoints made for one rule each: biases, norms, wrappers, signs, omitted parts.
 
+use gguf_arch::OutType;
 use gguf_blocks as quant;
-use gguf_conversion::OffsetSign;
-use gguf_core::GgmlType;
+use gguf_conversion::{Conversion, ConvertError, ConvertOptions, OffsetSign};
 use gguf_core::simd::SimdLevel;
+use gguf_core::{GgmlType, Hint, TensorSource};
 use serde_json::{Value as Json, json};
 
 use super::{index, named, open, open_signed, weights};
+use gguf_testkit::memory::{f32_values, tensor_bytes};
 use gguf_testkit::slim::{Made, int8, noise};
 
 const Q: &str = "model.layers.0.self_attn.q_proj";
@@ -151,6 +153,75 @@ fn a_bias_of_a_norm_moves_behind_it() {
     let source = open(dir.path()).unwrap();
     assert_eq!(named(&source, &format!("{norm}.bias")), bias);
     assert_eq!(named(&source, &format!("{Q}.bias")), noise(5, n_rows));
+}
+
+/// Plans a model of two layers, of which the first has a bias in both norms.
+fn plan_smoothed(class: &str, model_type: &str) -> Result<Conversion, ConvertError> {
+    let n = 32;
+    let mut made = Made::default();
+    let mut float = |name: &str, dims: &[usize]| {
+        made.floats(name, "FLOAT", dims, &noise(name.len() as u64, dims.iter().product()));
+    };
+    for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+        float(name, &[n, n]);
+    }
+    float("model.norm.weight", &[n]);
+    for layer in 0..2 {
+        for part in ["q", "k", "v", "o"].map(|part| format!("model.layers.{layer}.self_attn.{part}_proj")) {
+            float(&format!("{part}.weight"), &[n, n]);
+            if model_type == "qwen2" && !part.ends_with("o_proj") {
+                float(&format!("{part}.bias"), &[n]);
+            }
+        }
+        for part in ["gate", "up", "down"] {
+            float(&format!("model.layers.{layer}.mlp.{part}_proj.weight"), &[n, n]);
+        }
+        for norm in ["input", "post_attention"].map(|norm| format!("model.layers.{layer}.{norm}_layernorm")) {
+            float(&format!("{norm}.weight"), &[n]);
+            if layer == 0 {
+                float(&format!("{norm}.bias"), &[n]);
+            }
+        }
+    }
+    let config = json!({
+        "architectures": [class], "model_type": model_type, "rms_norm_eps": 1e-5, "hidden_size": n, "intermediate_size": n,
+        "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": n, "hidden_act": "silu",
+        "max_position_embeddings": 64, "rope_theta": 1e4, "tie_word_embeddings": false,
+    });
+    let dir = tempfile::tempdir().unwrap();
+    made.write(dir.path(), &config);
+    let file_type = Some(OutType::F32);
+    let options = ConvertOptions { file_type, tokenizer: false, ..ConvertOptions::default() };
+    Conversion::plan(dir.path(), &options)
+}
+
+#[test]
+fn biases_of_some_norms_give_every_layer_one() {
+    for (class, model_type) in [("LlamaForCausalLM", "llama"), ("MistralForCausalLM", "mistral")] {
+        let conversion = plan_smoothed(class, model_type).unwrap();
+        // They are none of the model's own: no configuration contradicts them.
+        assert_eq!(conversion.warnings(), [""; 0], "{class}");
+        for kind in ["attn_q", "attn_k", "attn_v", "ffn_gate", "ffn_up"] {
+            for (block, is_zero) in [(0, false), (1, true)] {
+                let name = format!("blk.{block}.{kind}.bias");
+                let at = conversion.tensors().iter().position(|tensor| tensor.name == name).expect(&name);
+                let values = f32_values(&tensor_bytes(&conversion, at));
+                assert_eq!(values.iter().all(|&value| value == 0.0), is_zero, "{class} {name}");
+            }
+        }
+        let others = ["attn_output.bias", "ffn_down.bias"];
+        let has_other = |name: &str| others.iter().any(|other| name.ends_with(other));
+        assert!(!conversion.tensors().iter().any(|tensor| has_other(&tensor.name)), "{class}");
+    }
+}
+
+#[test]
+fn a_bias_that_the_runtime_lacks_is_told_by_its_origin() {
+    let error = plan_smoothed("Qwen2ForCausalLM", "qwen2").unwrap_err();
+    let start = "`qwen2` of llama.cpp has no `blk.0.ffn_gate.bias`, ";
+    assert!(error.to_string().starts_with(start), "{error}");
+    assert!(error.to_string().contains("smoothing gave the norms before these layers a bias"), "{error}");
+    assert!(error.hints()[0].contains("quantize it again without smoothing"), "{:?}", error.hints());
 }
 
 #[test]

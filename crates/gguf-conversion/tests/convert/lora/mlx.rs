@@ -135,6 +135,104 @@ fn stacks_are_merged_into_experts_in_any_layout() {
 }
 
 #[test]
+fn stacks_are_merged_into_those_of_gate_and_up_in_any_order() {
+    const JOINED: &str = "model.layers.1.mlp.experts.gate_up_proj";
+    const DOWN: &str = "model.layers.1.mlp.experts.down_proj";
+    const E: usize = 3;
+    const N: usize = 6;
+    const K: usize = 8;
+    const R: usize = 2;
+    let gpt_oss = gguf_testkit::files::json(gguf_testkit::fixture("cards").join("gpt-oss/plain.json"));
+    let single =
+        |half: &str| -> &'static str { format!("model.layers.1.mlp.experts.2.up_proj.{half}").leak() };
+    let stacked: [(&str, &[u64]); 2] = [(UP_A, &[3, 2, 8]), (UP_B, &[3, 6, 2])];
+    let alone: [(&str, &[u64]); 2] = [(single("lora_a"), &[8, 2]), (single("lora_b"), &[2, 6])];
+    // The second half of each row, or every other column of it.
+    for (model, first, step) in [(&llama(), N, 1), (&gpt_oss["config"], 1, 2)] {
+        for adapter in [&stacked, &alone] {
+            let pair = Pair::new(&[(JOINED, &[3, 8, 12])], adapter, model, &settings("lora"));
+            let mut want = values(&pair.base, JOINED);
+            let (a, b) = (values(&pair.adapter, adapter[0].0), values(&pair.adapter, adapter[1].0));
+            let is_stacked = a.len() == E * R * K;
+            for e in if is_stacked { 0..E } else { 2..E } {
+                for at in 0..N * K {
+                    let (row, col) = (at / K, at % K);
+                    let product = |r: usize| {
+                        if is_stacked {
+                            b[(e * N + row) * R + r] * a[(e * R + r) * K + col]
+                        } else {
+                            a[col * R + r] * b[r * N + row]
+                        }
+                    };
+                    want[(e * K + col) * 2 * N + first + step * row] +=
+                        SCALE * (0..R).map(product).sum::<f64>();
+                }
+            }
+            let want: Vec<f32> = want.into_iter().map(|value| value as f32).collect();
+            assert_eq!(read(&pair.merged().unwrap(), JOINED), want, "{first} {is_stacked}");
+        }
+    }
+    // The other stack shows that square matrices are transposed.
+    let [down_a, down_b] = ["lora_a", "lora_b"]
+        .map(|half| -> &'static str { format!("model.layers.1.mlp.switch_mlp.down_proj.{half}").leak() });
+    let base: [(&str, &[u64]); 2] = [(JOINED, &[3, 8, 16]), (DOWN, &[3, 8, 8])];
+    let pair = Pair::new(&base, &[(down_a, &[3, 2, 8]), (down_b, &[3, 8, 2])], &llama(), &settings("lora"));
+    let (mut want, found) = (values(&pair.base, DOWN), read(&pair.merged().unwrap(), DOWN));
+    let (a, b) = (values(&pair.adapter, down_a), values(&pair.adapter, down_b));
+    for at in 0..E * K * K {
+        let (e, row, col) = (at / (K * K), at / K % K, at % K);
+        want[(e * K + col) * K + row] +=
+            SCALE * (0..R).map(|r| b[(e * K + row) * R + r] * a[(e * R + r) * K + col]).sum::<f64>();
+    }
+    assert_eq!(found, want.into_iter().map(|value| value as f32).collect::<Vec<_>>());
+}
+
+/// Plans the GGUF adapter of stacks, whose names are those of MLX, for a base that has no layer with experts here.
+fn plan_of_stacks(
+    at: &str,
+    adapter: &[(&'static str, &[u64])],
+) -> Result<AdapterConversion, gguf_conversion::ConvertError> {
+    let model = gguf_testkit::files::json(gguf_testkit::fixture("cards").join(at));
+    let pair = Pair::new(&[(EMBED, &[20, 8])], adapter, &model["config"], &settings("lora"));
+    let options = AdapterOptions { base: Some(pair.dir.path().join("base")), ..AdapterOptions::default() };
+    let own = ConvertOptions { file_type: Some(OutType::F32), ..ConvertOptions::default() };
+    AdapterConversion::plan(&pair.dir.path().join("adapter"), &options, &own)
+}
+
+#[test]
+fn stacks_are_those_of_experts_without_the_weights_of_the_base() {
+    let of = |at: &str| -> Vec<String> {
+        let made = plan_of_stacks(at, &[(UP_A, &[4, 2, 64]), (UP_B, &[4, 64, 2])]).unwrap();
+        assert!(made.warnings().is_empty(), "{at}: {:?}", made.warnings());
+        made.tensors().iter().map(|tensor| tensor.name.clone()).collect()
+    };
+    for at in ["bailingmoe/bailing_moe.json", "laguna/laguna.json", "olmoe/olmoe.json"] {
+        assert_eq!(of(at), ["blk.1.ffn_up_exps.weight.lora_a", "blk.1.ffn_up_exps.weight.lora_b"], "{at}");
+    }
+}
+
+#[test]
+fn gate_and_up_are_one_tensor_where_the_file_has_them_so() {
+    const GATE_A: &str = "model.layers.1.mlp.switch_mlp.gate_proj.lora_a";
+    const GATE_B: &str = "model.layers.1.mlp.switch_mlp.gate_proj.lora_b";
+    let adapter: &[(&str, &[u64])] =
+        &[(GATE_A, &[4, 2, 64]), (GATE_B, &[4, 32, 2]), (UP_A, &[4, 2, 64]), (UP_B, &[4, 32, 2])];
+    let made = plan_of_stacks("mistral4/mistral4.json", adapter).unwrap();
+    let found: Vec<_> =
+        made.tensors().iter().map(|tensor| (tensor.name.as_str(), tensor.shape.dims().to_vec())).collect();
+    assert_eq!(
+        found,
+        [
+            ("blk.1.ffn_gate_up_exps.weight.lora_a", vec![4, 4, 64]),
+            ("blk.1.ffn_gate_up_exps.weight.lora_b", vec![4, 64, 4])
+        ]
+    );
+    let error = plan_of_stacks("mistral4/mistral4.json", &adapter[..2]).unwrap_err();
+    assert!(error.to_string().contains("without `blk.1.ffn_up_exps.weight`"), "{error}");
+    assert!(error.hints()[0].contains("merge-lora"), "{:?}", error.hints());
+}
+
+#[test]
 fn a_gguf_adapter_has_the_matrices_turned_and_the_strength() {
     let model = json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8,
         "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2, "intermediate_size": 16,
