@@ -35,14 +35,18 @@ impl Earlier {
         Ok(Self { path: path.to_owned(), models })
     }
 
-    /// Compares a file with its earlier report: the one of the same file name.
-    pub(super) fn findings(&self, entry: &ModelReport) -> Vec<Finding> {
+    /// Compares a file with its earlier report: the one of the same file name, or the only one of a single file.
+    pub(super) fn findings(&self, entry: &ModelReport, is_alone: bool) -> Vec<Finding> {
         let named = |model: &&Json| {
             let path = model["file"].as_str().map(Path::new).and_then(Path::file_name);
             path.is_some() && path == entry.path.file_name()
         };
+        let only = match self.models.as_slice() {
+            [one] if is_alone => Some(one),
+            _ => None,
+        };
         let shown = escape(&self.path.to_string_lossy()).into_owned();
-        let Some(old) = self.models.iter().find(named) else {
+        let Some(old) = self.models.iter().find(named).or(only) else {
             let name = entry.path.file_name().unwrap_or(OsStr::new("")).to_string_lossy();
             let message = format!("`{shown}` has no file named `{}`", escape(&name));
             return vec![Finding::unchecked(CHECK, message)];
@@ -117,24 +121,29 @@ mod tests {
             [old.to_owned(), marked, format!(r#"{{"verdict": "pass", "models": [{old}], "run": {{}}}}"#)]
         {
             let old = open(&text).unwrap();
-            let found = |entry: &ModelReport| {
-                let found = old.findings(entry);
+            let found = |entry: &ModelReport, is_alone| {
+                let found = old.findings(entry, is_alone);
                 found.first().map(|finding| (finding.severity, finding.message.clone()))
             };
             // The error of the difference is 0.5.
-            assert_eq!(found(&entry("a.gguf", 10.5)), None);
-            let (severity, message) = found(&entry("a.gguf", 10.6)).unwrap();
+            assert_eq!(found(&entry("a.gguf", 10.5), true), None);
+            let (severity, message) = found(&entry("a.gguf", 10.6), true).unwrap();
             assert_eq!(severity, Severity::Error);
             assert!(message.ends_with("perplexity 10.6000 ± 0.3000, then 10.0000 ± 0.4000"), "{message}");
-            assert_eq!(found(&entry("a.gguf", 9.0)), None);
-            assert_eq!(found(&entry("b.gguf", 10.6)).unwrap().0, Severity::Unchecked, "another name");
+            assert_eq!(found(&entry("a.gguf", 9.0), true), None);
+            // Another name: the only file of the report, unless there are several now.
+            assert_eq!(found(&entry("b.gguf", 10.6), true).unwrap().0, Severity::Error);
+            assert_eq!(found(&entry("b.gguf", 10.6), false).unwrap().0, Severity::Unchecked);
             let mut other = entry("a.gguf", 10.6);
             other.report.perplexity.as_mut().unwrap().tokens = 99;
-            assert_eq!(found(&other).unwrap().0, Severity::Unchecked, "another text");
+            assert_eq!(found(&other, true).unwrap().0, Severity::Unchecked, "another text");
             let mut other = entry("a.gguf", 10.6);
             other.report.perplexity.as_mut().unwrap().ids_digest = Some(7);
             let is_told = !text.contains("ids_digest");
-            assert_eq!(found(&other).unwrap().0, if is_told { Severity::Error } else { Severity::Unchecked });
+            assert_eq!(
+                found(&other, true).unwrap().0,
+                if is_told { Severity::Error } else { Severity::Unchecked }
+            );
         }
         for text in ["{}", "[]", "{\"models\": 1}", "no JSON"] {
             assert!(open(text).is_err(), "{text}");

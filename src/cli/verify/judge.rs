@@ -264,8 +264,9 @@ impl VerifyArgs {
             return Err(failures.swap_remove(at).1);
         }
         if let Some(earlier) = &earlier {
+            let is_alone = entries.len() + failures.len() == 1;
             for entry in &mut entries {
-                let findings = earlier.findings(entry);
+                let findings = earlier.findings(entry, is_alone);
                 entry.report.extend(findings);
             }
         }
