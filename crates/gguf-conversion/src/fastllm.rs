@@ -46,7 +46,9 @@ impl ModelSource {
             let given = load_object(path, &options.limits)?;
             for (key, value) in given {
                 let own = config.entry(key).or_insert(Json::Null);
-                *own = if own.is_null() { value } else { own.take() };
+                if own.is_null() {
+                    *own = value;
+                }
             }
         }
         name_class(path, &header, flm, options, &mut config)?;

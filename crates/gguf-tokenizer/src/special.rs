@@ -57,8 +57,8 @@ pub(crate) struct SpecialTokens {
 }
 
 impl SpecialTokens {
-    /// Reads the files. Ids beyond `tokens`, the written ones, and negative ones, are ignored here, and reported when the finished
-    /// keys are checked. `roles` replaces the list of roles.
+    /// Reads the files. Negative ids and those beyond the written `tokens` are ignored here, and reported when the finished keys
+    /// are checked. `roles` replaces the list of roles.
     pub(crate) fn read(
         directory: &Directory<'_>,
         hf: Option<&HfJson>,

@@ -106,7 +106,8 @@ impl Reports {
         self.targets.is_empty()
     }
 
-    /// Writes all reports, or none: of the files that were judged, and of those that could not be. `inputs` are the files that were read, each with its role.
+    /// Writes all reports, or none: of the files that were judged, and of those that could not be. `inputs` are the files that
+    /// were read, each with its role.
     ///
     /// # Errors
     /// Inputs that cannot be read again for their hashes, outputs that cannot be written.

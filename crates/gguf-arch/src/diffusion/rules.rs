@@ -23,6 +23,9 @@ const RESHAPED: u64 = 512;
 const F32_DIMS: usize = 5;
 /// Dimensions of the weights of convolutions over time.
 const OVER_TIME: usize = 3;
+/// Ends of the names of a layer's parameters.
+const OF_LAYERS: [&str; 2] = [".weight", ".bias"];
+
 /// Returns what readers tolerate in the header of a file. A tensor without elements that shows a setting by its presence is
 /// no flaw.
 pub fn header_flaws(file: &GgufFile) -> Vec<(&Path, &HeaderError)> {
@@ -36,9 +39,6 @@ pub fn header_flaws(file: &GgufFile) -> Vec<(&Path, &HeaderError)> {
     }
     flaws
 }
-
-/// Ends of the names of a layer's parameters.
-const OF_LAYERS: [&str; 2] = [".weight", ".bias"];
 
 /// Rules for the tensors of one architecture, or of a model that no card knows.
 #[derive(Clone, Debug)]

@@ -178,11 +178,10 @@ impl Hint for ArchError {
                  was made of; or say in a card of your own when it takes `{}` (`when`), with `--card FILE`",
                 escape(class)
             )],
-            Self::NotZero { tensor, .. } => vec![format!(
-                "llama.cpp's graph of this architecture has no place for it, so no file computes this model; \
-                 `--drop '\\.{}$'` of gguf-convert leaves out all such tensors, for a model without them",
-                escape(&regex::escape(tensor.rsplit('.').next().unwrap_or_default()))
-            )],
+            Self::NotZero { .. } => vec![
+                "llama.cpp's graph of this architecture has no place for it: run this model with transformers, or convert one without it"
+                    .to_owned(),
+            ],
             Self::Source(_)
             | Self::Index { .. }
             | Self::Op { .. }

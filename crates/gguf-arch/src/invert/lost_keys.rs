@@ -36,9 +36,10 @@ pub(super) fn lost(
         ty: output.type_rule.source.unwrap_or(ElementType::F32),
     };
     let weights: Vec<WeightMeta> = outputs.iter().map(meta).collect();
-    let value =
-        |metadata: &Metadata, key: &str| metadata.get(key).map(|value| Datum::from_value(value).to_json());
-    let of_file = |name: &str| value(metadata, &format!("{}.{name}", card.gguf)).unwrap_or_default();
+    let of_file = |name: &str| {
+        let value = metadata.get(&format!("{}.{name}", card.gguf));
+        value.map(|value| Datum::from_value(value).to_json()).unwrap_or_default()
+    };
     let pooling = of_file("pooling_type").as_u64();
     let pooling =
         [Pooling::Mean, Pooling::Cls, Pooling::Last].into_iter().find(|own| Some(*own as u64) == pooling);
