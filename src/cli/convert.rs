@@ -46,7 +46,6 @@ pub(super) fn hf2gguf() -> clap::Command {
 /// Turn checkpoints into GGUF files, and back
 #[derive(Debug, Parser)]
 #[command(name = "gguf-convert", version = crate::cli::version(), long_version = crate::cli::build())]
-#[command(after_help = "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.")]
 struct Convert {
     #[command(subcommand)]
     command: ConvertCommand,

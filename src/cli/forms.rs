@@ -6,16 +6,18 @@ use std::path::Path;
 use clap::Command;
 use regex::bytes::{Regex, RegexBuilder};
 
+use crate::core::GgmlType;
 use crate::core::similar::{did_you_mean, meant};
 use crate::gguf::FileType;
 
-/// Form of a command line, as an expression in which TYPE is any file type; and the line that is meant, or advice that
-/// begins with `:`. The first form that fits is used.
-const FORMS: [(&str, &str); 19] = [
+/// Form of a command line, as an expression in which TYPE is any file type, QTYPE any but the floats; and the line that is
+/// meant, or advice that begins with `:`. The first form that fits is used.
+const FORMS: [(&str, &str); 20] = [
     (r" -(?: |$)", ":`-` is the name of a file here: nothing is read from standard input"),
     (r"^gguf-quantize (TYPE) (\S+)( \S+)?$", "gguf-quantize $2$3 $1"),
+    (r"^gguf-convert (\S+\.gguf)(?: .*)? --(?:type|outtype)[ =](TYPE)( .*)?$", "gguf-quantize $1 --type $2"),
     (
-        r"^gguf-convert (?:gguf2hf )?(\S+\.gguf)(?: .*)? --(?:type|outtype)[ =](TYPE)( .*)?$",
+        r"^gguf-convert gguf2hf (\S+\.gguf)(?: .*)? --(?:type|outtype)[ =](QTYPE)( .*)?$",
         "gguf-quantize $1 --type $2",
     ),
     (r"^(gguf-convert|gguf-quantize)( hf2gguf)? ([\w.-]+/[\w.-]+):(TYPE)( .*)?$", "$1$2 $3$5 --type $4"),
@@ -61,13 +63,17 @@ const FORMS: [(&str, &str); 19] = [
 /// of ASCII, since expressions of all types and of all of Unicode take longer than all the rest of a refusal.
 fn expression(form: &str, line: &str) -> Option<Regex> {
     let line = line.to_lowercase();
-    let names = FileType::all().flat_map(|file_type| [Some(file_type.name()), file_type.alias()]).flatten();
+    let is_meant = |ty: &FileType| !form.contains("QTYPE") || ty.base().is_none_or(GgmlType::is_quantized);
+    let names = FileType::all()
+        .filter(is_meant)
+        .flat_map(|file_type| [Some(file_type.name()), file_type.alias()])
+        .flatten();
     let names: Vec<String> =
         names.filter(|name| line.contains(&name.to_lowercase())).map(regex::escape).collect();
     if names.is_empty() && form.contains("TYPE") {
         return None;
     }
-    let form = form.replace("TYPE", &format!("(?i:{})", names.join("|")));
+    let form = form.replace("QTYPE", "TYPE").replace("TYPE", &format!("(?i:{})", names.join("|")));
     RegexBuilder::new(&form).unicode(false).build().ok()
 }
 
@@ -168,6 +174,8 @@ mod tests {
             ("gguf-quantize q4_k_m in.gguf out.gguf", "gguf-quantize in.gguf out.gguf q4_k_m"),
             ("gguf-quantize Q8_0 in.gguf", "gguf-quantize in.gguf Q8_0"),
             ("gguf-convert f.gguf --type q4_0", "gguf-quantize f.gguf --type q4_0"),
+            ("gguf-convert f.gguf -o x --type bf16", "gguf-quantize f.gguf --type bf16"),
+            ("gguf-convert gguf2hf f.gguf --type q8_0", "gguf-quantize f.gguf --type q8_0"),
             ("gguf-convert f.gguf -o x --outtype=iq3_xxs", "gguf-quantize f.gguf --type iq3_xxs"),
             ("gguf-convert org/name:Q4_K_M", "gguf-convert org/name --type Q4_K_M"),
             ("gguf-quantize org/name:q5_k out.gguf", "gguf-quantize org/name out.gguf --type q5_k"),
@@ -224,6 +232,7 @@ mod tests {
             "gguf-quantize a b q4_0",
             "gguf-quantize ladder m -o out --types q8_0,q4_k_m",
             "gguf-convert gguf2hf m.gguf -o q8_0,q4_0",
+            "gguf-convert gguf2hf m.gguf --type bf16",
             "gguf-inspect zzz",
             "gguf-verify --structure-only m.gguf",
         ] {

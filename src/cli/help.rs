@@ -13,7 +13,7 @@ use clap::{Arg, Command};
 use pages::{PAGES, Page};
 
 /// Exit codes of programs that have no others.
-const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 130 interrupted.";
+const EXIT_CODES: &str = "Exit codes: 0 done, 1 failed, 2 usage, 3 a GGUF file is broken, 130 interrupted.";
 /// Options of `help machines`, by id. The long help of a command leaves them out.
 const MACHINES: [&str; 5] = ["memory", "simd", "no_sync", "part", "into"];
 /// Width of the short help and of `help machines`.

@@ -192,7 +192,10 @@ impl Quantize {
             None => None,
             Some(text) => {
                 let number = text.to_str().and_then(|text| text.parse::<u16>().ok());
-                let bad = || UsageError(format!("number of threads expected, found `{}`", text.display()));
+                let bad = || match &self.output {
+                    Some(_) => UsageError(format!("`-o` names the output: leave `{}` out", text.display())),
+                    None => UsageError(format!("number of threads expected, found `{}`", text.display())),
+                };
                 Some(number.ok_or_else(bad)?).filter(|&n| n > 0).map(usize::from)
             }
         };
@@ -342,6 +345,10 @@ mod tests {
             "number of threads expected, found `many`"
         );
         assert_eq!(line(&["in", "out", "--type", "q4_0", "2", "3"]), "unexpected argument `3`");
+        assert_eq!(
+            line(&["in", "out", "--type", "q4_0", "-o", "x"]),
+            "`-o` names the output: leave `out` out"
+        );
     }
 
     #[test]

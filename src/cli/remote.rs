@@ -13,7 +13,7 @@ use crate::gguf::{GgufFile, OpenOptions};
 use anyhow::Context;
 
 #[cfg(feature = "remote")]
-use crate::remote::{Address, FileAddress, RemoteCheckpoint, RemoteFile, RemoteOptions};
+use crate::remote::{Address, FileAddress, RemoteCheckpoint, RemoteError, RemoteFile, RemoteOptions};
 
 /// Minimum budget for pieces of weights that are being fetched.
 #[cfg(feature = "remote")]
@@ -83,7 +83,7 @@ pub(crate) fn open_header(session: &Session, path: &Path, options: &OpenOptions)
         return Ok(GgufFile::open_with(opened.path(), options)?);
     }
     if let Some(address @ Address::Hub { .. }) = Address::parse(text)? {
-        return Err(RemoteFile::names(&address, &remote).into());
+        return Err(nor_here(path, RemoteFile::names(&address, &remote)));
     }
     Ok(GgufFile::open_with(path, options)?)
 }
@@ -99,7 +99,8 @@ pub(crate) fn gguf_names(session: &Session, path: &Path) -> anyhow::Result<Optio
         None => None,
     };
     let Some(address @ Address::Hub { .. }) = address else { return Ok(None) };
-    let names = RemoteFile::list(&address, &remote_options(session, None))?;
+    let names = RemoteFile::list(&address, &remote_options(session, None));
+    let names = names.map_err(|error| nor_here(path, error))?;
     // A repository of a checkpoint may also have a file of it.
     if names.iter().any(|name| name == "config.json") {
         return Ok(None);
@@ -121,6 +122,19 @@ pub(crate) fn gguf_names(_: &Session, _: &Path) -> anyhow::Result<Option<Vec<Pat
 pub(crate) fn open_header(_: &Session, path: &Path, options: &OpenOptions) -> anyhow::Result<GgufFile> {
     refuse_address(path)?;
     Ok(GgufFile::open_with(path, options)?)
+}
+
+/// Adds that a name is not one of this machine either, if the hub did not answer.
+#[cfg(feature = "remote")]
+fn nor_here(path: &Path, error: RemoteError) -> anyhow::Error {
+    use RemoteError::{Connection, Offline, Status};
+    let is_name = !path.to_string_lossy().contains("://");
+    let is_unanswered = matches!(error, Connection { .. } | Offline { .. } | Status { .. });
+    let error = anyhow::Error::new(error);
+    if is_name && is_unanswered {
+        return error.context(format!("{}: nothing of this name is here, and on the hub", path.display()));
+    }
+    error
 }
 
 /// Returns the options for reading from servers.
@@ -169,7 +183,7 @@ impl RemoteArgs {
         path: Option<&Path>,
     ) -> anyhow::Result<Option<ModelDirectory>> {
         let Some(path) = path else { return Ok(None) };
-        // A missing GGUF file is not taken for a model of the hub.
+        // A GGUF file is not taken for a model on a server.
         let is_file = path.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("gguf"));
         let is_weights = |text: &str| matches!(FileAddress::parse_weights(text), Ok(Some(_)));
         let is_address =
@@ -213,7 +227,8 @@ impl RemoteArgs {
             return Ok(ModelDirectory { path: path.to_owned(), remote: None });
         };
         let options = remote_options(session, self.cache.clone());
-        let remote = RemoteCheckpoint::open(&address, &options, &session.progress)?;
+        let remote = RemoteCheckpoint::open(&address, &options, &session.progress);
+        let remote = remote.map_err(|error| nor_here(path, error))?;
         Ok(ModelDirectory { path: remote.path().to_owned(), remote: Some(remote) })
     }
 

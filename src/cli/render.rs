@@ -111,6 +111,7 @@ fn hints(error: &(dyn Error + 'static)) -> Vec<String> {
         crate::job::JobError,
         crate::job::NameTaken,
         crate::job::ladder::FolderError,
+        crate::job::ladder::UnknownRung,
         crate::job::NativeFloats,
         crate::job::recipe::RecipeError,
         crate::job::RefusedOverrides,

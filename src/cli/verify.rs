@@ -50,7 +50,7 @@ use crate::verify::{RowSelection, Scoring, Span};
     version = crate::cli::version(), long_version = crate::cli::build(),
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "With `-v` the perplexity of every prompt is shown, however many there are.\n\n`pass` means that all of these were checked: structure, tokenizer, 1000 tokens of text, and a baseline (or `--max-ppl`) to compare with.\n\nExit codes: 0 pass, 1 could not run, 2 usage, 3 broken or worse than allowed, 4 partial: not everything could be checked"
+    after_help = "With `-v` the perplexity of every prompt is shown, however many there are.\n\n`pass` means that all of these were checked: structure, tokenizer, 1000 tokens of text, and a baseline (or `--max-ppl`) to compare with.\n\nExit codes: 0 pass, 1 could not run, 2 usage, 3 broken or worse than allowed, 4 partial: not everything could be checked, 130 interrupted"
 )]
 struct Cli {
     #[command(subcommand)]

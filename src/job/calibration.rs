@@ -5,10 +5,10 @@ mod forecast;
 mod run;
 mod sized;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::calibrate::{CalibrateError, CalibrationText, Solver, TextOptions, TextSource, WorkFolder};
-use crate::core::output::{GuardError, same_file};
+use crate::core::output::GuardError;
 use crate::core::platform::held_bytes;
 use crate::core::progress::Progress;
 use crate::core::text::escape;
@@ -101,14 +101,23 @@ impl Calibration {
             let sources = paths.iter().map(|path| TextSource::read(path, PromptForm::Detected));
             sources.collect::<Result<Vec<_>, CalibrateError>>()
         };
-        let given = read(&self.texts)?;
-        for held_out in &self.held_out_texts {
-            if let Some(calibrate) = self.texts.iter().find(|path| overlap(held_out, path)) {
+        let (given, held_out) = (read(&self.texts)?, read(&self.held_out_texts)?);
+        let given_texts = || self.texts.iter().zip(&given);
+        for (at, (second, text)) in given_texts().enumerate() {
+            if let Some((first, _)) = given_texts().take(at).find(|(_, other)| other.prompts == text.prompts)
+            {
+                let (first, second) = (first.clone(), second.clone());
+                return Err(Contradiction::TextTwice { first, second }.into());
+            }
+        }
+        for (held_out, text) in self.held_out_texts.iter().zip(&held_out) {
+            let has_all = |other: &TextSource| text.prompts.iter().all(|own| other.prompts.contains(own));
+            if let Some((calibrate, _)) = given_texts().find(|(_, other)| has_all(other)) {
                 let (held_out, calibrate) = (held_out.clone(), calibrate.clone());
                 return Err(Contradiction::SameText { held_out, calibrate }.into());
             }
         }
-        Ok(CalibrationSources { given, held_out: read(&self.held_out_texts)? })
+        Ok(CalibrationSources { given, held_out })
     }
 
     /// Returns the calibration text: the given one, one that the model writes, or half of each.
@@ -154,11 +163,4 @@ impl Calibration {
             ..TextOptions::default()
         }
     }
-}
-
-/// Returns true if the paths are the same file, or if one contains the other.
-fn overlap(a: &Path, b: &Path) -> bool {
-    let whole = |path: &Path| path.canonicalize().ok();
-    let is_nested = whole(a).zip(whole(b)).is_some_and(|(a, b)| a.starts_with(&b) || b.starts_with(&a));
-    is_nested || same_file(a, b)
 }

@@ -117,7 +117,7 @@ pub enum Contradiction {
     NativeImageModel,
     #[error("--calibrate runs language models: {what} is quantized without")]
     CalibratedOther { what: &'static str },
-    #[error("--calibrate: {file_type} is no quantized type: there is nothing to solve")]
+    #[error("--calibrate: {file_type} rounds in one way, whatever the text: there is nothing to solve")]
     NothingToSolve { file_type: FileType },
     #[error("--dry-run cannot be used with `{option}` with a text: costs are measured on it")]
     PlanOfMeasuredTypes { option: &'static str },
@@ -133,6 +133,8 @@ pub enum Contradiction {
         calibrate.display()
     )]
     SameText { held_out: PathBuf, calibrate: PathBuf },
+    #[error("--calibrate {}: the same text as `--calibrate {}`; each text once", second.display(), first.display())]
+    TextTwice { first: PathBuf, second: PathBuf },
 }
 
 impl Contradiction {

@@ -50,8 +50,8 @@ pub enum JobInput {
     },
 }
 
-/// Extensions of files of weights: such a file alone is the checkpoint of an image or video model.
-const WEIGHT_FILES: [&str; 4] = ["safetensors", "ckpt", "pt", "pth"];
+/// Extensions of files of weights: such a file alone is the checkpoint of an image or video model, or refused as one.
+const WEIGHT_FILES: [&str; 5] = ["safetensors", "ckpt", "pt", "pth", "flm"];
 
 impl JobInput {
     /// Input that a local path names: a folder or a file of weights is a checkpoint, any other file is GGUF.

@@ -29,8 +29,8 @@ mod sums;
 use std::path::PathBuf;
 
 use crate::convert::ConvertOptions;
-use crate::core::GgmlType;
 use crate::core::output::sweep;
+use crate::core::{GgmlType, ImatrixNeed};
 use crate::gguf::{Imatrix, Metadata, Share, WriteError, output_id};
 use crate::job::input::OpenedInput;
 use crate::job::run::JobRun;
@@ -276,7 +276,8 @@ impl Ladder {
         if rung.most_kld.is_some() {
             return true;
         }
-        self.calibration.is_some() && file_type.base().is_some_and(GgmlType::is_quantized) && is_mixture()
+        let has_choice = |base: GgmlType| base.info().imatrix != ImatrixNeed::Ignored;
+        self.calibration.is_some() && file_type.base().is_some_and(has_choice) && is_mixture()
     }
 
     /// Job with what all files have in common; its types are those of any rung.

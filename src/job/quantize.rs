@@ -72,6 +72,7 @@ impl<'a> CheckedQuantization<'a> {
         let allocation = self.allocate()?;
         let options = allocation.as_ref().map_or(&self.options, |found| &found.options);
         let plan = QuantizePlan::draft(&self.input, options, self.imatrix.as_ref())?;
+        JobRun::check_pruned(self.opened, options, &plan)?;
         self.note_share(&plan)?;
         self.remark(&plan);
         if self.opened.file().is_some() {
@@ -89,6 +90,7 @@ impl<'a> CheckedQuantization<'a> {
         let allocation = self.allocate()?;
         let options = allocation.as_ref().map_or(&self.options, |found| &found.options);
         let plan = QuantizePlan::new(&self.input, options, self.imatrix.as_ref())?;
+        JobRun::check_pruned(self.opened, options, &plan)?;
         self.note_share(&plan)?;
         self.remark(&plan);
         self.report_plan(self.described(&plan, allocation.as_ref()))?;
@@ -117,7 +119,9 @@ impl<'a> CheckedQuantization<'a> {
 
     /// Reports unexpected decisions of the plan.
     pub(super) fn remark(&self, plan: &QuantizePlan<'_>) {
-        for remark in remark::of_plan(plan, self.run.job.types.asked(), self.options.coverage) {
+        let job = self.run.job;
+        let has_matrix = job.importance.path.is_some();
+        for remark in remark::of_plan(plan, job.types.asked(), (self.options.coverage, has_matrix)) {
             self.run.events.remark(&remark);
         }
         let (layout, split) = (&self.write.layout, self.write.split.as_ref());

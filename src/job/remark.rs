@@ -79,17 +79,19 @@ pub(super) fn of_small_rows(found: &[(&TensorMeta, SmallRows)]) -> Option<String
 pub(super) fn of_plan(
     plan: &QuantizePlan<'_>,
     asked: Option<FileType>,
-    policy: CoveragePolicy,
+    (policy, has_matrix): (CoveragePolicy, bool),
 ) -> Vec<Remark> {
-    fallbacks(plan, asked).into_iter().chain(of_choices(plan, policy)).collect()
+    fallbacks(plan, asked).into_iter().chain(of_choices(plan, policy, has_matrix)).collect()
 }
 
-/// Returns the remarks about unexpected decisions of a plan, without those about fallback types.
-pub(super) fn of_choices(plan: &QuantizePlan<'_>, policy: CoveragePolicy) -> Vec<Remark> {
+/// Returns the remarks about unexpected decisions of a plan, without those about fallback types. `has_matrix` is true if an
+/// importance matrix was given; a calibration measures its own.
+pub(super) fn of_choices(plan: &QuantizePlan<'_>, policy: CoveragePolicy, has_matrix: bool) -> Vec<Remark> {
     let warnings = plan.warnings().iter();
     let mut remarks: Vec<Remark> =
         warnings.map(|text| Remark { text: text.clone(), ..Remark::default() }).collect();
-    let idle = plan.idle_options();
+    let idle = plan.idle_options().iter().filter(|idle| has_matrix || idle.option != "--imatrix");
+    let idle: Vec<_> = idle.collect();
     if !idle.is_empty() {
         let names = idle.iter().map(|idle| format!("`{}` ({})", idle.option, idle.why)).collect();
         let text = format!("{} without effect", plural(idle.len() as u64, "option"));
@@ -134,16 +136,21 @@ pub(super) fn of_files(
 /// Returns the warning about the errors that keys and tensors of a source have by themselves.
 pub(super) fn of_source(path: &Path, errors: &[Finding]) -> Option<String> {
     let (first, others) = errors.split_first()?;
-    let tensor = first.tensor.as_ref().map_or_else(String::new, |name| format!("`{}`: ", escape(name)));
     let rest = match others.len() {
         0 => String::new(),
         n => format!("; and {}", plural(n as u64, "other error")),
     };
     Some(format!(
-        "{}: {tensor}{}{rest}. What is written has the same; `gguf-verify --structure-only` lists everything",
+        "{}: {}{rest}. What is written has the same; `gguf-verify --structure-only` lists everything",
         path.display(),
-        first.message
+        located(first)
     ))
+}
+
+/// Returns the message of a finding, with its tensor.
+pub(super) fn located(finding: &Finding) -> String {
+    let tensor = finding.tensor.as_ref().map_or_else(String::new, |name| format!("`{}`: ", escape(name)));
+    format!("{tensor}{}", finding.message)
 }
 
 /// Tensors whose type was replaced.

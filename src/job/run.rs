@@ -3,15 +3,17 @@
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use crate::core::TensorMeta;
+use crate::arch::loader_faults;
 use crate::core::output::{Destination, OutputKind};
 use crate::core::progress::Progress;
 use crate::core::text::escape;
+use crate::core::{TensorMeta, TensorSource};
 use crate::gguf::Metadata;
 use crate::job::input::OpenedInput;
 use crate::job::templates::TemplateFindings;
 use crate::job::{Contradiction, Events, Guard, Job, JobInput, JobTypes, Result};
 use crate::job::{beside_text, overrides, remark};
+use crate::quantize::{QuantizeError, QuantizeOptions, QuantizePlan};
 use crate::verify::{header_errors, label_findings};
 
 /// Job that is planned or run.
@@ -127,6 +129,34 @@ impl<'a> JobRun<'a> {
             remark::of_source(file.path(), &header_errors(metadata, tensors)).into_iter().chain(nothing)
         {
             self.progress().warn(&text);
+        }
+    }
+
+    /// Refuses pruned layers without which the runtime no longer loads the model.
+    pub(super) fn check_pruned(
+        opened: &OpenedInput,
+        options: &QuantizeOptions,
+        plan: &QuantizePlan<'_>,
+    ) -> Result<()> {
+        if options.prune_layers.is_empty() {
+            return Ok(());
+        }
+        let fault = |metadata: &Metadata, tensors: &[TensorMeta]| {
+            let error = header_errors(metadata, tensors).first().map(remark::located);
+            error.or_else(|| loader_faults(metadata, tensors).first().map(ToString::to_string))
+        };
+        match fault(plan.metadata(), plan.tensors()) {
+            Some(fault_left) => {
+                // With the dimensions that a written file keeps.
+                let own = opened.source().tensors().iter();
+                let own: Vec<TensorMeta> =
+                    own.map(|meta| TensorMeta { shape: meta.shape.of_ggml(), ..meta.clone() }).collect();
+                match fault(opened.metadata(), &own) {
+                    None => Err(QuantizeError::LeftUnfit { fault: fault_left }.into()),
+                    Some(_) => Ok(()),
+                }
+            }
+            None => Ok(()),
         }
     }
 

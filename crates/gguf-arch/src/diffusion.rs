@@ -11,10 +11,12 @@ mod layout;
 mod modules;
 mod registry;
 mod rules;
+mod setting;
 
 pub use alike::{Unequal, Unlike};
-pub use card::{DiffusionCard, ImageTask, RefusedLayout, Setting};
+pub use card::{DiffusionCard, ImageTask, RefusedLayout};
 pub use common::{Class, ClassTypes, CommonRules, NamePrefix};
 pub use layout::{Halves, Layout, LayoutProblem, LayoutTensor};
 pub use registry::{DiffusionCards, Recognition};
 pub use rules::{DiffusionMixture, DiffusionRules, first_names, header_flaws};
+pub use setting::Setting;

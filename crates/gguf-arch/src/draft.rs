@@ -2,7 +2,10 @@
 //! other cards know, and a note on each of the other names.
 
 mod known;
+mod names;
 mod shapes;
+#[cfg(test)]
+mod share;
 mod text;
 mod unread_keys;
 
@@ -30,15 +33,21 @@ use crate::mapping::options::ResolveOptions;
 use crate::read::metadata_rows;
 use crate::read::schema::{Card, TensorEntry};
 use crate::registry::{Registry, detect};
-use gguf_core::{GgmlType, Shape, TensorMeta};
+use gguf_core::TensorMeta;
 use gguf_format::Metadata;
 use known::{KnownEntries, Proposal, targets};
+use names::{complete, display, entry_text, full_targets, meta, numbered, texts};
 pub use unread_keys::UnreadKey;
 
 /// Maximum number of similar cards in a draft.
 const MAX_SIMILAR: usize = 5;
 /// A parent must know at least one in this many kinds of tensors.
-const PARENT_SHARE: usize = 4;
+const PARENT_SHARE: usize = 3;
+/// Number of the most similar cards that may become the parent.
+const MAX_PARENTS: usize = 12;
+/// Number of required tensors without a source that weighs as much as a kind of tensors that a card does not know: one
+/// can be filled in, more belong to another graph.
+const MISSING_WEIGHT: usize = 2;
 /// Default of `names.block`, the prefix of sources in `[blocks]`.
 const BLOCK: &str = "model.layers.{bid}.";
 
@@ -130,28 +139,32 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft> {
     let config = detect::with_text_config(inputs.config);
     let class = detect::class_of(&config)?;
     let ranking = similar(registry, &class, &config, inputs);
-    let best = ranking.first().filter(|best| best.n_kinds * PARENT_SHARE >= best.of_kinds.max(1));
+    // Drafting does not read weights. Only the trial conversion does, if a card asks for some.
+    let headers = Inputs { values: None, ..*inputs };
+    let all = kinds(inputs.weights);
+    let fit = |best: &Similarity| {
+        let parent = parent_of(registry, &best.card);
+        let n_missing = parent.map_or(0, |card| {
+            let scope = lenient_scope(card, &class, &config, &headers);
+            let drafter = Drafter::new(registry, card, Some(best), &scope, &config);
+            let found = drafter.find(&all);
+            // What has no place yet may be what is missing.
+            if found.unmatched.is_empty() { drafter.missing(&found).len() } else { 0 }
+        });
+        best.n_kinds.saturating_sub(n_missing / MISSING_WEIGHT)
+    };
+    let parents = ranking.iter().take(MAX_PARENTS);
+    let parents = parents.filter(|best| best.n_kinds * PARENT_SHARE >= best.of_kinds.max(1));
+    // Of equals, the last is returned: the most similar one.
+    let best = parents.rev().max_by_key(|best| fit(best));
     let parent = best.and_then(|best| parent_of(registry, &best.card));
     let gguf = architecture(registry, parent, &config, &class);
     let nothing = Registry::from_texts([("none", NO_PARENT)])?;
     let card = parent.or_else(|| nothing.cards().first()).ok_or(ArchError::NoClass { model_type: None })?;
-    // Drafting does not read weights. Only the trial conversion does, if a card asks for some.
-    let headers = Inputs { values: None, ..*inputs };
     let scope = lenient_scope(card, &class, &config, &headers);
-    let all = kinds(inputs.weights);
-    let drafter = Drafter {
-        registry,
-        card,
-        parent,
-        nearest: best.map(|best| best.card.as_str()),
-        scope: &scope,
-        matcher: Matcher::lenient(card, &scope),
-        rename: best.and_then(|best| best.rename.clone()),
-        width: shapes::width(&config),
-        keys: metadata_rows::known_keys(card, &scope),
-    };
+    let drafter = Drafter::new(registry, card, best.filter(|_| parent.is_some()), &scope, &config);
     let mut found = drafter.find(&all);
-    let unread = unread_keys::unread(registry, parent, &config);
+    let unread = unread_keys::unread(registry, card, &config);
     let head = text::Head { class: &class, gguf: &gguf, best: best.filter(|_| parent.is_some()) };
     let mut text = text::card(&drafter, &head, &found, &unread);
     let mut with_draft = registry.clone();
@@ -190,7 +203,7 @@ pub fn draft(registry: &Registry, inputs: &Inputs<'_>) -> Result<Draft> {
 }
 
 /// Parent of a draft that extends no card.
-const NO_PARENT: &str = "schema = 1\ngguf = \"none\"\nabstract = true";
+const NO_PARENT: &str = "schema = 1\ngguf = \"none\"\nabstract = true\nmetadata = [[\"include\", \"base\"]]";
 
 /// Returns the card to extend: the card of this name, or its nearest parent that may have another child.
 fn parent_of<'r>(registry: &'r Registry, gguf: &str) -> Option<&'r Card> {
@@ -282,7 +295,28 @@ impl MatchResults {
 /// Kinds that differ only in their ending, by their common name.
 type KindsByName<'k> = IndexMap<String, Vec<(&'static str, &'k TensorKind)>>;
 
-impl Drafter<'_> {
+impl<'a> Drafter<'a> {
+    /// A drafter that extends a card, or none: then `card` is empty, and no card is similar enough.
+    fn new(
+        registry: &'a Registry,
+        card: &'a Card,
+        best: Option<&'a Similarity>,
+        scope: &'a Scope<'a>,
+        config: &Map<String, Json>,
+    ) -> Self {
+        Self {
+            registry,
+            card,
+            parent: best.map(|_| card),
+            nearest: best.map(|best| best.card.as_str()),
+            scope,
+            matcher: Matcher::lenient(card, scope),
+            rename: best.and_then(|best| best.rename.clone()),
+            width: shapes::width(config),
+            keys: metadata_rows::known_keys(card, scope),
+        }
+    }
+
     fn find(&self, all: &IndexMap<String, TensorKind>) -> MatchResults {
         let mut found = MatchResults::default();
         let mut used = BTreeSet::new();
@@ -328,7 +362,8 @@ impl Drafter<'_> {
         let in_blocks = self.parent.is_none() || block.as_ref() == Some(&parents);
         let known = KnownEntries::of(self.registry, self.nearest);
         for (base, kinds) in &sources {
-            self.place(base, kinds, prefix.as_deref(), in_blocks, &known, &mut taken, &mut found);
+            let shaped = shapes::feed_forward(base, &sources, self.width);
+            self.place(base, kinds, shaped, prefix.as_deref(), in_blocks, &known, &mut taken, &mut found);
         }
         self.idle_entries(&used, &parents, &mut found);
         found
@@ -377,6 +412,7 @@ impl Drafter<'_> {
         &self,
         base: &str,
         kinds: &[(&'static str, &TensorKind)],
+        shaped: Option<&str>,
         prefix: Option<&str>,
         in_blocks: bool,
         known: &KnownEntries,
@@ -395,8 +431,16 @@ impl Drafter<'_> {
         };
         let key = key.filter(|(key, _)| is_literal && !key.is_empty());
         let mut why = Vec::new();
-        let proposals = known.proposals(rest.unwrap_or(base), rest.is_some());
+        let mut proposals = known.proposals(rest.unwrap_or(base), rest.is_some());
         let n_votes: usize = proposals.iter().map(|proposal| proposal.votes).sum();
+        let shaped = shaped.filter(|_| rest.is_some()).map(|target| Proposal {
+            value: Toml::from(target),
+            card: self.card.gguf.clone(),
+            is_exact: false,
+            is_nearest: false,
+            votes: n_votes + 1,
+        });
+        proposals.extend(shaped);
         for proposal in proposals.iter().take(8) {
             let Some((key, in_blocks)) = key.clone() else { break };
             let is_likely = proposal.is_exact || proposal.is_nearest || proposal.votes * 2 > n_votes;
@@ -417,7 +461,7 @@ impl Drafter<'_> {
                 taken.extend(kinds.iter().map(|(suffix, _)| (target.clone(), *suffix)));
                 fills.extend(kinds.iter().map(|(suffix, _)| complete(&target, suffix)));
             }
-            found.added.push(AddedEntry {
+            let mut added = AddedEntry {
                 key,
                 in_blocks,
                 entry: entry_text(&proposal.value, rest.is_some() && !in_blocks),
@@ -425,7 +469,12 @@ impl Drafter<'_> {
                 is_exact: proposal.is_exact,
                 n_tensors,
                 fills,
-            });
+            };
+            // Its shape fits as it is stored.
+            if self.kept_ops(&added).is_some_and(|(_, ops)| ops == "transpose") {
+                added.entry = format!("{{ to = {}, ops = [] }}", added.entry);
+            }
+            found.added.push(added);
             return;
         }
         let dims = kinds.first().map(|(_, kind)| kind.dims.clone()).unwrap_or_default();
@@ -455,6 +504,11 @@ impl Drafter<'_> {
                 return Some(format!("the configuration has no `{n}`"));
             }
         }
+        let of_ops = ["ops", "pre"].iter().filter_map(|key| fields?.get(*key));
+        let dims = kinds.first().map_or(&[][..], |(_, kind)| &kind.dims);
+        if let Some(unknown) = of_ops.flat_map(texts).find(|text| !self.has_value(text, dims)) {
+            return Some(format!("the configuration has no `{unknown}`"));
+        }
         let is_own = |full: &str| {
             self.card.entries.iter().flat_map(|entry| &entry.targets).any(|target| target.name.text() == full)
         };
@@ -480,6 +534,12 @@ impl Drafter<'_> {
             shapes::objection(&target, suffix, &kind.dims, is_part, self.width)
                 .or_else(|| self.wrong_shape(&complete(&full, suffix), &kind.dims, is_part))
         })
+    }
+
+    /// Returns true if an expression of an operation has a value for a tensor of these dimensions in the first block.
+    fn has_value(&self, text: &str, dims: &[u64]) -> bool {
+        let first = Captures { bid: Some(0), ..Captures::default() };
+        Expr::parse(text).is_ok_and(|expr| self.scope.eval_with(&expr, first, dims).is_ok())
     }
 
     /// Returns the objection to a tensor of these dimensions by the keys that the parent writes.
@@ -530,53 +590,4 @@ impl Drafter<'_> {
         let text = text::card(self, head, &found, &[]);
         self.registry.clone().add(head.gguf, &text).is_ok()
     }
-}
-
-/// Returns the name of a tensor: a target with the ending of its source, unless it has its own.
-fn complete(target: &str, suffix: &str) -> String {
-    if SUFFIXES.iter().any(|own| target.ends_with(own)) {
-        target.to_owned()
-    } else {
-        format!("{target}{suffix}")
-    }
-}
-
-fn meta(name: &str, dims: &[u64]) -> Option<TensorMeta> {
-    Some(TensorMeta { name: name.to_owned(), shape: Shape::new(dims.to_vec())?, ty: GgmlType::F32 })
-}
-
-/// Returns the targets of an entry with the block prefix that `[blocks]` omits.
-fn full_targets(value: &Toml, in_block: bool) -> Vec<String> {
-    let front = if in_block { "blk.{bid}." } else { "" };
-    targets(value).into_iter().map(|target| format!("{front}{target}")).collect()
-}
-
-/// Returns the entry as TOML. `with_block` adds the block prefix to its targets, as `[tensors]` needs it.
-fn entry_text(value: &Toml, with_block: bool) -> String {
-    fn front(to: &Toml) -> Toml {
-        match to {
-            Toml::String(name) => Toml::from(format!("blk.{{bid}}.{name}")),
-            Toml::Array(items) => Toml::Array(items.iter().map(front).collect()),
-            Toml::Table(fields) => {
-                let to = |(key, value): (&String, &Toml)| {
-                    (key.clone(), if key == "to" { front(value) } else { value.clone() })
-                };
-                Toml::Table(fields.iter().map(to).collect())
-            }
-            other => other.clone(),
-        }
-    }
-    if with_block { text::inline(&front(value)) } else { text::inline(value) }
-}
-
-/// Returns a kind as a pattern after the block prefix; `None` if it has more numbers than there are placeholders.
-fn numbered(kind: &str) -> Option<String> {
-    let mut placeholders = ["{eid}", "{xid}"].into_iter();
-    let parts = kind.split('.').map(|part| if part == "#" { placeholders.next() } else { Some(part) });
-    Some(parts.collect::<Option<Vec<_>>>()?.join("."))
-}
-
-/// Returns a kind for display, with `N` for each number.
-fn display(kind: &str) -> String {
-    kind.split('.').map(|part| if part == "#" { "N" } else { part }).collect::<Vec<_>>().join(".")
 }

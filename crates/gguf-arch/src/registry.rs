@@ -86,24 +86,29 @@ impl Registry {
 
     /// As [`Registry::embedded_of`], without a clone.
     fn shared(kind: CardKind) -> Result<&'static Self> {
-        if let Some(given) = GIVEN.get().filter(|given| given.kind == kind) {
-            return Ok(given);
-        }
-        let read = match kind {
-            CardKind::Text => &OF_TEXT,
-            CardKind::Mmproj => &OF_MMPROJ,
-        };
-        if let Some(registry) = read.get() {
+        if let Some(registry) = Self::read_before(kind) {
             return Ok(registry);
         }
         let registry = Self::load(kind, texts(kind).iter().copied(), Checks::Passed)?;
-        Ok(read.get_or_init(|| registry))
+        Ok(Self::all_of(kind).get_or_init(|| registry))
+    }
+
+    fn all_of(kind: CardKind) -> &'static OnceLock<Self> {
+        match kind {
+            CardKind::Text => &OF_TEXT,
+            CardKind::Mmproj => &OF_MMPROJ,
+        }
+    }
+
+    /// Returns all cards of a kind, if this process has them.
+    fn read_before(kind: CardKind) -> Option<&'static Self> {
+        GIVEN.get().filter(|given| given.kind == kind).or_else(|| Self::all_of(kind).get())
     }
 
     /// Returns the embedded cards of text models that write files of an architecture, with their parents. A run that
     /// reads one file does not parse the other cards.
     pub fn of_architecture(arch: &str) -> Result<Self> {
-        if let Some(registry) = GIVEN.get().or_else(|| OF_TEXT.get()) {
+        if let Some(registry) = Self::read_before(CardKind::Text) {
             return Ok(registry.clone());
         }
         Self::load(CardKind::Text, rows_of(arch), Checks::Passed)
@@ -112,9 +117,13 @@ impl Registry {
     /// Returns the embedded cards of a kind that claim one of these classes, with their parents; all embedded cards if
     /// none claims one. A conversion of a known class does not parse the other cards.
     pub fn of_classes(kind: CardKind, classes: &[String]) -> Result<Self> {
-        if GIVEN.get().is_some() {
-            return Self::embedded_of(kind);
+        if let Some(registry) = Self::read_before(kind) {
+            return Ok(registry.clone());
         }
+        Self::read_classes(kind, classes)
+    }
+
+    fn read_classes(kind: CardKind, classes: &[String]) -> Result<Self> {
         let quoted: Vec<String> = classes.iter().map(|class| format!("\"{class}\"")).collect();
         let names_one = |text: &str| quoted.iter().any(|class| text.contains(class));
         let registry = Self::load(kind, rows_where(kind, names_one), Checks::Passed)?;
@@ -207,6 +216,28 @@ impl Registry {
         Arc::make_mut(&mut self.tables).insert(base, table);
         cards.extend(added);
         self.check_classes()
+    }
+
+    /// Returns the registry without what converts a class: variants, or cards with all that extend them.
+    #[cfg(test)]
+    pub(crate) fn without(&self, class: &str) -> Self {
+        let claims = |card: &&Card| card.classes.iter().any(|own| own == class);
+        let hidden: Vec<&Card> = self.cards.iter().filter(claims).collect();
+        let is_hidden = |name: &str, variant: Option<&str>| {
+            hidden.iter().any(|card| match card.variant.as_deref() {
+                Some(own) => card.stem == name && variant == Some(own),
+                None => self.lineage(name).contains(&card.stem.as_str()),
+            })
+        };
+        let mut rest = self.clone();
+        Arc::make_mut(&mut rest.cards).retain(|card| !is_hidden(&card.stem, card.variant.as_deref()));
+        Arc::make_mut(&mut rest.tables).retain(|name, table| {
+            if let Some(variants) = table.get_mut("variant").and_then(Toml::as_table_mut) {
+                variants.retain(|variant, _| !is_hidden(name, Some(variant)));
+            }
+            !is_hidden(name, None)
+        });
+        rest
     }
 
     /// Returns true if cards of the user are included.

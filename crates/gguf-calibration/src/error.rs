@@ -102,6 +102,10 @@ impl Hint for CalibrateError {
             Self::SelfMemory { needed_bytes, .. } => {
                 vec![format!("pass `--memory {}M` or more, or give a text", needed_bytes.div_ceil(1 << 20))]
             }
+            Self::Budget { n_ctx, kinds, .. } => {
+                // Half of them may go to what the model writes.
+                vec![format!("`--calibrate-tokens {}` is enough", 4 * kinds * n_ctx.max(&4))]
+            }
             Self::TooShort { .. } => {
                 vec![
                     "give a longer text, or a folder of texts: the files of a folder are one kind".to_owned(),

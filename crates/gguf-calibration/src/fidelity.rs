@@ -17,7 +17,7 @@ use gguf_engine::ModelKind;
 use gguf_format::{Imatrix, ImatrixError, Value};
 use gguf_quantization::{Input, QuantizeError, QuantizeOptions, QuantizePlan};
 use gguf_solve::{SHRINKAGE_OF_STREAM, SolveOptions, can_solve};
-use gguf_verification::{Model, Recall};
+use gguf_verification::{Model, Recall, SOLVER_KEY};
 
 /// Divergence from the model on text that no solver used.
 #[derive(Clone, Debug, Serialize)]
@@ -200,7 +200,7 @@ pub(super) fn keys_to_come(solver: Solver, text: &CalibrationText) -> Vec<(Strin
 
 fn keys_of(solver: Solver, text: &CalibrationText, kld: Option<f32>, plain: f32) -> Vec<(String, Value)> {
     let mut keys = vec![
-        ("gguf_foundry.quantize.solver".to_owned(), Value::from(solver.name())),
+        (SOLVER_KEY.to_owned(), Value::from(solver.name())),
         ("gguf_foundry.quantize.calibration".to_owned(), Value::from(text.description().as_str())),
     ];
     if let Some(kld) = kld {

@@ -13,7 +13,7 @@ use crate::{CheckpointError, Container};
 use gguf_core::WeightMeta;
 use gguf_core::account::Piece;
 use gguf_core::limits::Limits;
-use gguf_core::text::escape;
+use gguf_core::text::shell_path;
 
 /// File name of the adapter's configuration.
 const CONFIG: &str = "adapter_config.json";
@@ -39,7 +39,7 @@ const FOLDER: &str = "give the folder with `adapter_config.json` and `adapter_mo
 pub fn unmerged_adapter(dir: &ModelDir) -> Option<String> {
     dir.file(CONFIG)?;
     let file = [SAFETENSORS, TORCH, MLX].into_iter().find(|name| dir.file(name).is_some())?;
-    let path = escape(&dir.path().display().to_string()).to_string();
+    let path = shell_path(&dir.path().display().to_string());
     Some(format!(
         "the directory also has an adapter (`{file}`), which is not merged: if its base is this model, \
          `gguf-convert merge-lora {path} {path}` merges it"

@@ -9,7 +9,9 @@ use crate::files::counted;
 use crate::pieces::of_notes;
 use crate::shards::SafetensorsShards;
 use crate::torch::TorchFiles;
+use crate::wrappers::{self, Owner};
 use crate::{CheckpointError, Container, ModelDir};
+use gguf_core::WeightMeta;
 use gguf_core::account::Piece;
 use gguf_core::limits::Limits;
 
@@ -37,6 +39,9 @@ pub struct BareWeights {
     /// Path as given, or the folder of a pipeline that is read.
     path: PathBuf,
     container: Box<dyn Container>,
+    /// The weights under their names without the words of training wrappers.
+    weights: Vec<WeightMeta>,
+    warnings: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -113,6 +118,13 @@ impl BarePath {
         }
     }
 
+    /// Returns true for the name that a language model's weights have in a folder, which needs its configuration then.
+    pub fn is_named_as_language(&self) -> bool {
+        let (BarePlace::File(name) | BarePlace::Shards(name)) = &self.place;
+        let is_model = matches!(self.place, BarePlace::Shards(_)) || name.ends_with(SAFETENSORS);
+        name.starts_with("pytorch_model") || (name.starts_with("model") && is_model)
+    }
+
     /// Opens the weights; reads the headers of all files.
     pub fn open(&self, limits: &Limits) -> Result<BareWeights, CheckpointError> {
         let dir = ModelDir::without_config(&self.dir, None, limits);
@@ -131,7 +143,9 @@ impl BarePath {
                 Box::new(shards.sorted_by_data())
             }
         };
-        Ok(BareWeights { dir, path: self.path.clone(), container })
+        let (mut weights, mut warnings) = (container.weights().to_vec(), container.warnings().to_vec());
+        warnings.extend(wrappers::unwrap(&mut weights, Owner::Adapter));
+        Ok(BareWeights { dir, path: self.path.clone(), container, weights, warnings })
     }
 }
 
@@ -253,11 +267,11 @@ impl BareWeights {
 
     /// Warnings about oddities in the files that do not prevent reading them.
     pub fn warnings(&self) -> &[String] {
-        self.container.warnings()
+        &self.warnings
     }
 }
 
-crate::read_through_container!(BareWeights, |own| own.container.weights());
+crate::read_through_container!(BareWeights, |own| &own.weights);
 
 #[cfg(test)]
 mod tests {

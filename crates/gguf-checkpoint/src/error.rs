@@ -4,6 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::fastllm::FlmError;
+use crate::folders::folders_of_tensors;
 use crate::json::JsonError;
 use crate::safetensors::HeaderError;
 use crate::torch::TorchError;
@@ -87,13 +88,8 @@ fn shown(path: &Path) -> String {
     escape(&path.display().to_string()).into_owned()
 }
 
-/// Returns the folder inside of another that has a file, the last one by name if several have: a checkpoint of a training.
-fn last_folder_with(dir: &Path, name: &str) -> Option<PathBuf> {
-    let inner = dir.read_dir().ok()?.filter_map(|entry| Some(entry.ok()?.path()));
-    inner.filter(|path| path.join(name).is_file()).max_by_key(|path| (path.as_os_str().len(), path.clone()))
-}
-
-fn listed(names: &[String]) -> String {
+/// Returns names in backticks.
+pub(crate) fn listed(names: &[String]) -> String {
     names.iter().map(|name| format!("`{}`", escape(name))).collect::<Vec<_>>().join(", ")
 }
 
@@ -131,19 +127,26 @@ impl Hint for CheckpointError {
                  is one for `gguf-convert hf2gguf DIR`)"
             }
             Self::FileMissing { dir, name: name @ ("adapter_config.json" | "adapter_model.safetensors") } => {
-                if let Some(inner) = last_folder_with(dir, name) {
+                if let Some(inner) = inner_with(dir, name).pop() {
                     return vec![format!("`{}` holds an adapter: give that folder", shown(&inner))];
                 }
                 "an adapter of PEFT is a directory with `adapter_config.json` and `adapter_model.safetensors` (of MLX: \
                  `adapters.safetensors`)"
             }
-            Self::FileMissing { dir, name } if last_inner_with(dir, name).is_some() => {
-                let inner = last_inner_with(dir, name).unwrap_or_default();
-                return vec![format!("`{}` has one: give that directory", shown(&inner))];
-            }
-            Self::FileMissing { .. } | Self::NotADirectory { .. } => {
-                "give the directory that holds `config.json` and the weights"
-            }
+            Self::FileMissing { dir, name } => match &inner_with(dir, name)[..] {
+                [] => match &folders_of_tensors(dir)[..] {
+                    [] => "give the directory that holds `config.json` and the weights",
+                    inner => {
+                        return vec![format!(
+                            "there are weights in {}: give that folder, or one file",
+                            shown_all(inner)
+                        )];
+                    }
+                },
+                [inner] => return vec![format!("`{}` has one: give that directory", shown(inner))],
+                inner => return vec![format!("{} have one: give one of them", shown_all(inner))],
+            },
+            Self::NotADirectory { .. } => "give the directory that holds `config.json` and the weights",
             Self::NoWeights { inner: Some(inner), .. } if inner.join("config.json").is_file() => {
                 return vec![format!("`{}` holds a checkpoint: give that directory", shown(inner))];
             }
@@ -243,10 +246,28 @@ fn is_a_series(first: &str, second: &str) -> bool {
     first == second
 }
 
-/// Returns the folder inside that has the file; of several, the one with the highest number.
-fn last_inner_with(dir: &Path, name: &str) -> Option<PathBuf> {
-    let inner = fs_err::read_dir(dir).ok()?.flatten().take(MAX_ENTRIES).map(|entry| entry.path());
-    inner.filter(|path| path.join(name).is_file()).max_by_key(|path| (number_of(path), path.clone()))
+impl CheckpointError {
+    /// Returns true if a folder inside has the file that is missing.
+    pub fn is_inside(&self) -> bool {
+        matches!(self, Self::FileMissing { dir, name } if !inner_with(dir, name).is_empty())
+    }
+}
+
+/// Returns the folders inside that have the file; of those whose names differ in digits alone, the one with the highest number.
+fn inner_with(dir: &Path, name: &str) -> Vec<PathBuf> {
+    let entries = fs_err::read_dir(dir).into_iter().flatten().flatten().take(MAX_ENTRIES);
+    let mut inner: Vec<PathBuf> =
+        entries.map(|entry| entry.path()).filter(|path| path.join(name).is_file()).collect();
+    inner.sort_by_key(|path| (number_of(path), path.clone()));
+    let names: Vec<String> = inner.iter().map(|path| shown(path)).collect();
+    match inner.pop() {
+        Some(last) if names.iter().all(|name| is_a_series(name, &names[0])) => vec![last],
+        last => inner.into_iter().chain(last).collect(),
+    }
+}
+
+fn shown_all(paths: &[PathBuf]) -> String {
+    listed(&paths.iter().map(|path| shown(path)).collect::<Vec<_>>())
 }
 
 /// Returns the number in the name of a folder; 0 without one.
@@ -281,6 +302,24 @@ fn is_text(declared: u64) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn folders_inside_that_may_be_meant_are_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let hint = |path: &str| {
+            let path = dir.path().join(path);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            fs_err::write(path, "").unwrap();
+            let error = CheckpointError::FileMissing { dir: dir.path().to_owned(), name: "config.json" };
+            error.hints().concat().replace(&format!("{}/", dir.path().display()), "")
+        };
+        let all = "there are weights in `split/models`: give that folder, or one file";
+        assert_eq!(hint("split/models/a.safetensors"), all);
+        assert_eq!(hint("checkpoint-9/config.json"), "`checkpoint-9` has one: give that directory");
+        assert_eq!(hint("checkpoint-10/config.json"), "`checkpoint-10` has one: give that directory");
+        let all = "`high`, `checkpoint-9`, `checkpoint-10` have one: give one of them";
+        assert_eq!(hint("high/config.json"), all);
+    }
 
     #[test]
     fn names_of_the_hub_are_told_from_paths() {

@@ -18,6 +18,7 @@ mod bare;
 mod channels;
 mod error;
 mod files;
+mod folders;
 mod probe;
 mod selected;
 mod shards;

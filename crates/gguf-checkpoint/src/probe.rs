@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use crate::config::{ModelDir, PARAMS};
 use crate::error::number_of;
+use crate::folders::folders;
 use crate::shards::SafetensorsShards;
 use crate::torch::{TorchFiles, is_leftover};
 use crate::{CheckpointError, Container, modules, msmodelslim};
@@ -205,7 +206,7 @@ static PROBES: &[FormatProbe] = &[
         ends: &[".gguf"],
         handling: FormatHandling::Refused {
             what: "a GGUF file as a checkpoint",
-            way_out: "`gguf-quantize FILE.gguf` changes its types, `gguf-convert gguf2hf FILE.gguf` makes a checkpoint of it",
+            way_out: "`gguf-quantize FILE.gguf` changes its types, `gguf-convert gguf2hf FILE.gguf -o DIR` makes a checkpoint of it",
         },
     },
     FormatProbe {
@@ -285,10 +286,6 @@ impl FormatProbe {
     }
 }
 
-/// Maximum number of folders, and of files in each, that are searched for the signs of another format.
-const MAX_FOLDERS: usize = 64;
-const MAX_FILES: usize = 1024;
-
 /// Opens the weights of a directory, or the one file that the user named.
 pub(super) fn open(dir: &ModelDir) -> Result<Box<dyn Container>, CheckpointError> {
     let names = dir.file_names()?;
@@ -342,34 +339,30 @@ fn other_safetensors(dir: &ModelDir, names: &[String]) -> Vec<String> {
     all
 }
 
-/// Returns the folders inside of a directory with the names in each, sorted.
-fn folders(dir: &Path, names: &[String]) -> impl Iterator<Item = (PathBuf, Vec<String>)> {
-    let paths = names.iter().map(|name| dir.join(name)).filter(|path| path.is_dir()).take(MAX_FOLDERS);
-    paths.filter_map(|folder| {
-        let entries = fs_err::read_dir(&folder).ok()?.take(MAX_FILES);
-        let mut names: Vec<String> =
-            entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()).collect();
-        names.sort_unstable();
-        Some((folder, names))
-    })
-}
-
 /// Returns the last folder inside of a directory with weights that can be read: the checkpoint of a training. Of numbered
 /// folders, it is the one with the highest number.
 fn inner_weights(dir: &Path, names: &[String]) -> Option<PathBuf> {
-    let is_read = |name: &String| {
-        FormatProbe::of(name).is_some_and(|probe| matches!(probe.handling, FormatHandling::Read { .. }))
-            && !is_leftover(name)
-    };
-    let found = folders(dir, names).filter(|(_, names)| names.iter().any(is_read)).map(|(folder, _)| folder);
-    found.max_by_key(|folder| (number_of(folder), folder.clone()))
+    let found = folders(dir, names).filter(|(_, names)| names.iter().any(|name| is_read(name)));
+    found.map(|(folder, _)| folder).max_by_key(|folder| (number_of(folder), folder.clone()))
+}
+
+/// Returns true for the name of weights that can be read.
+fn is_read(name: &str) -> bool {
+    FormatProbe::of(name).is_some_and(|probe| matches!(probe.handling, FormatHandling::Read { .. }))
+        && !is_leftover(name)
 }
 
 /// Returns the error for a directory that contains a refused format, itself or up to two folders down, if there is nothing
 /// else in the folders; `None` if it has none.
 fn refusal(dir: &Path, names: &[String]) -> Option<CheckpointError> {
+    // A GGUF file beside weights is what was made of them.
+    let is_gguf = |name: &str| Path::new(name).extension().is_some_and(|end| end == "gguf");
+    let is_weights =
+        |name: &String| name.ends_with(".safetensors") || FormatProbe::of(name).is_some() && !is_gguf(name);
+    let is_made = |name: &String, names: &[String]| is_gguf(name) && names.iter().any(is_weights);
     let first = |dir: &Path, names: &[String]| {
-        names.iter().find_map(|name| FormatProbe::of(name)?.refusal(&dir.join(name)))
+        let mut own = names.iter().filter(|name| !is_made(name, names));
+        own.find_map(|name| FormatProbe::of(name)?.refusal(&dir.join(name)))
     };
     first(dir, names).or_else(|| match inner_weights(dir, names) {
         Some(_) => None,
@@ -434,7 +427,8 @@ impl ModelDir {
                     names.iter().filter_map(|name| FormatProbe::of(name)).any(FormatProbe::is_mistral);
                 let name = if is_mistral { PARAMS } else { "config.json" };
                 let missing = || CheckpointError::FileMissing { dir: path.to_owned(), name };
-                Err(refusal(path, &names).unwrap_or_else(missing))
+                let refused = if dir.chosen_file().is_some() { None } else { refusal(path, &names) };
+                Err(refused.unwrap_or_else(missing))
             }
         }
     }
@@ -471,7 +465,7 @@ impl ModelDir {
 mod tests {
     use super::*;
 
-    fn is_read(name: &str) -> Option<bool> {
+    fn reads(name: &str) -> Option<bool> {
         FormatProbe::of(name).map(|probe| matches!(probe.handling, FormatHandling::Read { .. }))
     }
 
@@ -483,10 +477,10 @@ mod tests {
             "quant_model_weights.safetensors",
             "Consolidated.safetensors",
         ] {
-            assert_eq!(is_read(name), Some(true), "{name}");
+            assert_eq!(reads(name), Some(true), "{name}");
         }
         for name in ["pytorch_model.bin", "weights.PT", "a.ckpt", "a.pth"] {
-            assert_eq!(is_read(name), Some(true), "{name}");
+            assert_eq!(reads(name), Some(true), "{name}");
         }
         for name in [
             "consolidated.00.pth",
@@ -506,10 +500,10 @@ mod tests {
             "m.nemo",
             "weights.npz",
         ] {
-            assert_eq!(is_read(name), Some(false), "{name}");
+            assert_eq!(reads(name), Some(false), "{name}");
         }
         for name in ["config.json", ".bin", "other.safetensors", "tokenizer.model"] {
-            assert_eq!(is_read(name), None, "{name}");
+            assert_eq!(reads(name), None, "{name}");
         }
     }
 

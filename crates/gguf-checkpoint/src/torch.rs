@@ -29,6 +29,8 @@ pub struct TorchFile {
     pub tensors: Vec<StoredTensor>,
     /// Keys of the same dictionary whose values are not tensors.
     pub others: Vec<String>,
+    /// Key of the dictionary with the weights, and of dictionaries with other weights beside it.
+    pub sets: Option<(String, Vec<String>)>,
 }
 
 /// Parses the tensor descriptions of a file, without reading the tensor data.
@@ -70,7 +72,7 @@ pub fn parse<B: Bytes + ?Sized>(file: &B, limits: &Limits) -> Result<TorchFile, 
         let tensor = StoredTensor::read(name, &pickle, *by, args, &storages);
         tensors.push(tensor.map_err(|problem| problem.of(name))?);
     }
-    Ok(TorchFile { tensors, others: found.others })
+    Ok(TorchFile { tensors, others: found.others, sets: found.sets })
 }
 
 enum TorchFormat {

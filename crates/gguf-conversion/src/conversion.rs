@@ -236,13 +236,13 @@ impl Conversion {
             let named = name_fault(&metadata);
             warnings.extend(named.map(|fault| format!("{fault}; `--model-name NAME` gives it another name")));
         }
+        let names = |tensor: usize| {
+            let indices = parts.get(tensor).map(|part| part.recipe.weights()).unwrap_or_default();
+            let names = indices.into_iter().filter_map(|at| Some(weights.get(at)?.name.clone()));
+            names.collect()
+        };
+        SizesError::check(&mapping, &metadata, &tensors, &names, &options.set)?;
         if mapping.card.kind == CardKind::Text {
-            let names = |tensor: usize| {
-                let indices = parts.get(tensor).map(|part| part.recipe.weights()).unwrap_or_default();
-                let names = indices.into_iter().filter_map(|at| Some(weights.get(at)?.name.clone()));
-                names.collect()
-            };
-            SizesError::check(&mapping, &metadata, &tensors, &names, &options.set)?;
             // A user's own card may be for another runtime.
             if scope == CardScope::KeysAndTensors
                 && options.heads != DraftHeads::Alone

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use crate::conversion::QUANTIZATION_VERSION;
+use crate::drops::unmatched;
 use crate::{ConvertError, ConvertOptions};
 use gguf_arch::OutType;
 use gguf_arch::diffusion::{
@@ -24,7 +25,7 @@ use gguf_arch::diffusion::{
     first_names,
 };
 use gguf_blocks::SmallRows;
-use gguf_checkpoint::{BarePath, BareWeights, SelectedWeights};
+use gguf_checkpoint::{BarePath, BareWeights, CheckpointError, ModelDir, SelectedWeights};
 use gguf_core::account::{Piece, PieceKind};
 use gguf_core::sync::Unpoisoned;
 use gguf_core::text::{escape, plural};
@@ -91,13 +92,18 @@ impl DiffusionConversion {
     pub fn find(path: &Path, options: &ConvertOptions) -> Result<Option<Self>, ConvertError> {
         let places = BarePath::find(path, &options.limits)?;
         let mut planned: Vec<(PathBuf, Self)> = Vec::new();
-        let mut failed = None;
+        let (mut failed, mut refused) = (None, None);
         for place in &places {
             let opened = place.open(&options.limits).map_err(ConvertError::from);
             match opened.and_then(|opened| Self::plan(opened, options)) {
                 Ok(conversion) => planned.push((place.shown(), conversion)),
                 // What is no image model for certain may be another model, with its own errors.
                 Err(error) if place.is_certain || is_meant(&error, path) => failed = failed.or(Some(error)),
+                Err(ConvertError::Diffusion(mut error)) if !place.is_named_as_language() => {
+                    if error.tells_of(place.shown()) || !path.is_dir() {
+                        refused = refused.or(Some(ConvertError::Diffusion(error)));
+                    }
+                }
                 Err(_) => {}
             }
         }
@@ -110,7 +116,8 @@ impl DiffusionConversion {
             let (path, first, second) = (path.to_owned(), first.clone(), second.clone());
             return Err(DiffusionError::Several { path, first, second }.into());
         }
-        match (planned.pop(), failed) {
+        let refused = || refused.filter(|_| is_nothing_else(path, options));
+        match (planned.pop(), failed.or_else(refused)) {
             (Some((_, conversion)), _) => Ok(Some(conversion)),
             (None, Some(error)) => Err(error),
             (None, None) => Ok(None),
@@ -163,6 +170,11 @@ impl DiffusionConversion {
         let file_type = wide.unwrap_or_else(|| most_frequent(&own));
         let mut planned = Vec::with_capacity(own.len());
         let mut shapes = Vec::with_capacity(own.len());
+        let stored = weights.weights().iter().map(|meta| meta.name.as_str());
+        let all: HashSet<&str> = stored.chain(own_names.iter().copied()).collect();
+        warnings.extend(
+            options.drop.iter().filter(|own| !all.iter().any(|name| own.is_match(name))).map(unmatched),
+        );
         let mut dropped = HashSet::new();
         dropped
             .extend(weights.weights().iter().map(|meta| meta.name.clone()).filter(|name| is_dropped(name)));
@@ -193,6 +205,7 @@ impl DiffusionConversion {
         warnings.extend(warnings::without_effect(options));
         order::convolutions_behind_their_biases(&mut planned);
         let metadata = metadata(card, file_type, &planned, &entries, options);
+        warnings.extend(warnings::other_architecture(card, &metadata));
         let mut pieces = pieces::of_notes(bare.notes(), &metadata);
         pieces.extend(folder::account(&marked, &paths));
         pieces.extend(pieces::of_tensors(&names, prefix, card, &planned, &dropped));
@@ -293,6 +306,14 @@ fn is_meant(error: &ConvertError, path: &Path) -> bool {
         ConvertError::Diffusion(error) => error.is_recognized(),
         ConvertError::Checkpoint(_) => !path.is_dir(),
         _ => true,
+    }
+}
+
+/// Returns true for what no configuration shows to be a language model, itself or inside.
+fn is_nothing_else(path: &Path, options: &ConvertOptions) -> bool {
+    match ModelDir::open(path, &options.limits) {
+        Err(error @ CheckpointError::FileMissing { .. }) => !path.is_dir() || !error.is_inside(),
+        _ => false,
     }
 }
 

@@ -58,7 +58,8 @@ impl<'a> Drops<'a> {
     }
 }
 
-fn unmatched(pattern: &Regex) -> String {
+/// Returns the warning about a pattern without effect.
+pub(super) fn unmatched(pattern: &Regex) -> String {
     format!("`--drop {pattern}` matches no tensor of the checkpoint")
 }
 

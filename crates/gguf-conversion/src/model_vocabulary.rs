@@ -107,7 +107,9 @@ fn request(asked: &TokenizerRequest, options: &ConvertOptions) -> Result<Tokeniz
     }
     let mut request = asked.clone();
     if let Some(path) = &options.chat_template {
-        request.template = Template::Given(gguf_core::input::read_to_string(path)?);
+        let text = gguf_core::input::read_to_string(path)?;
+        // A byte order mark is an editor's; in the template it would stand before each prompt.
+        request.template = Template::Given(text.trim_start_matches('\u{feff}').to_owned());
     }
     request.pre.clone_from(&options.pre);
     request.limits = options.limits;

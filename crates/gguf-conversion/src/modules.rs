@@ -7,11 +7,21 @@ use serde_json::Value as Json;
 use crate::ConvertError;
 use gguf_checkpoint::modules::WithModules;
 use gguf_checkpoint::{CheckpointError, ModelDir, json};
+use gguf_core::text::escape;
 
 pub(super) const MODULES: &str = "modules.json";
 
 /// Classes whose dense module is always part of the model.
 pub(super) const WITH_DENSE: [&str; 2] = ["Lfm2Model", "Lfm2BidirectionalModel"];
+
+/// Classes whose files have the dense modules if they are asked for.
+const DENSE_CLASSES: [&str; 1] = ["Gemma3TextModel"];
+
+/// Names of the layers of dense modules in a file, in their order.
+const DENSE_LAYERS: [&str; 2] = ["dense_2", "dense_3"];
+
+/// Option that asks for dense modules.
+const OPTION: &str = "`--sentence-transformers-dense-modules`";
 
 /// Classes whose towers have weights and a configuration in a folder of their own.
 const TOWER_FOLDERS: [(&str, &str); 1] = [("MiMoV2ForCausalLM", "audio_tokenizer")];
@@ -82,10 +92,12 @@ fn inside(folder: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Adds the layers of dense modules to a model's weights, as `dense_2.weight` (from `2_Dense`) and `dense_3.weight`.
+/// Adds the layers of dense modules to a model's weights, as `dense_2.weight` and `dense_3.weight` in the order of
+/// `modules.json`.
 ///
 /// # Errors
-/// A broken file; a configuration whose sizes contradict the weight's; requested modules that do not exist.
+/// A broken file; a configuration whose sizes contradict the weight's; requested modules that do not exist or have no
+/// place in a file.
 pub(super) fn add_dense(dir: &ModelDir, asked: bool, weights: &mut WithModules) -> Result<(), ConvertError> {
     let class = dir.config().get("architectures").and_then(|classes| classes[0].as_str());
     if class.is_some_and(|class| WITH_DENSE.contains(&class)) {
@@ -95,18 +107,27 @@ pub(super) fn add_dense(dir: &ModelDir, asked: bool, weights: &mut WithModules) 
     if !asked {
         return Ok(());
     }
-    let mut n_added = 0;
-    for module in of_kind(dir, "Dense")? {
-        let layer = if module.folder == "2_Dense" { "dense_2" } else { "dense_3" };
-        if weights.add(dir, &module.file("model.safetensors"), layer)? {
-            check_sizes(dir, &module, layer, weights)?;
-            n_added += 1;
-        }
-    }
-    if n_added == 0 {
+    if !class.is_some_and(|class| DENSE_CLASSES.contains(&class)) {
+        let class = class.unwrap_or_default();
         let reason =
-            "no dense module with weights, and `--sentence-transformers-dense-modules` asks for them";
-        return Err(wrong(dir, MODULES, reason.to_owned()));
+            format!("files of `{}` have no place for dense modules: leave {OPTION} off", escape(class));
+        return Err(wrong(dir, MODULES, reason));
+    }
+    let mut layers = DENSE_LAYERS.into_iter();
+    for module in of_kind(dir, "Dense")? {
+        let file = module.file("model.safetensors");
+        if dir.file(&file).is_none() {
+            continue;
+        }
+        let layer = layers.next().ok_or_else(|| {
+            let folder = escape(&module.folder);
+            wrong(dir, MODULES, format!("`{folder}` is a third dense module, and a file has place for two"))
+        })?;
+        weights.add(dir, &file, layer)?;
+        check_sizes(dir, &module, layer, weights)?;
+    }
+    if layers.len() == DENSE_LAYERS.len() {
+        return Err(wrong(dir, MODULES, format!("no dense module with weights, and {OPTION} asks for them")));
     }
     Ok(())
 }

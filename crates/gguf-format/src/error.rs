@@ -229,6 +229,10 @@ impl Hint for GgufError {
                 "name a GGUF file; `gguf-inspect checkpoint DIR` shows the checkpoint of a folder, `gguf-convert hf2gguf DIR` \
                  converts it"
             }
+            // A pipe, a device, a socket.
+            Self::Io(error) if error.kind() == std::io::ErrorKind::InvalidInput => {
+                "files are read in several places at once: write it to a file first, and name that"
+            }
             Self::OtherFile { what, .. } => return vec![what.hint()],
             Self::Header { error: HeaderError::Magic { found }, .. } => match found.as_slice() {
                 b"ggml" | b"lmgg" => {

@@ -131,7 +131,10 @@ impl OtherFile {
         match self {
             Self::Empty => INCOMPLETE.to_owned(),
             Self::Zeros { .. } => "the download or the copy failed: fetch the file again".to_owned(),
-            Self::WebPage | Self::Json | Self::Text(_) => {
+            Self::Text(_) => {
+                "this is a text file (a server's message, if it was downloaded): name a GGUF file".to_owned()
+            }
+            Self::WebPage | Self::Json => {
                 "a server answered this in place of the file: look at it, then fetch the file again"
                     .to_owned()
             }

@@ -13,7 +13,9 @@ use std::path::Path;
 
 use serde_json::Value as Json;
 
-use gguf_conversion::{self, CardScope, Conversion, ConvertError, ConvertOptions};
+use gguf_conversion::{
+    self, CardScope, Conversion, ConvertError, ConvertOptions, DiffusionConversion, DiffusionError,
+};
 use gguf_core::{GgmlType, TensorSource};
 use gguf_format::{FilePlan, LayoutOptions, Metadata, Value};
 
@@ -28,8 +30,17 @@ pub use self::report::{
 /// Describes a directory, a PyTorch file in one, or a FastLLM file.
 ///
 /// # Errors
-/// The path is not a checkpoint: there is no configuration, or it cannot be read.
+/// The path is not a checkpoint: there is no configuration, or it cannot be read; it is an image or video model.
 pub fn inspect_checkpoint(path: &Path, options: &ConvertOptions) -> Result<CheckpointReport, ConvertError> {
+    if let Some(image) = DiffusionConversion::find(path, options)? {
+        let arch = image.card().map_or("", |card| &card.gguf);
+        return Err(DiffusionError::Refused {
+            path: path.to_owned(),
+            what: format!("an image or video model, of `{arch}`"),
+            way_out: "`gguf-convert hf2gguf PATH --dry-run` lists what becomes of its tensors".to_owned(),
+        }
+        .into());
+    }
     let opened = OpenedCheckpoint::open(path, options)?;
     let mut report = CheckpointReport::of(path, opened.source.dir.config());
     report.warnings.clone_from(&opened.source.warnings);

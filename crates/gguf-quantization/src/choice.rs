@@ -2,7 +2,8 @@
 
 use crate::class::{PER_LAYER_TOKEN_EMBD, TensorRole};
 use crate::mixture::Mixture;
-use crate::{FileType, ModelFacts, QuantizeOptions, TensorClass};
+use crate::prune::split_at_layer;
+use crate::{FileType, ModelFacts, QuantizeOptions, TensorClass, TensorTypeRule};
 use gguf_arch::diffusion::{DiffusionMixture, DiffusionRules};
 use gguf_core::{GgmlType, Hint, ImatrixNeed, TensorMeta, text::escape};
 
@@ -132,7 +133,7 @@ fn diffusion_type(
     given: Option<GgmlType>,
     options: &QuantizeOptions,
 ) -> Result<(GgmlType, Reason), ChoiceError> {
-    let rule = options.tensor_types.iter().find(|rule| rule.matches(&tensor.name)).map(|rule| rule.ty);
+    let rule = rule_of(tensor, options).map(|rule| rule.ty);
     let (wanted, reason) = match (rule, given) {
         (Some(ty), _) => (ty, Reason::Option),
         (None, Some(ty)) => (ty, Reason::Like),
@@ -160,7 +161,7 @@ fn choose_type(
     class: TensorClass,
     options: &QuantizeOptions,
 ) -> Result<(GgmlType, Reason), ChoiceError> {
-    let rule = || options.tensor_types.iter().find(|rule| rule.matches(&tensor.name)).map(|rule| rule.ty);
+    let rule = || rule_of(tensor, options).map(|rule| rule.ty);
     match class {
         TensorClass::TokenEmbd => {
             // The per-layer table is large and separate: a rule may name it.
@@ -190,6 +191,11 @@ fn choose_type(
     fitted(tensor, wanted, reason, options)
 }
 
+/// Returns the rule that decides about a tensor: the first that matches its name.
+fn rule_of<'o>(tensor: &TensorMeta, options: &'o QuantizeOptions) -> Option<&'o TensorTypeRule> {
+    options.tensor_types.iter().find(|rule| rule.matches(&tensor.name))
+}
+
 /// Fits a wanted type to the columns of a tensor.
 fn fitted(
     tensor: &TensorMeta,
@@ -197,7 +203,13 @@ fn fitted(
     reason: Reason,
     options: &QuantizeOptions,
 ) -> Result<(GgmlType, Reason), ChoiceError> {
-    let ty = fit_columns(&tensor.name, tensor.shape.n_cols(), wanted)?;
+    let n_cols = tensor.shape.n_cols();
+    let ty = fit_columns(n_cols, wanted).ok_or_else(|| ChoiceError::NoFallback {
+        tensor: tensor.name.clone(),
+        n_cols,
+        wanted,
+        rule: rule_of(tensor, options).filter(|_| reason == Reason::Option).map(|rule| rule.pattern.clone()),
+    })?;
     settled(tensor, wanted, ty, reason, options)
 }
 
@@ -239,18 +251,17 @@ static FALLBACKS: &[(GgmlType, GgmlType)] = &[
     (GgmlType::Q6K, GgmlType::Q8_0),
 ];
 
-/// Returns the wanted type if the columns are whole blocks of it, otherwise one with shorter blocks, finally F16.
-pub(crate) fn fit_columns(name: &str, n_cols: u64, wanted: GgmlType) -> Result<GgmlType, ChoiceError> {
+/// Returns the wanted type if the columns are whole blocks of it, otherwise one with shorter blocks, finally F16; `None` for
+/// types that nothing stands in for.
+pub(crate) fn fit_columns(n_cols: u64, wanted: GgmlType) -> Option<GgmlType> {
     let fits = |ty: GgmlType| n_cols.is_multiple_of(ty.block_elems() as u64);
     if fits(wanted) {
-        return Ok(wanted);
+        return Some(wanted);
     }
     match FALLBACKS.iter().find(|row| row.0 == wanted) {
-        Some(&(_, instead)) if fits(instead) => Ok(instead),
-        None if wanted.block_elems() > 32 => {
-            Err(ChoiceError::NoFallback { tensor: name.to_owned(), n_cols, wanted })
-        }
-        _ => Ok(GgmlType::F16),
+        Some(&(_, instead)) if fits(instead) => Some(instead),
+        None if wanted.block_elems() > 32 => None,
+        _ => Some(GgmlType::F16),
     }
 }
 
@@ -276,7 +287,7 @@ pub enum ChoiceError {
         escape(tensor),
         wanted.block_elems()
     )]
-    NoFallback { tensor: String, n_cols: u64, wanted: GgmlType },
+    NoFallback { tensor: String, n_cols: u64, wanted: GgmlType, rule: Option<String> },
     #[error("{file_type} is no type of image and video models")]
     NotOfImages { file_type: FileType, known: Vec<String> },
     #[error(
@@ -291,8 +302,15 @@ pub enum ChoiceError {
 impl Hint for ChoiceError {
     fn hints(&self) -> Vec<String> {
         match self {
+            Self::NoFallback { rule: Some(rule), .. } => {
+                vec![format!("give this rule a type that fits: `--tensor-type {}=q4_0`", escape(rule))]
+            }
             Self::NoFallback { tensor, .. } => {
-                vec![format!("name a type for it: `--tensor-type {}=q4_0`", escape(tensor))]
+                let kind = split_at_layer(tensor).map_or(tensor.as_str(), |(.., kind)| &kind[1..]);
+                vec![
+                    format!("name a type for it, in all layers: `--tensor-type {}=q4_0`", escape(kind)),
+                    "choose a file type of shorter blocks, such as q4_0".to_owned(),
+                ]
             }
             Self::NotOfImages { known, .. } => vec![format!("their types are {}", known.join(", "))],
             Self::FallbackRefused { tensor, instead, .. } => vec![
@@ -313,7 +331,7 @@ mod tests {
 
     #[test]
     fn columns_choose_the_stand_in() {
-        let fit = |n_cols, ty| fit_columns("x", n_cols, ty).ok();
+        let fit = fit_columns;
         assert_eq!(fit(256, GgmlType::Q4K), Some(GgmlType::Q4K));
         assert_eq!(fit(576, GgmlType::Q4K), Some(GgmlType::Q5_0));
         assert_eq!(fit(100, GgmlType::Q4K), Some(GgmlType::F16));

@@ -1,5 +1,6 @@
 //! Errors of planning and running a quantization.
 
+use crate::choice::fit_columns;
 use crate::{ChoiceError, StandIn};
 use gguf_blocks::{BlockError, BlockFlaw, QuantError};
 use gguf_core::text::{escape, plural};
@@ -26,6 +27,14 @@ pub enum QuantizeError {
     AllLayers { n_layers: u32 },
     #[error("layers cannot be pruned: key `{}` names layers by number", escape(key))]
     LayersByNumber { key: String },
+    #[error(
+        "layers cannot be pruned: the model has {} by its keys, and {} of layer {layer}",
+        layers(*n_layers),
+        if layer < n_layers { "no tensors" } else { "tensors" }
+    )]
+    NotByLayer { layer: u32, n_layers: u32 },
+    #[error("layers cannot be pruned: what is left would not load: {fault}")]
+    LeftUnfit { fault: String },
     #[error("key `{}` is of type {expected}, `{}` is not", escape(key), escape(given))]
     OverrideType { key: String, expected: String, given: String },
     #[error("tensor `{}`: shape {shape} has no elements", escape(tensor))]
@@ -37,7 +46,7 @@ pub enum QuantizeError {
         escape(tensor),
         ty.block_elems()
     )]
-    Columns { tensor: String, n_cols: u64, ty: GgmlType },
+    Columns { tensor: String, n_cols: u64, ty: GgmlType, option: &'static str },
     #[error("tensor `{}`: already quantized ({from}); requantizing to {to} is not allowed", escape(tensor))]
     Requantize { tensor: String, from: GgmlType, to: GgmlType },
     #[error("{} an importance matrix, none given{}", needs(tensors), more(tensors))]
@@ -90,8 +99,10 @@ impl Hint for QuantizeError {
             Self::ControlVector => {
                 vec!["llama.cpp takes it as it is, in F32: `--control-vector FILE`".to_owned()]
             }
-            Self::Columns { .. } => {
-                vec!["`--tensor-type REGEX=TYPE` falls back to a type that fits".to_owned()]
+            Self::LeftUnfit { .. } => vec!["prune other layers, or leave out --prune-layers".to_owned()],
+            Self::Columns { n_cols, ty, option, .. } => {
+                let fits = fit_columns(*n_cols, *ty).unwrap_or(GgmlType::F16);
+                vec![format!("choose a type that fits: `{option} {}`", fits.name().to_lowercase())]
             }
             Self::Requantize { tensor, from: from @ (GgmlType::Mxfp4 | GgmlType::Nvfp4), .. } => {
                 let part = if tensor.contains("_exps") { "_exps" } else { tensor };

@@ -438,7 +438,10 @@ impl<'a> PlanBuilder<'a, '_> {
         }
         let n_cols = tensor.shape.n_cols();
         if choice.ty.row_bytes(n_cols).is_none() {
-            return Err(QuantizeError::Columns { tensor: name(), n_cols, ty: choice.ty });
+            // Rules and mixtures fall back; these two options do not.
+            let is_output = choice.class == TensorClass::Output;
+            let option = if is_output { "--output-tensor-type" } else { "--token-embedding-type" };
+            return Err(QuantizeError::Columns { tensor: name(), n_cols, ty: choice.ty, option });
         }
         if found.ty.is_quantized() && !self.options.allow_requantize {
             self.obstacles.push(QuantizeError::Requantize { tensor: name(), from: found.ty, to: choice.ty });

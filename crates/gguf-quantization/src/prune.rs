@@ -86,10 +86,9 @@ impl<'a> PrunedLayers<'a> {
             let value = metadata.get(&format!("{arch}.{name}"))?.as_u64()?;
             u32::try_from(value).ok()
         };
-        let by_name = || {
-            let numbers = tensors.iter().filter_map(|tensor| Some(split_at_layer(&tensor.name)?.1));
-            numbers.max().map_or(0, |last| last.saturating_add(1))
-        };
+        let blocks: BTreeSet<u32> =
+            tensors.iter().filter_map(|tensor| Some(split_at_layer(&tensor.name)?.1)).collect();
+        let by_name = || blocks.last().map_or(0, |last| last.saturating_add(1));
         let n_before =
             count("block_count").unwrap_or_else(by_name).max(count("decoder_block_count").unwrap_or(0));
         // The layers of a tower are counted under other keys, for each of its parts.
@@ -99,6 +98,11 @@ impl<'a> PrunedLayers<'a> {
         }
         if layers.len() as u64 >= u64::from(n_before) {
             return Err(QuantizeError::AllLayers { n_layers: n_before });
+        }
+        // Keys that count passes or other layers would no longer fit, nor would numbers without tensors stay free.
+        let odd = (0..n_before).find(|layer| !blocks.contains(layer));
+        if let Some(layer) = odd.or_else(|| blocks.last().copied().filter(|&layer| layer >= n_before)) {
+            return Err(QuantizeError::NotByLayer { layer, n_layers: n_before });
         }
         if metadata.contains(&format!("{arch}.{NAMES_LAYERS}")) {
             return Err(QuantizeError::LayersByNumber { key: format!("{arch}.{NAMES_LAYERS}") });
@@ -265,6 +269,15 @@ mod tests {
         assert_eq!((names[3].as_deref(), n_layers), (Some("blk.99999999999.a"), Some(1)));
     }
 
+    fn layers(numbers: impl IntoIterator<Item = u32>) -> Vec<TensorMeta> {
+        let tensor = |number| TensorMeta {
+            name: format!("blk.{number}.attn_norm.weight"),
+            shape: gguf_core::Shape::new(vec![1]).unwrap(),
+            ty: gguf_core::GgmlType::F32,
+        };
+        numbers.into_iter().map(tensor).collect()
+    }
+
     fn model(arch: &str, keys: &[(&str, Value)]) -> Metadata {
         let mut metadata = Metadata::new();
         metadata.set("general.architecture", arch);
@@ -287,7 +300,7 @@ mod tests {
         ];
         let metadata = model("deepseek2", &keys);
         let pruned: BTreeSet<u32> = [1, 3].into();
-        let pruned = PrunedLayers::new(&pruned, &metadata, &[]).unwrap().unwrap();
+        let pruned = PrunedLayers::new(&pruned, &metadata, &layers(0..6)).unwrap().unwrap();
         let mut after = metadata.clone();
         pruned.apply(&mut after);
         let get = |name: &str| after.get(&format!("deepseek2.{name}")).cloned();
@@ -299,7 +312,7 @@ mod tests {
         assert_eq!(get("attention.head_count"), Some(Value::U32(8)));
         let head: BTreeSet<u32> = [5].into();
         let mut after = metadata.clone();
-        PrunedLayers::new(&head, &metadata, &[]).unwrap().unwrap().apply(&mut after);
+        PrunedLayers::new(&head, &metadata, &layers(0..6)).unwrap().unwrap().apply(&mut after);
         assert_eq!(after.get("deepseek2.nextn_predict_layers"), Some(&Value::U32(0)));
     }
 
@@ -315,7 +328,7 @@ mod tests {
         metadata.set("tokenizer.ggml.scores", Value::from(vec![0.0f32, 1.0, 2.0]));
         let pruned: BTreeSet<u32> = [1].into();
         let mut after = metadata.clone();
-        PrunedLayers::new(&pruned, &metadata, &[]).unwrap().unwrap().apply(&mut after);
+        PrunedLayers::new(&pruned, &metadata, &layers(0..3)).unwrap().unwrap().apply(&mut after);
         assert_eq!(after.get("xielu.alpha_p"), Some(&Value::from(vec![0.5f32, 2.5])));
         assert_eq!(after.get(pattern), Some(&Value::from(vec![true, true])));
         for key in ["tokenizer.ggml.scores", "apertus.rope.dimension_sections"] {
@@ -333,29 +346,43 @@ mod tests {
         let metadata = model("deepseek2", &keys);
         let pruned: BTreeSet<u32> = [1].into();
         let mut after = metadata.clone();
-        PrunedLayers::new(&pruned, &metadata, &[]).unwrap().unwrap().apply(&mut after);
+        PrunedLayers::new(&pruned, &metadata, &layers(0..3)).unwrap().unwrap().apply(&mut after);
         assert_eq!(after.get("deepseek2.feed_forward_length"), Some(&Value::from(vec![10u32, 11])));
     }
 
     #[test]
     fn layers_that_are_not_there_are_refused() {
         let metadata = model("llama", &[("block_count", Value::U32(3))]);
-        let error = |layers: &[u32]| {
-            let layers = layers.iter().copied().collect();
-            PrunedLayers::new(&layers, &metadata, &[]).err().map(|error| error.to_string())
+        let error_of = |pruned: &[u32], found: &[u32]| {
+            let (pruned, found) = (pruned.iter().copied().collect(), layers(found.iter().copied()));
+            PrunedLayers::new(&pruned, &metadata, &found).err().map(|error| error.to_string())
         };
+        let error = |pruned: &[u32]| error_of(pruned, &[0, 1, 2]);
         assert_eq!(error(&[1]), None);
         assert_eq!(error(&[]), None);
         assert_eq!(error(&[1, 3]).unwrap(), "layer 3 cannot be pruned: the model has layers 0 to 2");
         assert_eq!(error(&[0, 1, 2]).unwrap(), "no layer would be left: the model has layers 0 to 2");
+        // A key that counts passes; a layer without tensors; a file of draft heads.
+        for (found, said) in [
+            (&[0, 1][..], "no tensors of layer 2"),
+            (&[0, 2], "no tensors of layer 1"),
+            (&[0, 1, 2, 5], "tensors of layer 5"),
+        ] {
+            let error = error_of(&[2], found).unwrap();
+            assert!(error.ends_with(&format!("layers 0 to 2 by its keys, and {said}")), "{error}");
+        }
     }
 
     #[test]
     fn patterns_that_no_longer_hold_are_found() {
-        let lost = |arch: &str, keys: &[(&str, Value)], layers: &[u32]| {
+        let lost = |arch: &str, keys: &[(&str, Value)], pruned: &[u32]| {
             let metadata = model(arch, keys);
-            let layers = layers.iter().copied().collect();
-            PrunedLayers::new(&layers, &metadata, &[]).unwrap().unwrap().lost_patterns(&metadata).len()
+            let pruned = pruned.iter().copied().collect();
+            PrunedLayers::new(&pruned, &metadata, &layers(0..12))
+                .unwrap()
+                .unwrap()
+                .lost_patterns(&metadata)
+                .len()
         };
         let n_layers = ("block_count", Value::U32(12));
         let interval = ("full_attention_interval", Value::U32(4));

@@ -37,7 +37,7 @@ pub struct AddressError {
 
 impl Address {
     /// Parses an address. `None` for a text that can only be a path: an address has a scheme (`hf://`, `https://`,
-    /// `http://`) or the form `org/name[@revision]`.
+    /// `http://`) or the form `org/name[@revision]`. `dir/file.gguf` is the path of a file.
     ///
     /// # Errors
     /// An address with a part that is missing or not allowed.
@@ -55,7 +55,8 @@ impl Address {
         if text.starts_with("https://") || text.starts_with("http://") {
             return web(text).map(Some);
         }
-        Ok(repository(text))
+        let is_file = text.to_ascii_lowercase().ends_with(".gguf");
+        Ok(if is_file { None } else { repository(text) })
     }
 
     /// Name of the model, as a download's directory would be called.
@@ -169,6 +170,7 @@ mod tests {
             ("Qwen/Qwen3-0.6B", "Qwen/Qwen3-0.6B (Qwen3-0.6B)"),
             ("Qwen/Qwen3-0.6B@main", "Qwen/Qwen3-0.6B (Qwen3-0.6B)"),
             ("org/name@refs/pr/1", "org/name@refs/pr/1 (name)"),
+            ("hf://org/name.gguf", "org/name.gguf (name.gguf)"),
             ("hf://org/name@v1.0", "org/name@v1.0 (name)"),
             ("https://huggingface.co/org/name", "org/name (name)"),
             ("https://huggingface.co/org/name/tree/v2", "org/name@v2 (name)"),
@@ -192,6 +194,8 @@ mod tests {
             "a/b@x//y",
             "a/b@./x",
             "a/b@x/.git",
+            "a/b.gguf",
+            "a/b-Q8_0.GGUF",
             "~/m",
         ] {
             assert_eq!(parsed(path), "path", "{path}");

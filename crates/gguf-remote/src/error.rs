@@ -119,7 +119,7 @@ impl Hint for RemoteError {
                 "it holds the small files of the checkpoint; `TMPDIR` (on Windows `TMP`) names another place for it"
             }
             Self::Status { .. } | Self::Connection { .. } => {
-                "try again later; where a command takes `--cache DIR`, what has come stays there and the rest is fetched"
+                "try again later; where a command takes --cache, what has come stays there and the rest is fetched"
             }
             Self::NoRanges { .. } => "give `--cache DIR`: it fetches the files whole and keeps them",
             Self::Encoded { .. } => {

@@ -33,8 +33,11 @@ use serde_json::{Value as Json, json};
 pub use files::names;
 
 /// Keys that only this project writes, each listed in `docs/differences.md`.
-pub const ADDED_KEYS: &[&str] =
-    &["qwen.attention.layer_norm_rms_epsilon", "exaone.attention.layer_norm_rms_epsilon"];
+pub const ADDED_KEYS: &[&str] = &[
+    "qwen.attention.layer_norm_rms_epsilon",
+    "exaone.attention.layer_norm_rms_epsilon",
+    "t5encoder.attention.causal",
+];
 
 /// Keys without [`ADDED_KEYS`].
 pub fn common_keys(metadata: &Metadata) -> Metadata {

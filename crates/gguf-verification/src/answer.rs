@@ -66,7 +66,11 @@ impl Report {
             Some(weights) if weights.is_reproduced() => {
                 format!("every weight is what {file_type} makes of the baseline")
             }
-            Some(weights) if !weights.tensors.is_empty() && weights.findings.is_empty() => {
+            Some(weights)
+                if !weights.tensors.is_empty()
+                    && weights.findings.is_empty()
+                    && self.coverage.has(Aspect::Weights) =>
+            {
                 format!("the weights are the baseline's, as close as {file_type} can be")
             }
             _ if self.divergence.is_some() => "it predicts what the baseline predicts".to_owned(),

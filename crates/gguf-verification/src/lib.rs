@@ -88,7 +88,7 @@ pub use structure::{StructureOptions, check_structure, header_errors};
 pub use tasks::{LeftOut, TaskError, TaskKind, TaskOutcome, TaskReport, TaskSet};
 pub use verification::{Verification, verify, verify_with};
 pub use weights::{
-    BadBlock, BadRow, BlockState, Cause, FirstDifference, Marked, RatioHistogram, TensorWeights,
+    BadBlock, BadRow, BlockState, Cause, FirstDifference, Marked, RatioHistogram, SOLVER_KEY, TensorWeights,
     WeightOptions, WeightOutcome, WeightReport, compare_weights,
 };
 pub use windows::{Cut, RowSelection, Scoring, Span, Window, cut};

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 use crate::checks::baseline_keys::leaves_results_open;
 use crate::{
     Aspect, Check, Cost, Coverage, Divergence, EmbeddingReport, FileLabel, LimitLine, MaskedReport,
-    Perplexity, PromptFileReport, TaskReport, Thresholds, WeightReport,
+    Perplexity, PromptFileReport, TaskReport, Thresholds, WeightOutcome, WeightReport,
 };
+use gguf_core::text::plural;
 
 /// Severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -254,7 +255,14 @@ impl Report {
     /// Sets the comparison of the weights, adds its findings and updates the verdict.
     pub(super) fn set_weights(&mut self, weights: WeightReport) {
         self.findings.extend(weights.findings.iter().cloned());
-        self.coverage.judged(Aspect::Weights, weights.summary());
+        match weights.with(WeightOutcome::Moved).count() {
+            0 => self.coverage.judged(Aspect::Weights, weights.summary()),
+            n => {
+                let reason =
+                    format!("calibration moved {}: only large damage would show", plural(n as u64, "tensor"));
+                self.coverage.not_judged(Aspect::Weights, reason, "`--prompts`: the divergence decides");
+            }
+        }
         self.weights = Some(weights);
         self.settle();
     }

@@ -1,5 +1,6 @@
 //! Verification as a whole, in order: structure, graph, tokenizer, measurement, thresholds.
 
+use std::iter;
 use std::time::Instant;
 
 use crate::answers::cut_sources;
@@ -305,7 +306,7 @@ pub(super) fn examine(
         }
         return Ok(ExaminedModel { report, ready: None });
     };
-    let encoded = encode(model, prompts, &mut report)?;
+    let encoded = encode(model, prompts, baseline.is_some(), &mut report)?;
     Ok(ExaminedModel { report, ready: Some((plan, encoded)) })
 }
 
@@ -418,11 +419,16 @@ fn check_tokenizer(model: &Model<'_>, prompts: &[PromptSource], report: &mut Rep
 fn encode(
     model: &Model<'_>,
     prompts: &[PromptSource],
+    has_baseline: bool,
     report: &mut Report,
 ) -> Result<Option<Vec<Prompt>>, VerifyError> {
     match model.encode(prompts) {
         Err(VerifyError::NoEncoder { reason }) => {
             report.add(Finding::unchecked(Check::Perplexity, format!("text cannot be encoded: {reason}")));
+            let remedy = "`--prompts FILE.jsonl`, its lines `{\"tokens\": [1, 2, 3]}`";
+            for aspect in iter::once(Aspect::Perplexity).chain(has_baseline.then_some(Aspect::Divergence)) {
+                report.not_judged(aspect, "the file has no tokenizer for text", remedy);
+            }
             Ok(None)
         }
         Ok((encoded, left_out)) => {

@@ -30,6 +30,7 @@ use gguf_core::text::plural;
 use gguf_core::{GgmlType, TensorMeta};
 use gguf_engine::EngineError;
 use gguf_format::{Array, Imatrix, Share, Value};
+pub use limits::SOLVER_KEY;
 use limits::{ErrorLimits, MOSTLY_REPRODUCED, exceeds};
 use pairs::{TensorPair, TensorPairs};
 use tensor::{TensorTally, split_name};
@@ -95,11 +96,12 @@ pub(super) fn compare_share(
         None => Some(pairs.as_slice()),
     };
     let own = own.unwrap_or_default();
+    let drift = limits::drift_of(model, options.level);
     let n_bytes = |pair: &TensorPair<'_>| pair.file.meta().n_bytes().unwrap_or(0);
     progress.begin("comparing weights", own.iter().map(n_bytes).sum());
     let (mut n_cases, mut is_copy) = (0, true);
     for pair in own {
-        let comparison = comparison(pair, options.level);
+        let comparison = comparison(pair, drift, options.level);
         let found = compare(&comparison, options, pair.file.meta(), progress)
             .and_then(|tally| {
                 let mut tensor = judge(pair, &comparison, &tally);
@@ -149,12 +151,12 @@ impl WeightReport {
 
 /// Chooses the coarser tensor as the one that is judged by the finer one: a float file made from a quantized baseline
 /// holds the values of the baseline's codes.
-fn comparison<'a>(pair: &TensorPair<'a>, level: SimdLevel) -> Comparison<'a> {
+fn comparison<'a>(pair: &TensorPair<'a>, drift: f64, level: SimdLevel) -> Comparison<'a> {
     let (file, baseline) = (pair.file.clone(), pair.baseline.clone());
     let bits = |ty: GgmlType| ty.bits_per_weight();
     let (coded, reference) =
         if bits(file.meta().ty) <= bits(baseline.meta().ty) { (file, baseline) } else { (baseline, file) };
-    let limits = ErrorLimits::new(coded.meta().ty, reference.meta().ty, level);
+    let limits = ErrorLimits::new(coded.meta().ty, reference.meta().ty, drift, level);
     Comparison { coded, reference, limits }
 }
 
@@ -286,6 +288,7 @@ fn judge(pair: &TensorPair<'_>, comparison: &Comparison<'_>, tally: &TensorTally
         tensor.message = if is_quantized { coded_flaw(&tensor, tally, limits) } else { float_flaw(tally) };
         tensor.outcome = match tensor.message {
             Some(_) => WeightOutcome::Damaged,
+            None if is_quantized && limits.drift > 0.0 => WeightOutcome::Moved,
             None => WeightOutcome::Within,
         };
     }
@@ -300,12 +303,12 @@ fn coded_flaw(tensor: &TensorWeights, tally: &TensorTally, limits: &ErrorLimits)
         "relative error {:.4}, {:.1} times that of a fresh {} quantization",
         tensor.error, tensor.ratio, tensor.ty
     );
-    if ErrorLimits::is_bad_tensor(tensor.error, tensor.ratio) {
+    if limits.is_bad_tensor(&tally.file, tensor.ratio) {
         return Some(does);
     }
     // With few values, chance affects every factor.
     let is_large = tally.n_blocks * tensor.ty.block_elems() as u64 >= 4096;
-    if is_large && exceeds(scale, ErrorLimits::tensor_scale(own_error)) {
+    if is_large && limits.drift == 0.0 && exceeds(scale, ErrorLimits::tensor_scale(own_error)) {
         return Some(does);
     }
     if tally.bad_rows.count > 0 {
@@ -324,7 +327,8 @@ fn coded_flaw(tensor: &TensorWeights, tally: &TensorTally, limits: &ErrorLimits)
         ));
     }
     let n_rows = tensor.shape.n_rows();
-    let columns = if n_rows >= 64 { scaled_columns(tally, own_error) } else { Vec::new() };
+    let columns =
+        if n_rows >= 64 { scaled_columns(tally, own_error.hypot(limits.drift)) } else { Vec::new() };
     columns
         .first()
         .map(|(column, _)| (plural(columns.len() as u64, "column"), column))

@@ -11,7 +11,7 @@ use crate::cli::{Exit, Session};
 use crate::convert::{ConvertOptions, draft};
 use crate::core::Hint;
 use crate::core::output::{Destination, OutputError, OutputFile, OutputKind};
-use crate::core::text::escape;
+use crate::core::text::{escape, shell_path};
 use crate::job::Guard;
 
 /// Maximum number of names that a report lists.
@@ -76,8 +76,10 @@ impl DraftArgs {
 
     /// Reports matched and unmatched tensors, and the next steps.
     fn report(&self, session: &Session, drafted: &Draft) {
-        let card =
-            self.output.as_ref().map_or_else(|| "my.toml".to_owned(), |path| path.display().to_string());
+        let card = self
+            .output
+            .as_ref()
+            .map_or_else(|| "my.toml".to_owned(), |path| shell_path(&path.to_string_lossy()));
         match (&drafted.parent, drafted.similar.first()) {
             (Some(parent), Some(best)) if *parent == best.card => {
                 session.note(&format!("the checkpoint is most like {best}; the draft extends it"));

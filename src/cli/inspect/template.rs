@@ -121,7 +121,9 @@ const MAX_CHAT_BYTES: u64 = 16 << 20;
 fn read_chat(path: &Path) -> anyhow::Result<Chat> {
     let name = path.display().to_string();
     let name = escape(&name);
-    let n_bytes = fs_err::metadata(path)?.len();
+    let found = fs_err::metadata(path);
+    let n_bytes =
+        found.with_context(|| format!("{name}: neither `user`, `turns` or `tools` nor a JSON file"))?.len();
     if n_bytes > MAX_CHAT_BYTES {
         bail!("{name}: {n_bytes} bytes: expected a chat of at most {MAX_CHAT_BYTES}");
     }

@@ -410,7 +410,12 @@ impl LadderArgs {
             )));
         }
         if self.types.is_some() {
-            return Ok(());
+            let larger = ladder.rungs.iter().find(|rung| rung.types.embeddings.is_some());
+            return larger.map_or(Ok(()), |rung| {
+                let text =
+                    "image and video models have no embeddings and no output matrix that could be larger";
+                Err(UsageError(format!("`{rung}`: {text}: give `{}`", rung.types.file_type.name())))
+            });
         }
         let (kept, left_out): (Vec<Rung>, Vec<Rung>) =
             std::mem::take(&mut ladder.rungs).into_iter().partition(Rung::is_of_images);

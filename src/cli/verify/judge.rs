@@ -27,7 +27,7 @@ use crate::cli::{Common, Exit, Session, UsageError, is_interrupted, render};
 use crate::convert::{ConvertOptions, registry};
 use crate::core::Hint;
 use crate::core::output::{Destination, OutputKind, same_file};
-use crate::core::text::escape;
+use crate::core::text::{escape, shell_path, shell_word};
 use crate::engine::Observer;
 use crate::gguf::{GgufError, Imatrix, Metadata, Share, Value};
 use crate::job::Guard;
@@ -85,7 +85,7 @@ pub(super) struct VerifyArgs {
     #[command(flatten)]
     cut: CutArgs,
     /// Positions of a chunk that are scored
-    #[arg(long, value_enum, default_value = "half")]
+    #[arg(long, value_enum, default_value = "half", conflicts_with = "stride")]
     score: Score,
     /// Write a JSON line per model and prompt: its tokens, their losses, and the tokens that the models predict
     #[arg(long, value_name = "FILE")]
@@ -216,6 +216,7 @@ impl VerifyArgs {
         let mut guard = self.guard(session)?;
         let reports = Reports::of(&self.report, self.junit.as_deref(), &mut guard)?;
         let earlier = self.against.as_deref().map(Earlier::open).transpose()?;
+        self.check_models()?;
         let baseline = match self.reference() {
             Some(reference) if logits.is_none() => {
                 Some(open_baseline(&self.models, reference, &session.common, self.mlock)?)
@@ -228,7 +229,6 @@ impl VerifyArgs {
         let origin = self.origin()?;
         let imatrix = self.imatrix.as_deref().map(Imatrix::open).transpose()?;
         let prompts = self.text(!tasks.is_empty(), logits.is_some())?;
-        self.check_models()?;
         let job = JudgeInputs {
             baseline: baseline.as_ref(),
             origin: origin.as_ref(),
@@ -466,7 +466,7 @@ impl VerifyArgs {
         }
         let (size_bytes, file_type) = (opened.size_bytes(), opened.file_type());
         let inputs = opened.inputs();
-        let next = self.with_baseline(path, opened.metadata());
+        let next = self.with_baseline(path, opened.metadata(), &report);
         let losses = if self.models.len() > 1 { pairs::losses(&positions) } else { Vec::new() };
         Ok(ModelReport {
             path: path.to_owned(),
@@ -480,20 +480,21 @@ impl VerifyArgs {
         })
     }
 
-    /// Returns the command that judges a file without a baseline: against its checkpoint, by the hub name if the file
+    /// Returns the command that judges a file which lacks a baseline: against its checkpoint, by the hub name if the file
     /// declares one.
-    fn with_baseline(&self, path: &Path, metadata: &Metadata) -> Option<String> {
-        if self.baseline.is_some() || self.structure_only || path.is_dir() {
+    fn with_baseline(&self, path: &Path, metadata: &Metadata, report: &Report) -> Option<String> {
+        let is_wanted = report.coverage.open().any(|open| open.remedy.contains("`--baseline`"));
+        if !is_wanted || self.baseline.is_some() || self.structure_only || path.is_dir() {
             return None;
         }
         let hub = ["general.source.repo_url", "general.repo_url"].into_iter().find_map(|key| {
             metadata.get(key).and_then(Value::as_str)?.strip_prefix("https://huggingface.co/")
         });
         let baseline = match hub {
-            Some(name) => format!("{} --cache DIR", escape(name)),
+            Some(name) => format!("{} --cache DIR", shell_word(name)),
             None => "DIRECTORY_OF_ITS_CHECKPOINT".to_owned(),
         };
-        Some(format!("gguf-verify {} --baseline {baseline}", escape(&path.to_string_lossy())))
+        Some(format!("gguf-verify {} --baseline {baseline}", shell_path(&path.to_string_lossy())))
     }
 
     fn thresholds(&self) -> Thresholds {

@@ -125,11 +125,8 @@ impl OpenedModel {
         lock: bool,
     ) -> anyhow::Result<Self> {
         let is_gguf = path.extension().is_some_and(|extension| extension == "gguf");
-        let first = match models.first().filter(|_| !is_gguf).map(|model| GgufFile::open(model)).transpose() {
-            Err(error) if error.is_unread() => return Err(error.into()),
-            // A refused file shows no options; its own verdict says why it is refused.
-            opened => opened.unwrap_or_default(),
-        };
+        // A checkpoint or a refused file shows no options; its own verdict says why it is refused.
+        let first = models.first().filter(|_| !is_gguf).and_then(|model| GgufFile::open(model).ok());
         let shown =
             first.as_ref().map_or_else(ShownOptions::default, |file| ShownOptions::by_keys(file.metadata()));
         // Files in other types are made of the types that suit the checkpoint.

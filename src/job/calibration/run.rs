@@ -1,9 +1,9 @@
 //! Run of a calibrated quantization: text, solver, check, file.
 
 use crate::calibrate::{CalibrateError, Fidelity, FidelityOptions, Solver, WorkFolder, solve, solving_steps};
-use crate::core::GgmlType;
 use crate::core::progress::Progress;
 use crate::core::text::{escape, plural};
+use crate::core::{ImatrixNeed, TensorSource};
 use crate::engine::ModelKind;
 use crate::job::calibration::{Calibration, CalibrationReport, CalibrationSources, sized};
 use crate::job::quantize::CheckedQuantization;
@@ -28,9 +28,12 @@ impl Calibration {
     }
 
     pub(super) fn sources(&self, quantization: &CheckedQuantization<'_>) -> Result<CalibrationSources> {
-        let file_type = quantization.options.file_type;
-        if !file_type.base().is_some_and(GgmlType::is_quantized) {
-            return Err(Contradiction::NothingToSolve { file_type }.into());
+        if quantization.size.is_none() {
+            let file_type = quantization.options.file_type;
+            let plan = QuantizePlan::draft_to_come(&quantization.input, &quantization.options)?;
+            if plan.tensors().iter().all(|tensor| tensor.ty.info().imatrix == ImatrixNeed::Ignored) {
+                return Err(Contradiction::NothingToSolve { file_type }.into());
+            }
         }
         self.read_texts()
     }
@@ -53,6 +56,9 @@ impl Calibration {
         self.check_tuning(quantization, texts, model)?;
         let mut text = self.text(progress, &texts.given, model, work)?;
         text.add_held_out(model, &texts.held_out, self.n_tokens)?;
+        for note in text.leave_out_known() {
+            progress.warn(&note);
+        }
         let mut sized = sized::choose(quantization, self, model, &text, work)?;
         let solved = sized.as_mut().and_then(|sized| sized.fidelity.take());
         let quantize = sized.as_ref().map_or(&quantization.options, |sized| &sized.chosen.allocation.options);

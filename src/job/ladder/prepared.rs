@@ -88,6 +88,9 @@ impl<'a> PreparedLadder<'a> {
             files.push(PreparedFile { rung: rung.clone(), target, split, planned, is_alone, is_calibrated });
         }
         let this = Self { ladder, run, opened, plans, imatrix, calibration, source, files };
+        for plan in this.plans.plans() {
+            JobRun::check_pruned(opened, &ladder.quantize, plan)?;
+        }
         this.remark();
         Ok(this)
     }
@@ -313,7 +316,8 @@ impl<'a> PreparedLadder<'a> {
         }
         let mut found: Vec<(Remark, Vec<&str>)> = Vec::new();
         for (file, plan) in self.files.iter().zip(self.plans.plans()) {
-            for remark in remark::of_choices(plan, self.ladder.quantize.coverage) {
+            let has_matrix = self.ladder.importance.path.is_some();
+            for remark in remark::of_choices(plan, self.ladder.quantize.coverage, has_matrix) {
                 match found.iter_mut().find(|(known, _)| *known == remark) {
                     Some((_, names)) => names.push(&file.rung.name),
                     None => found.push((remark, vec![&file.rung.name])),
@@ -321,7 +325,8 @@ impl<'a> PreparedLadder<'a> {
             }
         }
         for (mut remark, names) in found {
-            if names.len() < self.files.len() {
+            // A part of a ladder does not know what the others have in common.
+            if names.len() < self.files.len() || self.ladder.share.is_some() {
                 // Types that ignore importance stand beside others that use it.
                 if !remark.names.is_empty() && remark.names.iter().all(|name| name.starts_with("`--imatrix`"))
                 {

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use crate::arch::diffusion::DiffusionRules;
 use crate::core::TensorSource;
 use crate::core::progress::Progress;
 use crate::gguf::{GgufFile, WriteError};
@@ -59,7 +60,8 @@ pub(super) fn examine<'a>(
 ) -> Result<Examined<'a>> {
     progress.begin("comparing with the source", file.tensor_bytes());
     let prefers_importance = keys::names_matrix(file.metadata());
-    let examiner = Examiner { file, source, prefers_importance, progress };
+    let rules = DiffusionRules::of_file(file.metadata(), file.tensors()).ok().flatten();
+    let examiner = Examiner { file, source, rules, prefers_importance, progress };
     let examined: Result<Vec<_>, WriteError> = (0..file.tensors().len())
         .map(|tensor| {
             let examined = examiner.tensor(tensor);
@@ -75,6 +77,8 @@ pub(super) fn examine<'a>(
 struct Examiner<'a> {
     file: &'a GgufFile,
     source: &'a RecipeSource,
+    /// Rules of an image or video model, whose names may have a prefix.
+    rules: Option<DiffusionRules>,
     /// True if importance is tried first.
     prefers_importance: bool,
     progress: &'a dyn Progress,
@@ -83,7 +87,8 @@ struct Examiner<'a> {
 impl Examiner<'_> {
     fn tensor(&self, tensor: usize) -> Result<ExaminedTensor, WriteError> {
         let meta = &self.file.tensors()[tensor];
-        let same_name = self.source.index_of(&meta.name);
+        let own_name = self.rules.as_ref().map_or(&*meta.name, |rules| rules.own_name(&meta.name));
+        let same_name = self.source.index_of(own_name);
         let status_of_others = match same_name {
             Some(_) => TensorStatus::NotFromSource,
             None => TensorStatus::NoSuchTensor,

@@ -252,7 +252,7 @@ fn what_belongs_to_a_checkpoint_is_called_so() {
         ("gguf-verify", "m.gguf --baseline config.json", "`gguf-inspect checkpoint DIR`"),
         ("gguf-quantize", "--type q4_0 --allow-requantize --imatrix config.json m.gguf", matrix),
         ("gguf-quantize", "--type q4_0 --allow-requantize --imatrix model.safetensors m.gguf", matrix),
-        ("gguf-convert", "merge-lora m.gguf .", "`gguf-convert gguf2hf FILE.gguf`"),
+        ("gguf-convert", "merge-lora m.gguf .", "`gguf-convert gguf2hf FILE.gguf -o DIR`"),
         ("gguf-convert", "merge-lora . m.gguf", "`adapter_config.json`"),
         ("gguf-convert", "merge-lora . --lora a", "`gguf-convert merge-lora . a`"),
     ] {

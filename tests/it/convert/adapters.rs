@@ -35,6 +35,11 @@ fn an_adapter_converts_and_every_program_says_what_it_is() {
     let err = run("gguf-quantize", at, &[file, "out.gguf", "q8_0"]).exits_with(1).err;
     assert!(err.contains("error: the file is an adapter (`general.type`), not a model"), "{err}");
     assert!(err.contains("hint: `gguf-convert merge-lora"), "{err}");
+    // Beside the file that was made of it, the folder is an adapter still.
+    let err = run("gguf-quantize", at, &["adapter", "--type", "q8_0"]).exits_with(1).err;
+    assert!(err.contains("an adapter without its base model"), "{err}");
+    let out = run("gguf-verify", at, &[file]).exits_with(4).out;
+    assert!(!out.contains("--baseline"), "{out}");
     let report = run("gguf-verify", at, &[file, "--structure-only", "--json"]).exits_with(4).model();
     let findings = report["findings"].as_array().unwrap_or_else(|| panic!("{report}"));
     assert_eq!(findings.len(), 1, "{findings:?}");

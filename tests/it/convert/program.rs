@@ -52,7 +52,10 @@ fn a_directory_that_is_not_there_is_told_from_a_model_on_the_hub() {
     let mut command = programs::command("gguf-convert", Path::new("."));
     let err =
         programs::finish(command.env("HF_HUB_OFFLINE", "1").args(["hf2gguf", "org/name"])).exits_with(1).err;
-    assert!(err.contains("org/name") && err.contains("HF_HUB_OFFLINE"), "{err}");
+    assert!(
+        err.contains("org/name: nothing of this name is here") && err.contains("HF_HUB_OFFLINE"),
+        "{err}"
+    );
     let err = run(dir.path(), &["hf2gguf", "/no/such/dir"]).exits_with(1).err;
     assert!(
         err.starts_with("error: /no/such/dir: no such file or directory\n\nhint: give the directory"),

@@ -57,7 +57,7 @@ fn finished_types_are_kept_only_for_the_same_calibration() {
     let dir = dir.path();
     calibrate::prepare_two_layers(Tier::Deep, dir);
     // The page fails in the end: everything else is done.
-    fs_err::write(dir.join("page.md"), "{{ missing.key }}").unwrap();
+    fs_err::write(dir.join("page.md"), "{% for file in files %}{{ file.missing.key }}{% endfor %}").unwrap();
     let base = ["-o", "out", "--types", "q4_0,iq4_nl", "--resume"];
     let args = [&base[..], &CALIBRATED].concat();
     let failing = [&args[..], &["--template", "page.md"]].concat();

@@ -333,6 +333,8 @@ fn a_folder_is_ready_to_be_published(tier: Tier) {
     assert_eq!(fs_err::read_to_string(dir.join("own/README.md")).unwrap(), "Tiny Llama: 1 files of me\n");
     fs_err::write(dir.join("own.md"), "{{ model.name").unwrap();
     make(dir, &[&own[..2], &["new"], &own[3..]].concat()).says(1, "own.md");
+    fs_err::write(dir.join("own.md"), "{{ model.nmae }}").unwrap();
+    make(dir, &[&own[..2], &["new"], &own[3..]].concat()).says(2, "have no `model.nmae`");
     assert!(!dir.join("new").exists());
 }
 

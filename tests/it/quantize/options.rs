@@ -116,3 +116,53 @@ fn keys_that_are_set_are_checked_everywhere() {
         assert!(done.err.contains(words), "{}", done.err);
     }
 }
+
+/// A model of which the only layer with a window is pruned would not load.
+#[test]
+fn layers_that_the_rest_does_not_load_without_are_not_pruned() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    tiny(dir);
+    let model = GgufFile::open(&dir.join("tiny.gguf")).unwrap();
+    let mut metadata = Metadata::new();
+    for (key, value) in model.metadata().iter() {
+        metadata.set(key.replace("llama.", "cohere2."), value.clone());
+    }
+    metadata.set("general.architecture", "cohere2");
+    metadata.set("cohere2.attention.layer_norm_epsilon", 1e-5f32);
+    metadata.set("cohere2.attention.sliding_window", 8u32);
+    let windows = Array::Bool(vec![false, false, true, false]);
+    metadata.set("cohere2.attention.sliding_window_pattern", Value::Array(windows));
+    metadata.set("cohere2.logit_scale", 1f32);
+    write_source(&dir.join("whole.gguf"), &metadata, &model);
+    let drop = ["drop", "whole.gguf", "ffn_norm|^output.weight", "-o", "in.gguf"];
+    run_unsynced("gguf-inspect", dir, &drop).ok();
+    run(dir, &["in.gguf", "out.gguf", "q8_0", "--prune-layers", "1"]).ok();
+    let said = "layers cannot be pruned: what is left would not load: llama.cpp runs no file of `cohere2`";
+    run(dir, &["in.gguf", "none.gguf", "q8_0", "--prune-layers", "2"]).says(1, said);
+    run(dir, &["ladder", "in.gguf", "-o", "none", "--types", "q8_0", "--prune-layers", "2"]).says(1, said);
+}
+
+/// What is advised for columns that no block fits works.
+#[test]
+fn advice_about_columns_can_be_followed() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let weight = |source: MemoryTensors, name: &str| source.with_f32(name, &[2, 64], &[1.0; 128]);
+    let names = ["output.weight", "token_embd.weight", "blk.0.ffn_up.weight", "blk.1.ffn_up.weight"];
+    let source = names.into_iter().fold(MemoryTensors::default(), weight);
+    let mut metadata = Metadata::new();
+    metadata.set("general.architecture", "llama");
+    write_source(&dir.join("in.gguf"), &metadata, &source);
+    for (asked, advised) in [
+        (&["--output-tensor-type", "q2_k"][..], &["--output-tensor-type", "q4_0"][..]),
+        (&["--token-embedding-type", "q6_k"], &["--token-embedding-type", "q8_0"]),
+        (&["--tensor-type", "ffn_up=q1_0"], &["--tensor-type", "ffn_up=q4_0"]),
+    ] {
+        let quantize =
+            |rest: &[&str]| run(dir, &[&["in.gguf", "q.gguf", "q5_0", "--dry-run"][..], rest].concat());
+        quantize(asked).says(1, &format!("`{}`", advised.join(" ")));
+        quantize(advised).ok();
+    }
+    run(dir, &["in.gguf", "q.gguf", "q1_0", "--dry-run"]).says(1, "`--tensor-type token_embd.weight=q4_0`");
+}

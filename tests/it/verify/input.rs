@@ -61,6 +61,8 @@ fn what_the_engine_does_not_know_is_said_and_the_rest_judged() {
     assert_eq!(found["verdict"], "partial", "{found}");
     assert!(has_finding(&found, "unchecked", "perplexity", "1 of 2 prompts are text"), "{found}");
     assert_eq!(found["perplexity"]["tokens"], 3, "ids need no tokenizer");
+    let found = with_prompts(dir.path(), "p.txt", b"Some words.", &["--json"]).exits_with(4).model();
+    assert!(found["not_judged"].to_string().contains("FILE.jsonl"), "{found}");
 
     let mut unknown = base.clone();
     unknown.metadata.set("general.architecture", "of-tomorrow");
@@ -216,6 +218,17 @@ fn what_was_judged_is_shown_although_another_file_cannot_be() {
     let found = gguf_verify(&[&files[..], &rest, &["--json"]].concat(), dir.path()).json();
     assert_eq!(found["models"].as_array().unwrap().len(), 2, "{found}");
     assert_eq!(found["failed"][0]["file"], "empty", "{found}");
+}
+
+#[test]
+fn a_checkpoint_is_a_model_as_a_file_is_and_a_missing_one_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = fixture("tiny-llama");
+    let checkpoint = checkpoint.to_str().unwrap();
+    let judged =
+        |model: &str| gguf_verify(&[model, "--baseline", checkpoint, "--structure-only"], dir.path());
+    judged("typo.gguf").says(1, "error: cannot find `typo.gguf`");
+    judged(checkpoint).exits_with(4);
 }
 
 #[test]

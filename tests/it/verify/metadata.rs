@@ -71,6 +71,7 @@ const OWN_KEYS: &[(&str, &str)] = &[
     ("deepseek/gqa_tied_yarn", "rope.scaling.type"),
     ("llama/rope_yarn", "rope.scaling.attn_factor"),
     ("olmo2/olmo3", "rope.scaling.attn_factor"),
+    ("t5encoder/t5_encoder", "attention.causal"),
 ];
 
 /// Case of a card: the checkpoint, and the keys and tensors of llama.cpp's converted file.

@@ -180,7 +180,7 @@ fn resolved(registry: &Registry, inputs: &Inputs<'_>, options: &ResolveOptions) 
         (mapping.lost, mapping.config_keys) =
             carried::lost(card, &rivals, &config, scope, outputs, &mapping.origins, options.annotate)?;
     } else {
-        mapping.warnings.extend(tower_values::warnings(&mapping.class, &config));
+        mapping.warnings.extend(tower_values::warnings(&mapping.class, &config, inputs.preprocessor));
         mapping.config_keys = carried::of_read(card, &config);
     }
     Ok(mapping)
@@ -236,7 +236,7 @@ pub(crate) fn chosen<'r>(
         (ArchError::AmbiguousClass { n_true: 0, .. }, Some(unfit)) => unfit,
         (error, _) => match detect::text_only(error, registry.kind(), config) {
             error @ ArchError::MissingInput(MissingInput::TextOnly { .. }) => error,
-            error => resembling(error, registry, config, inputs),
+            error => resembling(error, registry, config, inputs, options),
         },
     })
 }
@@ -275,10 +275,17 @@ fn resembling(
     registry: &Registry,
     config: &Map<String, Json>,
     inputs: &Inputs<'_>,
+    options: ResolveOptions,
 ) -> ArchError {
     match error {
         ArchError::UnknownClass { class, lacks, nearest, .. } => {
-            let by_type = model_types::class_of_type(registry, config).map(|row| row.1);
+            // Only a class under which this checkpoint converts is worth its name.
+            let converts = |class: &String| {
+                let mut config = inputs.config.clone();
+                config.insert("architectures".to_owned(), [class.as_str()].into_iter().collect());
+                resolved(registry, &Inputs { config: &config, ..*inputs }, &options).is_ok()
+            };
+            let by_type = model_types::class_of_type(registry, config).map(|row| row.1).filter(converts);
             let best = similar(registry, &class, config, inputs).into_iter().next();
             let resembles = best.filter(Similarity::is_any).map(Box::new);
             ArchError::UnknownClass { class, lacks, nearest, resembles, by_type }

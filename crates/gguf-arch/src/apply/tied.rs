@@ -17,6 +17,8 @@ use gguf_core::WeightMeta;
 pub(crate) const EMBEDDING: &str = "token_embd";
 /// Name of the output head tensor in GGUF, without ending.
 pub(crate) const HEAD: &str = "output";
+/// Name of the head of classifiers, also of rerankers, whose head it is made of.
+const CLASSIFIER: &str = "cls.output";
 /// Usual name of the head in checkpoints, for architectures that have no entry for it because it is always tied.
 pub(crate) const USUAL_HEAD: &str = "lm_head.weight";
 
@@ -78,6 +80,7 @@ pub(crate) fn check(
             (!is_same).then_some(Tie::Differ { embedding, head, is_written: written.is_some() })
         }
         None if declared == Some(false)
+            && !outputs.iter().any(|output| is_named(&output.name, CLASSIFIER))
             && writes_text(class)
             && has_place_for_head(card)
             && !outputs.iter().any(is_head) =>

@@ -12,6 +12,7 @@ use gguf_format::FileType;
 use super::alike::{Alike, Unequal, Unlike};
 use super::common::{KIND, TypeName, wrong_kind};
 use super::layout::{Layout, fewest};
+use super::setting::Setting;
 
 /// Architecture of image or video models.
 #[derive(Clone, Debug, Deserialize)]
@@ -74,22 +75,6 @@ pub struct DiffusionCard {
     pub settings: Vec<Setting>,
     /// Types of the first and last blocks.
     ends: Option<EndBlocks>,
-}
-
-/// Setting in a folder of diffusers that runtimes take from the presence of a tensor.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Setting {
-    /// File, from the folder of the model (`config.json`) or of the pipeline.
-    pub file: String,
-    /// Key of the file.
-    pub key: String,
-    /// Values of the key for which the tensor is due.
-    pub values: Vec<serde_json::Value>,
-    /// Name of the tensor.
-    pub marker: String,
-    /// What to do where runtimes do not look for the tensor; without it, the tensor is written.
-    pub way_out: Option<String>,
 }
 
 /// What an image or video model does, as a tag of the Hugging Face hub.

@@ -6,6 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Deserializer, de};
 
+use super::setting::Setting;
 use crate::error::{ArchError, CardProblem};
 use gguf_core::GgmlType;
 use gguf_format::FileType;
@@ -32,6 +33,9 @@ pub struct CommonRules {
     classes: Classes,
     types: BTreeMap<String, ClassTypes>,
     unknown: UnknownModels,
+    /// Settings of several architectures.
+    #[serde(default)]
+    pub(super) settings: Vec<Setting>,
     pub(super) refused: Vec<RefusedFile>,
 }
 

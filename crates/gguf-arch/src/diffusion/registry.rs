@@ -58,7 +58,7 @@ impl DiffusionCards {
         let base = TEXTS.iter().find(|row| row.0 == BASE).map_or("", |row| row.1);
         let common = Arc::new(CommonRules::parse(base)?);
         let own = TEXTS.iter().filter(|row| row.0 != BASE);
-        let cards = own.map(|(stem, text)| DiffusionCard::parse(stem, text).map(Arc::new));
+        let cards = own.map(|(stem, text)| parsed(&common, stem, text));
         let mut cards = cards.collect::<Result<Vec<_>, _>>()?;
         cards.sort_by_key(|card| card.order);
         Ok(EMBEDDED.get_or_init(|| Self { common, cards, n_added: 0 }))
@@ -66,7 +66,7 @@ impl DiffusionCards {
 
     /// Adds a card before all others; it replaces one of the same architecture.
     pub fn with(&self, stem: &str, text: &str) -> Result<Self> {
-        let card = Arc::new(DiffusionCard::parse(stem, text)?);
+        let card = parsed(&self.common, stem, text)?;
         let others = self.cards.iter().filter(|other| other.gguf != card.gguf).cloned();
         Ok(Self {
             cards: [Arc::clone(&card)].into_iter().chain(others).collect(),
@@ -149,6 +149,14 @@ fn is_apart(card: &DiffusionCard, other: &DiffusionCard, has: impl Fn(&String) -
     let is_own = |name: &String| card.recognize.iter().flatten().any(|own| own == name);
     let shows = |set: &&Vec<String>| set.iter().all(|name| has(name) && !is_own(name));
     other.recognize.iter().any(|set| shows(&set))
+}
+
+/// Parses a card, and adds the settings that it shares with others.
+fn parsed(common: &CommonRules, stem: &str, text: &str) -> Result<Arc<DiffusionCard>> {
+    let mut card = DiffusionCard::parse(stem, text)?;
+    let shared = common.settings.iter().filter(|row| row.architectures.contains(&card.gguf));
+    card.settings.extend(shared.cloned().collect::<Vec<_>>());
+    Ok(Arc::new(card))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::alike::Unlike;
 use super::card::DiffusionCard;
-use super::common::{ClassTypes, CommonRules};
+use super::common::{ClassTypes, CommonRules, NamePrefix};
 use super::layout::{Layout, fewest};
 use super::modules;
 use super::registry::{DiffusionCards, Recognition};
@@ -74,8 +74,13 @@ impl DiffusionRules {
     pub fn of_file(metadata: &Metadata, tensors: &[TensorMeta]) -> Result<Option<Self>> {
         let arch = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
         let cards = DiffusionCards::embedded()?;
+        let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        // stable-diffusion.cpp writes whole checkpoints, with their prefixes.
+        let of_card = |card: &Arc<DiffusionCard>, prefix: NamePrefix<'_>| {
+            Some(Self { prefix: prefix.text().map(ToOwned::to_owned), ..Self::new(cards, card) })
+        };
         if let Some(card) = cards.by_gguf(arch) {
-            return Ok(Some(Self::new(cards, card)));
+            return Ok(of_card(card, cards.prefix(&names)));
         }
         let has_keys = metadata.iter().any(|(key, _)| !arch.is_empty() && in_arch(key, arch));
         let is_language = |tensor: &TensorMeta| {
@@ -89,14 +94,12 @@ impl DiffusionRules {
         {
             return Ok(None);
         }
-        let names: Vec<&str> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
         let common = cards.common();
-        // stable-diffusion.cpp writes whole checkpoints, with their prefixes.
         let prefix = cards.prefix(&names);
         let own: Vec<String> = names.iter().filter_map(|name| prefix.strip(name)).collect();
         if let Recognition::Card(card) = cards.recognize(&own.iter().map(String::as_str).collect::<Vec<_>>())
         {
-            return Ok(Some(Self { prefix: prefix.text().map(ToOwned::to_owned), ..Self::new(cards, card) }));
+            return Ok(of_card(card, prefix));
         }
         let is_image = names.iter().any(|name| common.is_in_block(name));
         Ok(is_image.then(|| Self { common: Arc::clone(common), card: None, prefix: None }))
@@ -109,8 +112,12 @@ impl DiffusionRules {
 
     /// Returns true for the name of a tensor that shows a setting by its presence.
     fn is_marker(&self, name: &str) -> bool {
-        let own = self.prefix.as_deref().and_then(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
-        self.card().is_some_and(|card| card.settings.iter().any(|row| row.marker == own))
+        self.card().is_some_and(|card| card.settings.iter().any(|row| row.marker == self.own_name(name)))
+    }
+
+    /// Returns the name of a tensor without the prefix of the diffusion model.
+    pub fn own_name<'n>(&self, name: &'n str) -> &'n str {
+        self.prefix.as_deref().and_then(|prefix| name.strip_prefix(prefix)).unwrap_or(name)
     }
 
     /// Rules that all architectures share.
@@ -389,6 +396,10 @@ mod tests {
         assert_eq!(rules.card().unwrap().gguf, "flux");
         assert_eq!(tensors.map(|tensor| rules.is_quantized(&tensor)), [true, false]);
         assert!(!rules.is_quantized(&tensor(&format!("{PREFIX}img_in.weight"), &[8, 256])));
+        let mut named = Metadata::new();
+        named.set("general.architecture", "flux");
+        let rules = DiffusionRules::of_file(&named, &[tensor(&block, &[8, 256])]).unwrap().unwrap();
+        assert_eq!(rules.own_name(&block), block.strip_prefix(PREFIX).unwrap());
     }
 
     #[test]

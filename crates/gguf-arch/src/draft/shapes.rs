@@ -2,6 +2,8 @@
 
 use serde_json::{Map, Value as Json};
 
+use super::KindsByName;
+use crate::judge::kinds::TensorKind;
 use crate::read::base;
 
 /// Matrices that read the residual stream, and matrices that write it.
@@ -14,6 +16,33 @@ pub(super) fn width(config: &Map<String, Json>) -> Option<u64> {
     let text = config.get("text_config").and_then(Json::as_object);
     let parts = text.into_iter().chain([config]);
     parts.flat_map(|part| base().widths.iter().filter_map(|key| part.get(key))).find_map(Json::as_u64)
+}
+
+/// Returns the target of a matrix in a module of a name like `mlp` whose only two matrices lead from the residual stream
+/// to another width and back: the names say nothing that the shapes do not.
+pub(super) fn feed_forward(
+    base: &str,
+    sources: &KindsByName<'_>,
+    width: Option<u64>,
+) -> Option<&'static str> {
+    let module = base.rsplit_once('.')?.0;
+    let is_feed_forward =
+        |part: &str| part.contains("mlp") || part.contains("ffn") || part.contains("feed_forward");
+    let matrix = |kinds: &[(&str, &TensorKind)]| {
+        let (_, kind) = kinds.iter().find(|(suffix, _)| *suffix == ".weight")?;
+        <[u64; 2]>::try_from(kind.dims.as_slice()).ok()
+    };
+    let [rows, cols] = matrix(sources.get(base)?)?;
+    let is_beside = |other: &str| other != base && other.rsplit_once('.').is_some_and(|row| row.0 == module);
+    let others = sources.iter().filter(|(other, _)| is_beside(other));
+    let others: Vec<_> = others.filter_map(|(_, kinds)| matrix(kinds)).collect();
+    let is_pair =
+        rows != cols && others == [[cols, rows]] && module.rsplit('.').next().is_some_and(is_feed_forward);
+    match width.filter(|_| is_pair)? {
+        width if width == cols => Some("ffn_up"),
+        width if width == rows => Some("ffn_down"),
+        _ => None,
+    }
 }
 
 /// Returns the reason why a tensor of these dimensions cannot become the target without operations. `is_part`: it is

@@ -6,6 +6,7 @@ use toml::Value as Toml;
 
 use super::{AddedEntry, Drafter, MatchResults, Unmatched, UnreadKey};
 use crate::error::similarity::Similarity;
+use crate::read::metadata_rows::base_keys;
 use gguf_core::output::CARD_DRAFT;
 use gguf_core::text::escape;
 
@@ -32,7 +33,7 @@ pub(super) fn card(
 ) -> String {
     let mut out = String::new();
     top(&mut out, drafter, head);
-    metadata(&mut out, drafter.parent.is_some(), unread);
+    metadata(&mut out, drafter, unread);
     names(&mut out, drafter, found);
     for (in_blocks, section) in [(false, "tensors"), (true, "blocks")] {
         entries(&mut out, found, in_blocks, section);
@@ -67,23 +68,35 @@ fn top(out: &mut String, drafter: &Drafter<'_>, head: &Head<'_>) {
     line(out, "examples = [\"OWNER/MODEL\"]", "TODO: a public repository");
 }
 
-fn metadata(out: &mut String, has_parent: bool, unread: &[UnreadKey]) {
-    if unread.is_empty() {
+/// Writes rows for the keys that most decoders have and that the parent has no value for, and comments on the other keys
+/// of the configuration.
+fn metadata(out: &mut String, drafter: &Drafter<'_>, unread: &[UnreadKey]) {
+    let has_parent = drafter.parent.is_some();
+    let is_needed = |gguf: &str| {
+        base_keys().any(|key| key == gguf)
+            && drafter.keys.get(&format!("{}.{gguf}", drafter.card.gguf)).is_none()
+    };
+    let rows = unread.iter().filter_map(|key| Some((key, key.written.as_ref()?)));
+    let (needed, others): (Vec<_>, Vec<_>) = rows.partition(|(_, (gguf, _))| is_needed(gguf));
+    let include = format!("[\n  [\"include\", \"{}\"],\n", if has_parent { "parent" } else { "base" });
+    if !has_parent || !needed.is_empty() {
+        let _ = write!(out, "\nmetadata = {include}");
+        for (key, (gguf, card)) in needed {
+            line(
+                out,
+                &format!("  [{}, {}],", quoted(gguf), quoted(&key.key)),
+                &format!("{}; as in {card}", value(key)),
+            );
+        }
+        *out += "]\n";
+    }
+    if unread.iter().all(|key| key.written.as_ref().is_some_and(|(gguf, _)| is_needed(gguf))) {
         return;
     }
-    *out += "\n# Keys of config.json that no row below reads. Those that change what the model computes need one:\n";
-    let rows: Vec<_> = unread.iter().filter_map(|key| Some((key, key.written.as_ref()?))).collect();
-    if !rows.is_empty() {
-        let _ = writeln!(
-            out,
-            "#metadata = [\n#  [\"include\", \"{}\"],",
-            if has_parent { "parent" } else { "base" }
-        );
-        for (key, (gguf, card)) in rows {
-            let row = format!("#  [{}, {}],", quoted(gguf), quoted(&key.key));
-            line(out, &row, &format!("{}; as in {card}", value(key)));
-        }
-        *out += "#]\n";
+    *out += "\n# Keys of config.json that no row reads. Those that change what the model computes need one in `metadata`:\n";
+    for (key, (gguf, card)) in others {
+        let row = format!("#  [{}, {}],", quoted(gguf), quoted(&key.key));
+        line(out, &row, &format!("{}; as in {card}", value(key)));
     }
     for key in unread.iter().filter(|key| key.written.is_none()) {
         let _ = writeln!(out, "# {} = {}", escape(&key.key), value(key));
@@ -130,7 +143,7 @@ fn entries(out: &mut String, found: &MatchResults, in_blocks: bool, section: &st
     }
     let _ = writeln!(out, "\n[{section}]");
     for entry in added {
-        let how = if entry.is_exact { "as in" } else { "TODO check: its name ends as in" };
+        let how = if entry.is_exact { "as in" } else { "TODO check: its name ends, or its shape is, as in" };
         let text = format!("{} = {}", quoted(&entry.key), entry.entry);
         line(out, &text, &format!("{how} {}; {}", entry.card, tensors(entry.n_tensors)));
     }

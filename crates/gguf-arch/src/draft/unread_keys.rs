@@ -21,13 +21,9 @@ pub struct UnreadKey {
     pub written: Option<(String, String)>,
 }
 
-/// Returns the keys of the text model's configuration that the parent does not read.
-pub(super) fn unread(
-    registry: &Registry,
-    parent: Option<&Card>,
-    config: &Map<String, Json>,
-) -> Vec<UnreadKey> {
-    let read = parent.map(facts::config_keys).unwrap_or_default();
+/// Returns the keys of the text model's configuration that a card, the parent, does not read.
+pub(super) fn unread(registry: &Registry, card: &Card, config: &Map<String, Json>) -> Vec<UnreadKey> {
+    let read = facts::config_keys(card);
     let text = config.get("text_config").and_then(Json::as_object).unwrap_or(config);
     let unread = own_keys(config).into_iter().filter(|key| !read.contains(*key));
     unread

@@ -38,6 +38,7 @@ impl fmt::Display for LostValue {
         }
         write!(f, "`{key}` = {value} is lost: a `{}` file has no key or tensor for it", self.gguf)?;
         match &self.assumed {
+            Some(Json::Null) => f.write_str(", and runtimes compute without it")?,
             Some(assumed) => write!(f, ", and runtimes compute with {}", text(assumed))?,
             None => f.write_str(", and runtimes ignore it")?,
         }

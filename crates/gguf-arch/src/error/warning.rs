@@ -47,10 +47,10 @@ pub enum ArchWarning {
     )]
     RopeWithoutType { name: String, factor: String },
     #[error(
-        "config.json: `{key}` = {} is lost: no key of a tower's file has it, and the runtime computes with {assumed}",
+        "{file}: `{key}` = {} is lost: no key of a tower's file has it, and the runtime computes with {assumed}",
         escape(value)
     )]
-    TowerValue { key: String, value: String, assumed: String },
+    TowerValue { file: &'static str, key: String, value: String, assumed: String },
     #[error(
         "config.json: `{key}` = {} is that of the text model: the tower's file has it, as llama.cpp writes it, and transformers' \
          tower computes with {fixed}",

@@ -98,7 +98,8 @@ pub fn loader_faults(metadata: &Metadata, tensors: &[TensorMeta]) -> Vec<LoaderF
     let mut faults = Vec::new();
     faults.extend(by_depth(&keys, tensors));
     faults.extend(head_width(&keys, tensors));
-    let broken = conditions::broken(keys.arch, metadata).into_iter();
+    let names = tensors.iter().map(|tensor| tensor.name.as_str());
+    let broken = conditions::broken(keys.arch, metadata, names).into_iter();
     faults.extend(broken.map(|rule| LoaderFault::Keys { arch: keys.arch.to_owned(), rule }));
     faults
 }

@@ -105,8 +105,8 @@ pub fn similar(
         .collect();
     all.sort_by_cached_key(|(card, is_refused, [n_idle, by_name, n_classes])| {
         let more = |n: usize| std::cmp::Reverse(n);
-        let is_other = (!card.is_model_type, *is_refused, card.rename.is_some());
-        let rank = (more(card.n_kinds), is_other, more(card.n_config_keys));
+        let is_other = (!card.is_model_type, *is_refused);
+        let rank = (more(card.n_kinds), is_other, more(card.n_config_keys), card.rename.is_some());
         // Ties are decided by a similar class name, then by the number of classes.
         (rank, more(*by_name), more(*n_classes), *n_idle, card.card.clone())
     });

@@ -4,6 +4,7 @@
 use serde_json::{Map, Value as Json};
 
 use crate::ArchWarning;
+use crate::error::missing_input::PREPROCESSOR;
 use crate::judge::carried::same;
 use crate::keys::origins::member;
 
@@ -11,7 +12,11 @@ use crate::keys::origins::member;
 const TABLE: &str = include_str!("tower_values.tsv");
 
 /// Returns a warning for each value of the class's towers that the runtime and transformers do not share.
-pub(crate) fn warnings(class: &str, config: &Map<String, Json>) -> Vec<ArchWarning> {
+pub(crate) fn warnings(
+    class: &str,
+    config: &Map<String, Json>,
+    preprocessor: Option<&Map<String, Json>>,
+) -> Vec<ArchWarning> {
     let rows = TABLE.lines().filter_map(|line| {
         let mut cells = line.split('\t');
         Some((cells.next()?, cells.next()?, cells.next()?, cells.next() == Some("written")))
@@ -23,29 +28,44 @@ pub(crate) fn warnings(class: &str, config: &Map<String, Json>) -> Vec<ArchWarni
     let mut lost = Vec::new();
     for (_, key, assumed, is_written) in of_class {
         let assumed = serde_json::from_str(assumed).unwrap_or_else(|_| Json::from(assumed));
-        for key in [key.to_owned(), format!("thinker_config.{key}")] {
-            let Some(value) = member(config, &key).filter(|value| !value.is_null() && !same(&assumed, value))
-            else {
+        let (file, values, key, inside) = match key.strip_prefix("preprocessor.") {
+            Some(key) => (PREPROCESSOR, preprocessor, key, "feature_extractor"),
+            None => ("config.json", Some(config), key, "thinker_config"),
+        };
+        for key in spellings(key).flat_map(|key| [key.clone(), format!("{inside}.{key}")]) {
+            let value = values.and_then(|values| member(values, &key));
+            let Some(value) = value.filter(|value| !value.is_null() && !same(&assumed, value)) else {
                 continue;
             };
             let (value, assumed) = (value.to_string(), assumed.to_string());
             lost.push(if is_written {
                 ArchWarning::TowerEpsilon { key, value, fixed: assumed }
             } else {
-                ArchWarning::TowerValue { key, value, assumed }
+                ArchWarning::TowerValue { file, key, value, assumed }
             });
         }
     }
     lost
 }
 
+/// Returns the names of a setting: transformers 5 has the rotary base in a member of its own.
+fn spellings(key: &str) -> impl Iterator<Item = String> {
+    let inner = key.strip_suffix("rope_theta").map(|head| format!("{head}rope_parameters.rope_theta"));
+    std::iter::once(key.to_owned()).chain(inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Registry;
+    use crate::read::schema::{Card, CardKind};
 
     #[test]
     fn what_the_runtime_computes_otherwise_is_named() {
-        let of = |class: &str, json: &str| warnings(class, &serde_json::from_str(json).unwrap());
+        let of = |class: &str, json: &str| {
+            let config: Map<String, Json> = serde_json::from_str(json).unwrap();
+            warnings(class, &config, config.get("preprocessor").and_then(Json::as_object))
+        };
         let gemma = "Gemma3ForConditionalGeneration";
         let lost = of(gemma, r#"{"vision_config": {"hidden_act": "relu"}}"#);
         assert_eq!(lost.len(), 1);
@@ -95,6 +115,18 @@ mod tests {
                 "computes with \"v2\"",
             ),
             (
+                "Gemma4ForConditionalGeneration",
+                r#"{"audio_config": {"attention_context_left": 13, "hidden_act": "swish", "rms_norm_eps": 1e-6}}"#,
+                r#"{"audio_config": {"attention_context_left": 7}}"#,
+                "computes with 13",
+            ),
+            (
+                "Qwen2AudioForConditionalGeneration",
+                r#"{"preprocessor": {"hop_length": 160, "feature_extractor": {"n_fft": 400}}}"#,
+                r#"{"preprocessor": {"feature_extractor": {"hop_length": 240}}}"#,
+                "preprocessor_config.json: `feature_extractor.hop_length` = 240 is lost",
+            ),
+            (
                 "Qwen2_5_VLForConditionalGeneration",
                 r#"{"rms_norm_eps": 1e-6}"#,
                 r#"{"rms_norm_eps": 1e-5}"#,
@@ -104,6 +136,27 @@ mod tests {
             assert_eq!(of(class, usual), [], "{class}");
             let lost = of(class, other);
             assert!(lost.len() == 1 && lost[0].to_string().contains(words), "{class}: {lost:?}");
+        }
+    }
+
+    /// Each setting that transformers computes with is read by the class's card, or has a row.
+    #[test]
+    fn each_setting_of_a_tower_has_a_fate() {
+        let cards = Registry::embedded_of(CardKind::Mmproj).unwrap();
+        let settings = include_str!("../../../../fixtures/tower_settings.tsv").lines();
+        for (key, classes) in settings.filter_map(|line| line.split_once('\t')) {
+            let read = key.rsplit('.').next().unwrap();
+            for class in classes.split(' ') {
+                let of_class = |row: &[&str]| row[0].split(' ').any(|own| own == class) && row[1] == key;
+                let has_row = TABLE.lines().any(|line| {
+                    let row: Vec<&str> = line.split('\t').collect();
+                    row.len() > 2 && of_class(&row)
+                });
+                let is_read = |card: &Card| {
+                    card.classes.iter().any(|own| own == class) && format!("{card:?}").contains(read)
+                };
+                assert!(has_row || cards.cards().iter().any(is_read), "{class}: {key}");
+            }
         }
     }
 }

@@ -50,7 +50,7 @@ pub(crate) fn add(card: &Card, scope: &Scope<'_>, early: &Metadata, metadata: &m
         }
     }
     window_layers(&scope.config, graph, &mut keys);
-    windows::settle_absent(&card.gguf, metadata);
+    windows::settle_absent(&card.gguf, graph.window.pattern, metadata);
     Ok(())
 }
 

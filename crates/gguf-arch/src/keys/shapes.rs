@@ -22,6 +22,8 @@ mod rules;
 
 use rules::Rules;
 
+/// Architecture of files of towers.
+const TOWERS: &str = "clip";
 /// Root of expressions: the number of tokens.
 const TOKENS: &str = "tokens";
 /// Maximum number of blocks that are checked: no model has as many.
@@ -85,7 +87,7 @@ type RuledTensor<'a> = (usize, &'a Vec<Expr>, usize);
 /// Compares the shapes of tensors with the keys of their file. Architectures without an embedded card are not judged.
 pub fn check_shapes(metadata: &Metadata, tensors: &[TensorMeta]) -> ShapeCheck {
     let arch = metadata.get("general.architecture").and_then(Value::as_str);
-    let Some(arch) = arch.filter(|arch| registry::is_embedded(arch)) else {
+    let Some(arch) = arch.filter(|arch| *arch == TOWERS || registry::is_embedded(arch)) else {
         return ShapeCheck::default();
     };
     let rules = Rules::of(arch);

@@ -281,7 +281,7 @@ fn the_cards_of_a_class_are_found_without_the_others() {
     for kind in [CardKind::Text, CardKind::Mmproj] {
         let all = Registry::embedded_of(kind).unwrap();
         for ClassRow { class, .. } in all.classes() {
-            let few = Registry::of_classes(kind, &[class.to_owned()]).unwrap();
+            let few = Registry::read_classes(kind, &[class.to_owned()]).unwrap();
             assert!(few.tables.len() < all.tables.len() / 4, "{class}: {} cards", few.tables.len());
             let claiming = |registry: &Registry| {
                 let cards = registry.cards.iter().filter(|card| card.classes.iter().any(|own| own == class));
@@ -289,8 +289,8 @@ fn the_cards_of_a_class_are_found_without_the_others() {
             };
             assert_eq!(claiming(&few), claiming(&all), "{class}");
         }
-        let unknown = Registry::of_classes(kind, &["Nobodys".to_owned()]).unwrap();
+        let unknown = Registry::read_classes(kind, &["Nobodys".to_owned()]).unwrap();
         assert_eq!(unknown.cards.len(), all.cards.len());
-        assert_eq!(Registry::of_classes(kind, &[]).unwrap().cards.len(), all.cards.len());
+        assert_eq!(Registry::read_classes(kind, &[]).unwrap().cards.len(), all.cards.len());
     }
 }

@@ -1,7 +1,10 @@
 //! Held-out text, on which the result is measured: separate text, or a part of each kind.
 
+use std::collections::HashSet;
+
 use crate::text::{count, spread, windows};
 use crate::{CalibrateError, CalibrationText, Result, TextKind, TextSource};
+use gguf_core::text::escape;
 use gguf_verification::{Model, Window};
 
 /// Text that is given only to measure the result; no solver uses it.
@@ -18,6 +21,14 @@ impl HeldOutText {
     pub fn n_tokens(&self) -> usize {
         count(&self.windows)
     }
+}
+
+/// Number of tokens of a run by which texts are compared.
+const RUN: usize = 16;
+
+/// Runs of consecutive tokens of a sequence; a shorter sequence is one.
+fn runs(tokens: &[u32]) -> std::slice::Windows<'_, u32> {
+    tokens.windows(RUN.min(tokens.len()).max(1))
 }
 
 impl CalibrationText {
@@ -42,6 +53,47 @@ impl CalibrationText {
             self.held_out.push(HeldOutText { name, windows });
         }
         Ok(())
+    }
+
+    /// Leaves held-out sequences out if the solver knows them: most of their runs of tokens are in the calibration text.
+    /// If nothing else is held out, they stay. Returns a note for each text concerned. Text that the model writes is not
+    /// compared.
+    pub fn leave_out_known(&mut self) -> Vec<String> {
+        let of_kinds = self.kinds.iter_mut().filter(|kind| kind.seed.is_none());
+        let of_kinds = of_kinds.map(|kind| (kind.name.clone(), std::mem::take(&mut kind.held_out)));
+        let separate =
+            self.held_out.iter_mut().map(|text| (text.name.clone(), std::mem::take(&mut text.windows)));
+        let all: Vec<(String, Vec<Window>)> = of_kinds.chain(separate).collect();
+        let given = self.kinds.iter().flat_map(|kind| &kind.windows);
+        let known: HashSet<&[u32]> = given.flat_map(|window| runs(&window.chunk.tokens)).collect();
+        let is_known = |window: &Window| {
+            let runs = runs(&window.chunk.tokens);
+            2 * runs.clone().filter(|run| known.contains(run)).count() > runs.len()
+        };
+        let is_any_new = self.kinds.iter().any(|kind| !kind.held_out.is_empty())
+            || all.iter().any(|(_, windows)| !windows.iter().all(is_known));
+        let mut notes = Vec::new();
+        let keep = |(name, windows): (String, Vec<Window>)| {
+            let n = windows.len();
+            let new: Vec<Window> = windows.iter().filter(|window| !is_known(window)).cloned().collect();
+            if new.len() < n {
+                let (name, n_known) = (escape(&name).into_owned(), n - new.len());
+                let then =
+                    if is_any_new { "they are left out of it" } else { "it says nothing about other text" };
+                notes.push(format!(
+                    "`{name}`: {n_known} of {n} sequences of the check are calibration text, too: {then}"
+                ));
+            }
+            if is_any_new { new } else { windows }
+        };
+        let mut kept = all.into_iter().map(keep).collect::<Vec<_>>().into_iter();
+        for kind in self.kinds.iter_mut().filter(|kind| kind.seed.is_none()) {
+            kind.held_out = kept.next().unwrap_or_default();
+        }
+        for text in &mut self.held_out {
+            text.windows = kept.next().unwrap_or_default();
+        }
+        notes
     }
 
     /// Sequences on which the result is measured.

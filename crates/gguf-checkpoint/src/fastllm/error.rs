@@ -128,7 +128,9 @@ impl FlmError {
                  file again from the original model"
             }
             Self::Truncated { .. } | Self::DataTruncated { .. } => gguf_core::input::INCOMPLETE,
-            Self::NoModelType => "`--arch NAME` names the architecture, `gguf-convert archs` lists them",
+            Self::NoModelType => {
+                "`gguf-convert flm2gguf FILE --arch NAME` names the architecture, `gguf-convert archs` lists them"
+            }
             _ => return Vec::new(),
         };
         vec![hint.to_owned()]

@@ -120,6 +120,19 @@ static DTYPES: &[(&str, Option<ElementType>)] = &[
     ("quint2x4", None),
 ];
 
+/// Names that training programs save beside the weights; the first is that of bytes.
+static IGNORED: &[(&str, &str)] = &[
+    ("_codecs", "encode"),
+    ("argparse", "Namespace"),
+    ("lightning.pytorch.callbacks.model_checkpoint", "ModelCheckpoint"),
+    ("pytorch_lightning.callbacks.model_checkpoint", "ModelCheckpoint"),
+    ("numpy", "dtype"),
+    ("numpy.core.multiarray", "scalar"),
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy.dtypes", "Float32DType"),
+    ("numpy.dtypes", "Float64DType"),
+];
+
 /// Looks up a name.
 pub(crate) fn find(module: &str, name: &str) -> Result<Global, Forbidden> {
     match module {
@@ -140,7 +153,7 @@ pub(crate) fn find(module: &str, name: &str) -> Result<Global, Forbidden> {
             "set" | "frozenset" | "list" | "bytearray" => Ok(Global::Ignored),
             _ => Err(Forbidden::Other),
         },
-        "_codecs" if name == "encode" => Ok(Global::Ignored),
+        _ if IGNORED.contains(&(module, name)) => Ok(Global::Ignored),
         _ if module == "torch.nn" || module.starts_with("torch.nn.") => Err(Forbidden::Module),
         _ => Err(Forbidden::Other),
     }

@@ -5,6 +5,7 @@ use crate::shards::failed;
 use crate::torch::{self, StoredTensor};
 use crate::{CheckpointError, Container, ModelDir, Part};
 use gguf_core::limits::Limits;
+use gguf_core::text::escape;
 use gguf_core::weight_file::WeightFile;
 use gguf_core::{SourceError, WeightMeta, WeightSource};
 use std::borrow::Cow;
@@ -112,6 +113,13 @@ impl TorchFiles {
         if let [first, rest @ ..] = &content.others[..] {
             let more = if rest.is_empty() { String::new() } else { format!(" (and {} more)", rest.len()) };
             self.warnings.push(format!("{name}: `{first}`{more} is no tensor and is left out"));
+        }
+        if let Some((own, others)) = &content.sets {
+            let (own, others) = (escape(own), crate::error::listed(others));
+            self.warnings.push(format!(
+                "{name}: the weights under `{own}` are taken, other weights under {others} are left out: to convert those, save \
+                 them alone in PyTorch"
+            ));
         }
         self.files.push(OpenShard { name: name.to_owned(), file });
         Ok(())

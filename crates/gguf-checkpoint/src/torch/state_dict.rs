@@ -21,6 +21,8 @@ pub(super) struct StateDict {
     pub(super) tensors: Vec<(String, Id)>,
     /// Keys whose values are not tensors.
     pub(super) others: Vec<String>,
+    /// Key of the dictionary with the weights, and of the dictionaries beside it that hold other weights; or nothing.
+    pub(super) sets: Option<(String, Vec<String>)>,
 }
 
 pub(super) fn find(pickle: &Pickle) -> Result<StateDict, TorchError> {
@@ -30,7 +32,10 @@ pub(super) fn find(pickle: &Pickle) -> Result<StateDict, TorchError> {
     };
     let mut found = StateDict::default();
     match direct(pickle, root, WRAPPED) {
-        Some(map) => take(pickle, map, &mut found)?,
+        Some(map) => {
+            found.sets = sets(pickle, root, map, WRAPPED);
+            take(pickle, map, &mut found)?;
+        }
         None => flatten(pickle, root, &mut found)?,
     }
     if found.tensors.is_empty() {
@@ -63,8 +68,7 @@ fn direct(pickle: &Pickle, map: Id, depth: usize) -> Option<Id> {
     let pairs = pairs(pickle, map);
     let mut tensors = pairs.iter().filter(|&&(_, value)| is_tensor(pickle, value)).peekable();
     let own = tensors.peek().map(|_| map);
-    let is_of_module = |&(key, _): &(Id, Id)| pickle.text(key).is_some_and(|name| name.contains('.'));
-    if depth == 0 || tensors.any(is_of_module) {
+    if depth == 0 || tensors.any(|pair| is_of_module(pickle, *pair)) {
         return own;
     }
     let wrapped = WRAPPERS.iter().find_map(|wrapper| {
@@ -73,6 +77,25 @@ fn direct(pickle: &Pickle, map: Id, depth: usize) -> Option<Id> {
         direct(pickle, *value, depth - 1)
     });
     wrapped.or(own)
+}
+
+/// Returns true for a tensor whose name has the dots of modules.
+fn is_of_module(pickle: &Pickle, (key, value): (Id, Id)) -> bool {
+    is_tensor(pickle, value) && pickle.text(key).is_some_and(|name| name.contains('.'))
+}
+
+/// Returns the key in `map` that leads to the weights, and those that lead to other weights: of another model, or averages
+/// of the same.
+fn sets(pickle: &Pickle, map: Id, taken: Id, depth: usize) -> Option<(String, Vec<String>)> {
+    let depth = depth.checked_sub(1)?;
+    let leads_to = |&(_, value): &(Id, Id)| direct(pickle, value, depth);
+    let named =
+        |pair: &(Id, Id)| pickle.text(pair.0).filter(|key| !is_training_state(key)).map(str::to_owned);
+    let own = pairs(pickle, map).iter().find(|pair| leads_to(pair) == Some(taken))?;
+    let has_weights = |id: Id| pairs(pickle, id).iter().any(|pair| is_of_module(pickle, *pair));
+    let is_other = |pair: &&(Id, Id)| leads_to(pair).is_some_and(|id| id != taken && has_weights(id));
+    let others: Vec<String> = pairs(pickle, map).iter().filter(is_other).filter_map(named).collect();
+    if others.is_empty() { sets(pickle, own.1, taken, depth) } else { Some((named(own)?, others)) }
 }
 
 /// Collects the tensors of one dictionary, and the keys of its other values.

@@ -281,6 +281,10 @@ fn other_forms_are_named() {
         let expected = if name == "notes.txt" { "DIR: `config.json` is missing" } else { expected };
         assert_eq!(error(&dir), expected);
     }
+    // A GGUF file that was made of an adapter changes nothing.
+    let dir = dir(&[("Adapter-LoRA.gguf", b"x"), ("adapter_model.bin", b"x")]);
+    fs_err::remove_file(dir.path().join("config.json")).unwrap();
+    assert!(error(&dir).contains("an adapter without its base model"));
 }
 
 /// Trainers save the parts in a folder.

@@ -80,6 +80,15 @@ impl DiffusionError {
         !self.is_unsupported()
     }
 
+    /// Returns true if the names tell what the file is instead of a model, and names that file.
+    pub(super) fn tells_of(&mut self, file: PathBuf) -> bool {
+        match self {
+            Self::Refused { path, .. } => *path = file,
+            _ => return false,
+        }
+        true
+    }
+
     /// Returns true for what a quantization of the weights may lead to.
     pub(super) fn is_about_weights(&self) -> bool {
         matches!(

@@ -51,8 +51,11 @@ impl Folder {
         card: &'a DiffusionCard,
         has: impl Fn(&str) -> bool,
     ) -> Vec<&'a Setting> {
-        let holds =
-            |row: &&Setting| self.get(&row.file, &row.key).is_some_and(|value| row.values.contains(value));
+        let is_found = |(key, value): (&String, &Json)| self.get(CONFIG, key) == Some(value);
+        let holds = |row: &&Setting| {
+            self.get(&row.file, &row.key).is_some_and(|value| row.values.contains(value))
+                && !row.found_with.iter().any(is_found)
+        };
         card.settings.iter().filter(holds).filter(|row| !has(&row.marker)).collect()
     }
 }

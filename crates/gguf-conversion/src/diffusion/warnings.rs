@@ -7,6 +7,7 @@ use gguf_arch::{CardKind, DraftHeads};
 use gguf_checkpoint::BareWeights;
 use gguf_core::text::{escape, plural};
 use gguf_dequant::ImageWeights;
+use gguf_format::{Metadata, Value};
 
 /// Returns the warning about entries of the header that the runtime reads and the file lacks.
 pub(super) fn lost_entries(
@@ -119,6 +120,19 @@ pub(super) fn unloadable(rules: &DiffusionRules, tensors: &[PlannedTensor]) -> O
         format!(
             "{names}: a parameter in BF16 that belongs to no layer, which ComfyUI-GGUF does not load (nor from the \
              file of its own converter): convert with `--type f16`, and quantize that file"
+        )
+    })
+}
+
+/// Returns the warning about a name of the architecture that the user gave, by which runtimes do not know the model.
+pub(super) fn other_architecture(card: &DiffusionCard, metadata: &Metadata) -> Option<String> {
+    let given = metadata.get("general.architecture").and_then(Value::as_str).unwrap_or_default();
+    (given != card.gguf).then(|| {
+        format!(
+            "`general.architecture` is `{}`, and the model is one of `{}`: runtimes refuse the file, or guess the model by its \
+             tensors",
+            escape(given),
+            card.gguf
         )
     })
 }

@@ -48,6 +48,10 @@ const OTHERWISE: &[(&str, &[&str])] = &[
             "rwkv7/fused_no_gate",
         ],
     ),
+    (
+        "the head of a classifier, of which the rows of an output were taken",
+        &["qwen3/rerank", "qwen3/rerank_tied"],
+    ),
     ("a stack of experts, where each had a tensor", &["qwen3vlmoe/qwen3_omni_moe"]),
     ("dense layers, which the experts of a single one are", &["jamba/mini"]),
     (

@@ -2,7 +2,7 @@
 
 use gguf_arch::OutType;
 use gguf_conversion::{Conversion, ConvertError};
-use gguf_core::TensorSource as _;
+use gguf_core::{Hint as _, TensorSource as _};
 use gguf_format::{Array, Value};
 use serde_json::{Value as Json, json};
 
@@ -100,4 +100,71 @@ fn the_epsilon_of_modern_bert_is_its_own_key() {
         let found = plan.metadata().get("modern-bert.attention.layer_norm_epsilon");
         assert_eq!(found, Some(&Value::F32(want as f32)), "{old:?} {new:?}");
     }
+}
+
+/// A reranker of Qwen 3 that was converted back is a classifier, whose labels say what it is.
+#[test]
+fn a_decoder_with_a_head_for_yes_and_no_is_a_reranker() {
+    let planned = |change: fn(&mut Json)| {
+        let case = case("qwen3/rerank.json").edited(change);
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        case.plan(dir.path(), OutType::F16)
+    };
+    let whole = planned(|content| content["config"]["tie_word_embeddings"] = false.into()).unwrap();
+    assert!(!whole.warnings().join("\n").contains("no head"), "{:?}", whole.warnings());
+    let as_classifier = |content: &mut Json| {
+        content["config"]["architectures"] = json!(["Qwen3ForSequenceClassification"]);
+        content["config"]["id2label"] = json!({"0": "yes", "1": "no"});
+        for row in content["tensors"].as_array_mut().unwrap() {
+            if row[0] == "lm_head.weight" {
+                row[0] = "score.weight".into();
+                row[2][0] = 2.into();
+            }
+        }
+    };
+    let head = planned(as_classifier).unwrap();
+    assert!(has(&head, "cls.output.weight") && has(&head, "token_embd.weight"));
+    assert!(!has(&head, "output.weight"));
+    assert_eq!(labels(&head), labels(&whole));
+    let other = planned(|content| {
+        content["config"]["architectures"] = json!(["Qwen3ForSequenceClassification"]);
+        content["config"]["id2label"] = json!({"0": "no", "1": "yes"});
+    });
+    assert!(other.err().unwrap().to_string().contains("the labels must be `yes` and `no`"));
+}
+
+/// The runtime gives it a cache else, in which no token sees a later one.
+#[test]
+fn the_encoder_of_t5_alone_looks_both_ways() {
+    let causal = |at: &str, class: Option<&str>| {
+        let case = case(at).edited(|content| {
+            if let Some(class) = class {
+                content["config"]["architectures"] = json!([class]);
+            }
+        });
+        let dir = tempfile::tempdir().unwrap();
+        case.write(dir.path());
+        let plan = case.plan(dir.path(), OutType::F16).unwrap();
+        plan.metadata().get(&format!("{}.attention.causal", case.arch)).cloned()
+    };
+    for class in [None, Some("MT5EncoderModel")] {
+        assert_eq!(causal("t5encoder/t5_encoder.json", class), Some(Value::Bool(false)), "{class:?}");
+    }
+    assert_eq!(causal("t5/t5.json", None), None);
+}
+
+#[test]
+fn a_class_is_offered_only_if_the_checkpoint_converts_under_it() {
+    let hints = |further: Option<&str>| {
+        let renamed = case("eurobert/eurobert.json")
+            .edited(|content| content["config"]["architectures"] = json!(["EuroBertForMaskedLM"]));
+        let renamed = further.into_iter().fold(renamed, |case, name| case.with(name, &[8, 8]));
+        let dir = tempfile::tempdir().unwrap();
+        renamed.write(dir.path());
+        renamed.plan(dir.path(), OutType::F16).err().unwrap().hints().join("\n")
+    };
+    assert!(hints(None).contains("should be [\"EuroBertModel\"]"), "{}", hints(None));
+    let head = hints(Some("lm_head.weight"));
+    assert!(!head.contains("should be"), "{head}");
 }

@@ -3,8 +3,10 @@
 use gguf_arch::{
     ArchError, CardKind, Inputs, Mapping, Registry, ResolveOptions, resolve, settle_preprocessor,
 };
+use gguf_conversion::{Conversion, ConvertOptions};
 use gguf_core::{ElementType, Hint, Shape, WeightMeta};
 use gguf_format::Value;
+use gguf_testkit::goldens::Goldens;
 use serde_json::{Map, Value as Json, json};
 
 fn object(json: &Json) -> Map<String, Json> {
@@ -98,6 +100,15 @@ fn settings_are_carried() {
         let vision = json!({"hidden_act": "gelu_pytorch_tanh", key: value});
         cases.push((gemma, json!({"vision_config": vision}), none.clone(), written, value));
     }
+    let exaone = "Exaone4_5_ForConditionalGeneration";
+    let windows_alone = json!({"vision_config": {"fullatt_block_indexes": []}});
+    cases.push((exaone, windows_alone, size, "vision.n_wa_pattern", 5));
+    let by_four = json!({"downsample_mode": "4x", "insert_layer_id": 1});
+    cases.push(("MiniCPMV4_6ForConditionalGeneration", by_four, none.clone(), factor, 2));
+    let mut heard = audio();
+    heard["encoder_ffn_dim"] = 16.into();
+    let stacked = json!({"audio_config": heard});
+    cases.push(("VoxtralForConditionalGeneration", stacked, none.clone(), "audio.projector.stack_factor", 2));
     for (class, config, images, key, expected) in cases {
         let mut all = json!({"vision_config": vision()});
         for (key, value) in object(&config) {
@@ -143,6 +154,8 @@ fn the_activation_and_the_epsilon_are_those_of_the_tower() {
         ("Gemma4ForConditionalGeneration", "hidden_activation", json!(null), true, false),
         ("Gemma4ForConditionalGeneration", "hidden_activation", json!("silu"), false, true),
         ("CogVLMForCausalLM", "hidden_act", json!("gelu"), true, false),
+        ("Glm4vForConditionalGeneration", "hidden_act", json!("gelu_pytorch_tanh"), true, false),
+        ("GlmOcrForConditionalGeneration", "hidden_act", json!(null), false, true),
         ("CogVLMForCausalLM", "hidden_act", json!("silu"), false, true),
     ] {
         let mut config = with(&json!({"rms_norm_eps": 0.5}));
@@ -157,6 +170,10 @@ fn the_activation_and_the_epsilon_are_those_of_the_tower() {
             assert_eq!(written.get("clip.vision.attention.layer_norm_epsilon"), Some(&Value::F32(0.5)));
         }
     }
+    let own = with(&json!({"rms_norm_eps": 0.5, "layer_norm_eps": 0.25}));
+    let size = json!({"min_pixels": 784, "max_pixels": 3136});
+    let written = keys("PaddleOCRVLForConditionalGeneration", &own, &size).unwrap().metadata;
+    assert_eq!(written.get("clip.vision.attention.layer_norm_epsilon"), Some(&Value::F32(0.25)));
     let other = with(&json!({"hidden_activation": "relu"}));
     assert!(keys("Gemma4ForConditionalGeneration", &other, &json!({})).is_err());
 }
@@ -169,6 +186,10 @@ fn fixed_numbers_of_towers_are_refused_by_name() {
         ("Qwen2VLForConditionalGeneration", json!({"spatial_merge_size": 4}), "spatial_merge_size"),
         ("Glm4vForConditionalGeneration", json!({"spatial_merge_size": 1}), "spatial_merge_size"),
         ("Qwen3VLForConditionalGeneration", json!({"spatial_merge_size": 4}), "spatial_merge_size"),
+        ("PaddleOCRVLForConditionalGeneration", json!({"spatial_merge_size": 4}), "spatial_merge_size"),
+        ("KimiK25ForConditionalGeneration", json!({"merge_kernel_size": [1, 1]}), "merge_kernel_size"),
+        ("Glm4vForConditionalGeneration", json!({"hidden_act": "relu"}), "hidden_act"),
+        ("MiniMaxM3SparseForConditionalGeneration", json!({"temporal_patch_size": 1}), "temporal_patch_size"),
         (qwen, json!({"temporal_patch_size": 1}), "temporal_patch_size"),
         (qwen, json!({"fullatt_block_indexes": [1]}), "fullatt_block_indexes"),
         (qwen, json!({"depth": 6}), "fullatt_block_indexes"),
@@ -224,13 +245,76 @@ fn thinkers_are_read_alone_and_inside() {
     }
 }
 
+fn meta(name: &str) -> WeightMeta {
+    let (name, shape) = (name.to_owned(), Shape::new(vec![8, 8]).unwrap());
+    WeightMeta { name, shape, ty: ElementType::Bf16 }
+}
+
+#[test]
+fn positions_and_missing_biases_are_written() {
+    let options = ResolveOptions { is_part: true, ..ResolveOptions::default() };
+    let muse = with(&json!({"pos_emb_height": 2, "merge_size": 2, "patch_temporal": 2}));
+    let own = [meta("model.vision_tower.patch_embedder.position_embedding_table.weight")];
+    let made = resolved("MuseGlimmerForConditionalGeneration", &muse, &json!({}), &options, &own).unwrap();
+    assert_eq!(made.outputs[0].name, "v.position_embd.weight");
+    let mut heard = audio();
+    for (key, n) in [("encoder_layers", 1), ("num_hidden_layers", 1), ("max_source_positions", 8)] {
+        heard[key] = n.into();
+    }
+    let flamingo = json!({"audio_config": heard, "projector_bias": false});
+    let block = "fc1 fc2 final_layer_norm self_attn_layer_norm self_attn.k_proj self_attn.out_proj self_attn.q_proj \
+                 self_attn.v_proj";
+    let mut modules: Vec<String> =
+        block.split(' ').map(|name| format!("audio_tower.layers.0.{name}")).collect();
+    modules.extend(["conv1", "conv2", "layer_norm"].map(|name| format!("audio_tower.{name}")));
+    let mut own: Vec<WeightMeta> = modules
+        .iter()
+        .flat_map(|name| ["weight", "bias"].map(|end| meta(&format!("{name}.{end}"))))
+        .collect();
+    own.retain(|weight| !weight.name.ends_with("k_proj.bias"));
+    own.push(meta("audio_tower.embed_positions.weight"));
+    own.extend([1, 2].map(|at| meta(&format!("multi_modal_projector.linear_{at}.weight"))));
+    let (class, options) = ("AudioFlamingo3ForConditionalGeneration", ResolveOptions::default());
+    let made = resolved(class, &flamingo, &json!({}), &options, &own).unwrap();
+    for name in ["mm.a.mlp.1.bias", "mm.a.mlp.2.bias"] {
+        assert!(made.outputs.iter().any(|output| output.name == name), "{name}");
+    }
+}
+
+/// Numbers of config.json that no tensor of an audio tower has.
+#[test]
+fn a_tower_for_sounds_has_the_sizes_of_its_tensors() {
+    let options = ConvertOptions { kind: CardKind::Mmproj, tokenizer: false, ..ConvertOptions::default() };
+    let from = Goldens::selection().find("mmproj/qwen2_audio/hf").unwrap();
+    for (key, value, words) in [
+        ("num_mel_bins", 16, ""),
+        ("num_mel_bins", 20, "num_mel_bins"),
+        ("encoder_ffn_dim", 99, "encoder_ffn_dim"),
+        ("encoder_attention_heads", 3, "do not share its width evenly"),
+        ("max_source_positions", 1000, "is not the number of positions"),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        for file in gguf_testkit::files::entries(&from) {
+            fs_err::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
+        }
+        let path = dir.path().join("config.json");
+        let mut config: Json = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
+        config["audio_config"][key] = value.into();
+        fs_err::write(&path, config.to_string()).unwrap();
+        let refused = Conversion::plan(dir.path(), &options).err().map(|error| error.to_string());
+        assert_eq!(refused.is_none(), words.is_empty(), "{key} {value}: {refused:?}");
+        assert!(refused.unwrap_or_default().contains(words), "{key} {value}");
+    }
+    let weights = [meta("model.audio_tower.output_proj.weight")];
+    let options = ResolveOptions { is_part: true, ..ResolveOptions::default() };
+    let gemma = "Gemma4ForConditionalGeneration";
+    let made = resolved(gemma, &with(&json!({})), &json!({}), &options, &weights);
+    let refused = made.map(|_| ()).unwrap_err().to_string();
+    assert!(refused.contains("`audio_config` is null"), "{refused}");
+}
+
 #[test]
 fn the_projector_of_transformers_5_has_the_names_of_the_runtime() {
-    let meta = |name: &str| WeightMeta {
-        name: name.to_owned(),
-        shape: Shape::new(vec![8, 8]).unwrap(),
-        ty: ElementType::Bf16,
-    };
     let options = ResolveOptions { is_part: true, ..ResolveOptions::default() };
     let config = json!({"audio_config": audio()});
     for (own, runtime) in [

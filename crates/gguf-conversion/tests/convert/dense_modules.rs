@@ -96,6 +96,32 @@ fn dense_layers_of_an_embedding_model() {
     assert!(without.metadata().iter().all(|(key, _)| !key.contains("dense")));
 }
 
+/// Modules are layers by their order, whatever their folders are called.
+#[test]
+fn dense_modules_have_the_order_of_the_list() {
+    let dir = tempfile::tempdir().unwrap();
+    let plan = |case: &str, layers: &[(&str, [u64; 2])]| {
+        write_model(dir.path(), case, layers);
+        Conversion::plan(dir.path(), &options(OutType::F32, true))
+    };
+    let keys = |layers: &[(&str, [u64; 2])]| {
+        let plan = plan("gemma-embedding/pooled", layers).unwrap();
+        ["dense_2_feat_out", "dense_3_feat_in", "embedding_length_out"]
+            .map(|key| plan.metadata().get(&format!("gemma-embedding.{key}")).and_then(Value::as_u64))
+    };
+    let (first, second) = ([256, 64], [64, 256]);
+    for names in [["2_DenseA", "3_DenseB"], ["3_Dense", "2_Dense"]] {
+        assert_eq!(keys(&[(names[0], first), (names[1], second)]), [Some(256), Some(256), None], "{names:?}");
+    }
+    // Alone, a layer gives the width of the embeddings.
+    assert_eq!(keys(&[("2_Dense_16", [16, 64])]), [Some(16), None, Some(16)]);
+    let layers = [("2_Dense", first), ("3_Dense", second), ("4_Dense", first)];
+    let third = plan("gemma-embedding/pooled", &layers).unwrap_err().to_string();
+    assert!(third.contains("`4_Dense` is a third dense module"), "{third}");
+    let place = plan("bert/bert", &layers[..1]).unwrap_err().to_string();
+    assert!(place.contains("files of `BertModel` have no place for dense modules: leave"), "{place}");
+}
+
 #[test]
 fn the_projection_of_a_late_interaction_model() {
     let dir = tempfile::tempdir().unwrap();

@@ -166,6 +166,71 @@ fn settings_of_a_folder_become_markers_or_warnings() {
     let zero = json!({"prediction_type": "v_prediction", "rescale_betas_zero_snr": true});
     assert_eq!(warned(zero), [true, true, false]);
     assert_eq!(warned(json!({"_class_name": "EDMDPMSolverMultistepScheduler"})), [false, false, true]);
+    assert_eq!(warned(json!({"_class_name": "FlowMatchEulerDiscreteScheduler"})), [false, false, true]);
+    assert_eq!(warned(json!({"prediction_type": "flow_prediction"})), [true, false, false]);
+
+    // Runtimes find out by themselves what Stable Diffusion 2 predicts; models of flow have no other way.
+    let said = |gguf: &str, set: usize, config: serde_json::Value, scheduler: serde_json::Value| {
+        pipeline(dir.path(), &floats(&names(gguf, set)), &config, &scheduler);
+        plan(dir.path()).unwrap().warnings().join("\n").contains("runtimes do not find this setting")
+    };
+    let velocity = json!({"prediction_type": "v_prediction"});
+    assert!(said("sd1", 1, json!({"_class_name": "X", "cross_attention_dim": 768}), velocity.clone()));
+    assert!(!said("sd1", 1, json!({"_class_name": "X", "cross_attention_dim": 1024}), velocity));
+    let flow =
+        json!({"_class_name": "FlowMatchEulerDiscreteScheduler", "prediction_type": "flow_prediction"});
+    assert!(!said("wan", 0, json!({"_class_name": "X"}), flow));
+}
+
+#[test]
+fn what_a_folder_or_a_pickle_holds_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let found = || DiffusionConversion::find(dir.path(), &ConvertOptions::default());
+    let style = dir.path().join("style.safetensors");
+    floats(&["lora_unet_x.lora_down.weight".to_owned()]).write(&style);
+    fs_err::write(dir.path().join("style-Q8_0.gguf"), "").unwrap();
+    let error = found().err().unwrap();
+    assert!(
+        error.to_string().ends_with("style.safetensors: this is a LoRA, which is no model of its own"),
+        "{error}"
+    );
+    // A folder inside may be the model that is meant, and a model of the usual name a language model.
+    fs_err::create_dir(dir.path().join("inner")).unwrap();
+    fs_err::write(dir.path().join("inner/config.json"), "{}").unwrap();
+    assert!(found().unwrap().is_none());
+    fs_err::remove_dir_all(dir.path().join("inner")).unwrap();
+    fs_err::rename(&style, dir.path().join("model.safetensors")).unwrap();
+    assert!(found().unwrap().is_none());
+    let pickle = dir.path().join("any.pt");
+    fs_err::copy(gguf_testkit::fixture("torch/zip/pytorch_model.bin"), &pickle).unwrap();
+    let error = DiffusionConversion::find(&pickle, &ConvertOptions::default()).err().unwrap().to_string();
+    assert!(error.contains("any.pt: this is a language model"), "{error}");
+}
+
+#[test]
+fn words_of_wrappers_and_options_without_effect() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("x.safetensors");
+    let own = names("flux", 0);
+    floats(&own.iter().map(|name| name.replacen('.', "._fsdp_wrapped_module.", 1)).collect::<Vec<_>>())
+        .write(&path);
+    let mut options = ConvertOptions::default();
+    options.drop.push(regex::Regex::new("^nothing").unwrap());
+    options.set.push(("general.architecture".to_owned(), "pig".into()));
+    let found = DiffusionConversion::find(&path, &options).unwrap().unwrap();
+    let mut written: Vec<&str> = found.tensors().iter().map(|tensor| &*tensor.name).collect();
+    let mut expected: Vec<&str> = own.iter().map(String::as_str).collect();
+    written.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(written, expected);
+    let said = found.warnings().join("\n");
+    for words in [
+        "`--drop ^nothing` matches no tensor",
+        "`general.architecture` is `pig`",
+        "`_fsdp_wrapped_module` of wrappers",
+    ] {
+        assert!(said.contains(words), "{words}: {said}");
+    }
 }
 
 #[test]

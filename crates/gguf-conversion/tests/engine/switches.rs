@@ -329,10 +329,10 @@ const LOST_IN_CARDS: &[&str] = &[
     // The class normalizes, but the runtime does not without the key.
     "cohere2moe/shared_mtp.json: `norm_topk_prob` is absent: transformers takes true, and the file says something else; with `\"norm_topk_prob\": true` in config.json it says so, too",
     // The graph has windows with 64 layers alone.
-    "exaone4/exaone4_5.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute with null",
-    "exaone4/pattern_as_text.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute with null",
-    "exaone4/text_mtp.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute with null",
-    "exaone4/windows.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute with null",
+    "exaone4/exaone4_5.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute without it",
+    "exaone4/pattern_as_text.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute without it",
+    "exaone4/text_mtp.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute without it",
+    "exaone4/windows.json: `sliding_window` = 32 is lost: a `exaone4` file has no key or tensor for it, and runtimes compute without it",
     // It declares a norm but not its place, for which the class has the other default.
     "falcon-h1/normed.json: `mamba_norm_before_gate` = true is lost: a `falcon-h1` file has no key or tensor for it, and runtimes compute with false",
     // Heads of 16, but the class's divisor is for heads of 256.
@@ -361,7 +361,7 @@ const LOST_IN_CARDS: &[&str] = &[
     // Releases of transformers have different bases if none is given.
     "olmo2/olmo3.json: `rope_theta` is absent: transformers takes 500000.0, and the file says something else; with `\"rope_theta\": 500000.0` in config.json it says so, too",
     // The graph has no windows.
-    "phi3/phi3_swa.json: `sliding_window` = 32 is lost: a `phi3` file has no key or tensor for it, and runtimes compute with null",
+    "phi3/phi3_swa.json: `sliding_window` = 32 is lost: a `phi3` file has no key or tensor for it, and runtimes compute without it",
     // As `glm4moe`.
     "phimoe/longrope.json: `attention_bias` = false is lost: a `phimoe` file has no key or tensor for it, and runtimes compute with true",
     // As `olmo2`.

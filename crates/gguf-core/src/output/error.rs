@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use super::{GuardError, io_hints};
 use crate::Hint;
-use crate::text::escape;
+use crate::text::{escape, shell_path};
 
 /// Reason why an output cannot be written to its destination.
 #[derive(Debug, thiserror::Error)]
@@ -93,7 +93,7 @@ impl Hint for OutputError {
                 Obstacle::DeviceForParts => "leave out the options that split the output",
             },
             Self::NoDirectory { dir, .. } => {
-                return vec![format!("create it first: `mkdir -p {}`", escape(&dir.to_string_lossy()))];
+                return vec![format!("create it first: `mkdir -p {}`", shell_path(&dir.to_string_lossy()))];
             }
             Self::Guard(error) => return error.hints(),
             Self::Io(error) => return io_hints(error),

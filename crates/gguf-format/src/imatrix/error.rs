@@ -121,6 +121,7 @@ impl Hint for ImatrixError {
     fn hints(&self) -> Vec<String> {
         match self {
             Self::NotAnImatrix { .. }
+            | Self::Empty { .. }
             | Self::Gguf(GgufError::OtherFile {
                 what: OtherFile::JsonFile | OtherFile::Safetensors | OtherFile::Zip,
                 ..
@@ -168,7 +169,12 @@ impl Hint for ImatrixError {
                 vec!["run them, with the model, prompts and options of the others".to_owned()]
             }
             Self::DamagedPart { .. } => vec!["copy it again, or run this part again".to_owned()],
-            Self::NonFinite { .. } | Self::Negative { .. } | Self::Calls { .. } => {
+            Self::NonFinite { .. }
+            | Self::Negative { .. }
+            | Self::Calls { .. }
+            | Self::Unpaired { .. }
+            | Self::Type { .. }
+            | Self::Counts { .. } => {
                 vec!["measure it again; the file is damaged or was made with a broken model".to_owned()]
             }
             _ => Vec::new(),

@@ -124,8 +124,6 @@ impl Hint for EditError {
             | Self::Pattern { .. }
             | Self::TensorTwice { .. }
             | Self::NameLength { .. }
-            | Self::OtherModel { .. }
-            | Self::NotAPart { .. }
             | Self::Lock(_) => return Vec::new(),
             Self::NoTensor { nearest: Some(nearest), .. } | Self::NoKey { nearest: Some(nearest), .. } => {
                 format!("did you mean `{}`?", escape(nearest))
@@ -133,6 +131,11 @@ impl Hint for EditError {
             Self::NoTensor { nearest: None, .. } | Self::NoMatch { .. } => {
                 "list the tensors with `gguf-inspect FILE`".to_owned()
             }
+            Self::OtherModel { .. } => {
+                "give the parts of one model, which are named alike in one folder: one of them will do"
+                    .to_owned()
+            }
+            Self::NotAPart { .. } => "leave it out: it is a whole file already".to_owned(),
             Self::OfParts { .. } => "join the parts first: `gguf-inspect merge PART -o FILE`".to_owned(),
             Self::NoToken { nearest: Some(nearest), .. } => {
                 format!("the nearest is `{}`", escape(nearest))

@@ -57,7 +57,7 @@ pub struct AllocateOptions<'o> {
     pub keys: &'o [(String, Value)],
 }
 
-/// Tensor whose type is to be chosen.
+/// Tensor whose type is to be chosen, or is named by an option and so the only one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OpenTensor {
     /// Name in the output.
@@ -130,10 +130,10 @@ impl<'a> Survey<'a> {
         let found = input.source.tensors();
         let is_tied =
             plan.tensors().iter().all(|tensor| TensorClass::of(&tensor.name) != TensorClass::Output);
-        let mut tensors = Vec::new();
+        let (mut tensors, mut n_chosen) = (Vec::new(), 0);
         for (place, (step, tensor)) in plan.steps().iter().zip(plan.tensors()).enumerate() {
             let class = step.choice.class;
-            if step.choice.reason == Reason::Kept || is_named(&options, tensor, class, is_tied) {
+            if step.choice.reason == Reason::Kept {
                 continue;
             }
             let before = &found[step.source];
@@ -143,7 +143,16 @@ impl<'a> Survey<'a> {
                     Lookup::Found(_) | Lookup::OtherSize(_)
                 )
             });
-            let types = fitting(types, tensor, class, has_weights, asked.quantize.no_fallback)?;
+            // A tensor whose type is named has only this one: it is not chosen, but it costs something.
+            let types = if is_named(&options, tensor, class, is_tied) {
+                if !has_weights && tensor.ty.info().imatrix == ImatrixNeed::Required {
+                    continue;
+                }
+                vec![tensor.ty]
+            } else {
+                n_chosen += 1;
+                fitting(types, tensor, class, has_weights, asked.quantize.no_fallback)?
+            };
             if before.ty.is_quantized() && !options.allow_requantize {
                 let to = types.first().copied().unwrap_or(before.ty);
                 return Err(
@@ -152,7 +161,7 @@ impl<'a> Survey<'a> {
             }
             tensors.push(OpenTensor { name: tensor.name.clone(), source: step.source, place, class, types });
         }
-        if tensors.is_empty() {
+        if n_chosen == 0 {
             return Err(AllocateError::NothingToChoose);
         }
         let file = FilePlan::new(plan.metadata(), plan.tensors(), &LayoutOptions::default())?;
@@ -230,9 +239,7 @@ impl<'a> Survey<'a> {
         let weights = self.weights(tensor);
         let mut types = tensor.types.clone();
         let is_useful = |ty: &GgmlType| weights.is_some() || ty.info().imatrix != ImatrixNeed::Required;
-        for ty in
-            DEFAULT_TYPES.iter().filter_map(|&ty| fit_columns(&tensor.name, meta.shape.n_cols(), ty).ok())
-        {
+        for ty in DEFAULT_TYPES.iter().filter_map(|&ty| fit_columns(meta.shape.n_cols(), ty)) {
             if !types.contains(&ty) {
                 types.push(ty);
             }
@@ -360,7 +367,7 @@ fn fitting(
     let mut found: Vec<GgmlType> = Vec::new();
     let mut refused = None;
     for &wanted in types {
-        let Ok(ty) = fit_columns(&tensor.name, n_cols, wanted) else { continue };
+        let Some(ty) = fit_columns(n_cols, wanted) else { continue };
         if ty != wanted && no_fallback {
             let tensor = tensor.name.clone();
             refused = refused.or(Some(ChoiceError::FallbackRefused { tensor, n_cols, wanted, instead: ty }));

@@ -11,9 +11,10 @@ const CHECK: Check = Check::Shapes;
 /// Maximum number of tensors that a finding names.
 const MAX_EXAMPLES: usize = 3;
 
-/// Returns one finding for all tensors of a model whose shapes contradict the keys.
+/// Returns one finding for all tensors of a model or of towers whose shapes contradict the keys.
 pub(super) fn check(file: &CheckedFile<'_>) -> Option<Finding> {
-    if file.content == FileContent::Model { check_tensors(file.metadata, file.tensors()) } else { None }
+    let is_judged = matches!(file.content, FileContent::Model | FileContent::Towers);
+    is_judged.then(|| check_tensors(file.metadata, file.tensors()))?
 }
 
 fn check_tensors(metadata: &Metadata, tensors: &[TensorMeta]) -> Option<Finding> {
@@ -87,6 +88,49 @@ mod tests {
         let finding = check_tensors(&keys, &tensors).unwrap();
         assert_eq!(finding.tensor.as_deref(), Some("blk.1.ffn_up.weight"));
         assert!(finding.message.ends_with("by `llama.feed_forward_length` = 32"), "{}", finding.message);
+    }
+
+    #[test]
+    fn towers_for_sounds_are_judged() {
+        let mut keys = Metadata::new();
+        for (key, value) in [("embedding_length", 32u32), ("feed_forward_length", 64), ("num_mel_bins", 80)] {
+            keys.set(format!("clip.audio.{key}"), value);
+        }
+        keys.set("general.architecture", "clip");
+        keys.set("clip.projector_type", "qwen2a");
+        let tensors = [
+            tensor("a.conv1d.1.weight", &[32, 80, 3]),
+            tensor("a.conv1d.1.bias", &[32, 1]),
+            tensor("a.blk.0.ffn_up.weight", &[64, 32]),
+            tensor("a.blk.0.ln1.weight", &[32]),
+        ];
+        assert_eq!(check_tensors(&keys, &tensors), None);
+        for key in ["embedding_length", "feed_forward_length", "num_mel_bins"] {
+            let mut keys = keys.clone();
+            keys.set(format!("clip.audio.{key}"), 48u32);
+            assert!(check_tensors(&keys, &tensors).unwrap().message.contains(key), "{key}");
+        }
+    }
+
+    #[test]
+    fn the_number_of_a_block_decides() {
+        for arch in ["rwkv7", "arwkv7"] {
+            let mut keys = Metadata::new();
+            keys.set("general.architecture", arch);
+            for (key, value) in [("iclr", 16u32), ("value_residual_mix", 8)] {
+                keys.set(format!("{arch}.attention.{key}_lora_rank"), value);
+            }
+            keys.set(format!("{arch}.embedding_length"), 32u32);
+            let ranks = |first, second| {
+                let name = |block: u32| format!("blk.{block}.time_mix_v1.weight");
+                check_tensors(&keys, &[tensor(&name(0), &[first, 32]), tensor(&name(1), &[second, 32])])
+            };
+            assert_eq!(ranks(16, 8), None, "{arch}");
+            assert!(ranks(8, 8).unwrap().message.contains("iclr_lora_rank"), "{arch}");
+            // ARWKV 7's key is a constant, whatever the weights have.
+            let other = ranks(16, 16).is_some_and(|found| found.message.contains("value_residual_mix"));
+            assert_eq!(other, arch == "rwkv7", "{arch}");
+        }
     }
 
     #[test]

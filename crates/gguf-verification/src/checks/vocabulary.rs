@@ -48,7 +48,7 @@ pub(crate) fn is_expected(metadata: &Metadata) -> bool {
 pub(crate) fn leave_out(report: &mut Report) {
     const ALONE: &str = "there are no tensors";
     report.add(Finding::unchecked(Check::Graph, "no tensors: a vocabulary alone, which no program can run"));
-    for aspect in [Aspect::Weights, Aspect::Perplexity, Aspect::Divergence] {
+    for aspect in [Aspect::Metadata, Aspect::Weights, Aspect::Perplexity, Aspect::Divergence] {
         report.not_judged(aspect, ALONE, "a file with tensors");
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 use crate::imatrix::statistics::layer_of;
-use gguf_format::ImatrixSums;
+use gguf_format::{ColumnSums, ImatrixSums};
 
 /// Number of tokens that each expert of a layer saw.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -58,7 +58,10 @@ impl ExpertCoverage {
 /// tokens share an entry.
 pub fn expert_coverage(sums: &ImatrixSums) -> Vec<ExpertCoverage> {
     let mut layers: BTreeMap<(bool, Option<usize>), Vec<ExpertCoverage>> = BTreeMap::new();
-    for (name, columns) in sums.tensors.iter().filter(|(_, columns)| columns.counts.len() > 1) {
+    // The heads of latent attention are stacks, too, but each sees every token.
+    let of_experts =
+        |(name, columns): &(&String, &ColumnSums)| columns.counts.len() > 1 && name.contains("exps");
+    for (name, columns) in sums.tensors.iter().filter(of_experts) {
         let layer = layer_of(name);
         // Tensors outside the layers come last.
         let own = layers.entry((layer.is_none(), layer)).or_default();

@@ -131,7 +131,7 @@ impl Comparison<'_> {
             tally.histogram.count(ratio);
             if exceeds(ratio, STRICT_RATIO) {
                 let block = BadBlock { row: row.number, block: at as u64, error, ratio, sums };
-                if self.limits.is_bad_block(error, ratio) {
+                if self.limits.is_bad_block(&sums, usual, ratio) {
                     tally.bad_blocks.mark(block.clone());
                 }
                 both.strict.mark(block);
@@ -206,7 +206,7 @@ impl TensorTally {
             && factor.ln().abs() > ErrorLimits::row_scale(own_error)
             && shape.powi(2) * file.reference <= 2.25 * granted.max(own.errors)
             && agree(factor);
-        if limits.is_bad_row(error, ratio) || is_scaled {
+        if limits.is_bad_row(file, ratio) || is_scaled {
             self.bad_rows.mark(BadRow { row, error, ratio, factor: is_scaled.then_some(factor) });
         }
     }

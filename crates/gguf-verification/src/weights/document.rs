@@ -12,6 +12,8 @@ pub(crate) struct WeightDocument<'a> {
     reproduced: usize,
     /// Number of tensors with an error within the limits of their types.
     within: usize,
+    /// Number of tensors whose weights a solver has moved, so that only large damage would show.
+    moved: usize,
     /// Number of tensors that are farther from the baseline than rounding explains.
     damaged: usize,
     /// Number of tensors that are not comparable.
@@ -39,7 +41,7 @@ struct TensorDocument<'a> {
     /// Type in the baseline.
     #[serde(rename = "baseline_type")]
     baseline_ty: GgmlType,
-    /// Outcome of the comparison: `reproduced`, `within`, `damaged` or `unjudged`.
+    /// Outcome of the comparison: `reproduced`, `within`, `moved`, `damaged` or `unjudged`.
     outcome: &'static str,
     /// Relative rms error of the file against the baseline.
     error: f64,
@@ -104,6 +106,7 @@ impl<'a> From<&'a WeightReport> for WeightDocument<'a> {
         Self {
             reproduced: count(WeightOutcome::Reproduced),
             within: count(WeightOutcome::Within),
+            moved: count(WeightOutcome::Moved),
             damaged: count(WeightOutcome::Damaged),
             unjudged: count(WeightOutcome::Unjudged),
             histogram_ends: RatioHistogram::ends(),

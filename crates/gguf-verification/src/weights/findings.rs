@@ -57,7 +57,12 @@ impl WeightReport {
     pub fn summary(&self) -> String {
         let count = |outcome| self.with(outcome).count();
         let is_coded = |tensor: &TensorWeights| tensor.ty.is_quantized();
-        let what = if self.tensors.iter().any(is_coded) { "a fresh quantization" } else { "the baseline" };
+        let is_rounded = |tensor: &TensorWeights| tensor.error > 0.0;
+        let what = match &self.tensors {
+            all if all.iter().any(is_coded) => "a fresh quantization",
+            _ if self.with(WeightOutcome::Reproduced).any(is_rounded) => "the baseline after rounding",
+            _ => "the baseline",
+        };
         let (n, all) = (count(WeightOutcome::Reproduced), self.tensors.len());
         let mut line = format!("{n} of {all} identical to {what}");
         let within = count(WeightOutcome::Within);
@@ -75,6 +80,11 @@ impl WeightReport {
                 line,
                 ", {within} as close as {what} can be (error up to {worst:.2} times that of a fresh quantization)"
             );
+        }
+        if count(WeightOutcome::Moved) > 0 {
+            let worst = self.with(WeightOutcome::Moved).map(|tensor| tensor.error).fold(0.0, f64::max);
+            let n = count(WeightOutcome::Moved);
+            let _ = write!(line, ", {n} moved by calibration (relative error up to {worst:.4})");
         }
         for (outcome, word) in [(WeightOutcome::Damaged, "damaged"), (WeightOutcome::Unjudged, "not judged")]
         {

@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use crate::weights::tensor::split_name;
 use crate::weights::tensor_reader::TensorReader;
 use crate::{Check, Finding, Model, drafts};
+use gguf_arch::diffusion::DiffusionRules;
 use gguf_core::TensorMeta;
 use gguf_core::simd::SimdLevel;
 use gguf_core::text::{escape, plural};
@@ -37,12 +38,23 @@ pub(crate) struct TensorPairs<'a> {
 struct TensorIndex<'a> {
     model: &'a Model<'a>,
     index: HashMap<&'a str, usize>,
+    /// Rules of an image or video model, whose names may have a prefix.
+    rules: Option<DiffusionRules>,
 }
 
 impl<'a> TensorIndex<'a> {
     fn new(model: &'a Model<'a>) -> Self {
         let tensors = model.source.tensors();
-        Self { model, index: tensors.iter().enumerate().map(|(at, meta)| (meta.name.as_str(), at)).collect() }
+        let rules = DiffusionRules::of_file(model.metadata, tensors).ok().flatten();
+        let mut own = Self { model, index: HashMap::new(), rules };
+        let names = tensors.iter().enumerate().map(|(at, meta)| (own.name(meta), at));
+        own.index = names.collect();
+        own
+    }
+
+    /// Name by which tensors are paired.
+    fn name(&self, meta: &'a TensorMeta) -> &'a str {
+        self.rules.as_ref().map_or(&meta.name, |rules| rules.own_name(&meta.name))
     }
 
     fn has(&self, name: &str) -> bool {
@@ -93,7 +105,7 @@ impl<'a> TensorPairs<'a> {
         let mut found = Self { pairs: Vec::new(), findings: Vec::new() };
         let (mut extra, mut missing) = (Vec::new(), Vec::new());
         for meta in own.metas() {
-            let name = meta.name.as_str();
+            let name = own.name(meta);
             let partner = match name {
                 OUTPUT if !other.has(OUTPUT) => EMBEDDING,
                 _ => name,
@@ -104,8 +116,8 @@ impl<'a> TensorPairs<'a> {
                 _ => extra.push(meta),
             }
         }
-        for meta in other.metas().iter().filter(|meta| !own.has(&meta.name)) {
-            let name = meta.name.as_str();
+        for meta in other.metas().iter().filter(|meta| !own.has(other.name(meta))) {
+            let name = other.name(meta);
             let partner = if name == OUTPUT { own.reader(EMBEDDING, &other, level)? } else { None };
             match (partner, other.reader(name, &own, level)?) {
                 (Some(file), Some(baseline)) => found.pair(name, file, baseline),

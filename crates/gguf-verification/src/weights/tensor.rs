@@ -20,6 +20,9 @@ pub enum WeightOutcome {
     Reproduced,
     /// Other bytes, but within the error that the type can have.
     Within,
+    /// Codes of a solver that also moves weights, in the file's own words: only large damage would show, and the
+    /// divergence decides.
+    Moved,
     /// Farther from the baseline than rounding explains.
     Damaged,
     /// Not comparable.
@@ -32,6 +35,7 @@ impl WeightOutcome {
         match self {
             Self::Reproduced => "reproduced",
             Self::Within => "within",
+            Self::Moved => "moved",
             Self::Damaged => "damaged",
             Self::Unjudged => "unjudged",
         }

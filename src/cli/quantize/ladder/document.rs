@@ -13,6 +13,7 @@ use crate::cli::quantize::ladder::figures::{DigestedFile, MeasuredFigures};
 use crate::core::text::escape;
 use crate::gguf::{GgufError, GgufFile, Metadata, Value};
 use crate::job::ladder::{LadderFile, LadderReport, RecordedFile};
+use crate::verify::Verdict;
 
 /// Tags of the hub that name what a model does.
 const PIPELINES: [&str; 9] = [
@@ -28,7 +29,7 @@ const PIPELINES: [&str; 9] = [
 ];
 
 /// Finished ladder.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct LadderDocument {
     /// Program and version that wrote the files.
     pub(super) made_by: String,
@@ -79,7 +80,7 @@ pub(super) struct LadderUsage {
 }
 
 /// Model that was quantized.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(super) struct LadderModel {
     /// Name of the model.
     pub(super) name: String,
@@ -252,6 +253,11 @@ impl LadderEntry {
     pub(super) fn mean_kld(&self) -> Option<f64> {
         self.figures.as_ref()?.figures.mean_kld
     }
+
+    /// Returns true if the file was judged and failed.
+    pub(super) fn fails(&self) -> bool {
+        self.figures.as_ref().is_some_and(|found| found.figures.verdict == Verdict::Fail.name())
+    }
 }
 
 /// Returns the memory that a written file takes with contexts of the usual lengths; nothing if the engine does not know
@@ -261,10 +267,10 @@ fn memory(file: &LadderFile) -> Result<Vec<ContextMemory>, GgufError> {
     Ok(ModelMemory::of_file(&GgufFile::open(path)?).unwrap_or_default())
 }
 
-/// Returns the recommended file: the smallest that is very good or, if nothing was measured, the one of Q4_K_M, or the
+/// Returns the recommended file of those that do not fail: the smallest that is very good or, if nothing was measured, the one of Q4_K_M, or the
 /// one in the middle.
 pub(super) fn recommended<'f>(files: impl Iterator<Item = &'f LadderEntry>) -> Option<&'f LadderEntry> {
-    let files: Vec<&LadderEntry> = files.collect();
+    let files: Vec<&LadderEntry> = files.filter(|entry| !entry.fails()).collect();
     let word =
         |entry: &LadderEntry| Some(entry.figures.as_ref()?.figures.recommendation.starts_with("recommended"));
     let is_measured = files.iter().any(|entry| entry.mean_kld().is_some());

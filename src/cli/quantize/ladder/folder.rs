@@ -1,18 +1,21 @@
 //! Files beside the models of a ladder: checksums, the list for programs, the chart and the page.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use anyhow::Context;
 use minijinja::value::{Serde, ValueKind};
 use minijinja::{Value as Jinja, context};
 use serde::Serialize;
+use serde_json::Value as Json;
 
 use crate::cli::quantize::ladder::document::{LadderDocument, LadderEntry};
 use crate::cli::render::json_text;
 use crate::cli::render::markdown::{escape, link};
 use crate::cli::verify::page::environment;
-use crate::cli::{Session, is_interrupted};
+use crate::cli::{Session, UsageError, is_interrupted};
 use crate::core::output::{EditLock, GuardError, LADDER_PAGE, OutputFile, OutputKind, check_kind};
 use crate::core::text::{self, shell_path};
 use crate::job::Guard;
@@ -56,15 +59,15 @@ impl FolderLock {
     /// Waits until no other run holds the folder. It is created if it does not exist.
     pub(super) fn of(directory: &Path, session: &Session) -> anyhow::Result<Self> {
         let is_new = !directory.exists();
+        let name = text::escape(&directory.display().to_string()).to_string();
+        if is_new && directory.is_symlink() {
+            return Err(UsageError(format!("{name}: a link to nothing: name another folder")).into());
+        }
         fs_err::create_dir_all(directory)?;
         let mut is_told = false;
         let mut waiting = |waited: Duration| {
             if !is_told && waited > Duration::from_secs(1) {
-                let name = directory.display().to_string();
-                session.note(&format!(
-                    "{}: another ladder works in this folder: waiting for it",
-                    text::escape(&name)
-                ));
+                session.note(&format!("{name}: another ladder works in this folder: waiting for it"));
                 is_told = true;
             }
             !is_interrupted()
@@ -120,8 +123,41 @@ impl FolderFiles {
             template: text.unwrap_or_else(|| include_str!("page.md").to_owned()),
             template_name: name.unwrap_or_else(|| PAGE.to_owned()),
         };
-        environment().add_template(&this.template_name, &this.template)?;
+        this.check_template()?;
         Ok(this)
+    }
+
+    /// Refuses a template that is none, or names what the page's data do not have. What is null or in a list is known only
+    /// when the files are made.
+    fn check_template(&self) -> anyhow::Result<()> {
+        let mut templates = environment();
+        templates.add_template(&self.template_name, &self.template)?;
+        let mut data = serde_json::to_value(LadderDocument::default())?;
+        let others = templates.globals().map(|(name, _)| name);
+        for name in others.chain(["mark", "has_chart", "chart", "choices"]) {
+            data[name] = Json::Null;
+        }
+        let is_known = |path: &String| {
+            let mut keys = path.split('.');
+            let found =
+                keys.try_fold(&data, |of, key| of.get(key).or((!of.is_object()).then_some(&Json::Null)));
+            found.is_some()
+        };
+        // The template may ask whether there is one, or have a filter for its absence.
+        let is_asked = |path: &String| {
+            [" is ", "|", " |"].iter().any(|rest| self.template.contains(&format!("{path}{rest}")))
+        };
+        let used: BTreeSet<_> =
+            templates.get_template(&self.template_name)?.undeclared_variables(true).into_iter().collect();
+        match used.iter().find(|path| !is_known(path) && !is_asked(path)) {
+            None => Ok(()),
+            Some(path) => {
+                let (name, path) = (text::escape(&self.template_name), text::escape(path));
+                let problem =
+                    format!("{name}: the data of the page, which `ladder.json` shows, have no `{path}`");
+                Err(UsageError(problem).into())
+            }
+        }
     }
 
     /// Writes all files, or none. A chart and a Modelfile of an earlier run are removed if there is none now.
@@ -136,7 +172,9 @@ impl FolderFiles {
         modelfile: Option<String>,
         session: &Session,
     ) -> anyhow::Result<()> {
-        let page = self.rendered(document, chart.is_some())?;
+        let page = self.rendered(document, chart.is_some()).context(
+            "the models are written, the page is not: mend the template and repeat the command, which keeps them",
+        )?;
         let files = [
             (SUMS, Some(sums(document))),
             (LIST, Some(json_text(document)?)),

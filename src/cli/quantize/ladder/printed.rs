@@ -133,6 +133,11 @@ pub(super) fn report(
         if let Some(part) = best.and_then(|best: &LadderEntry| best.file.parts.first()) {
             writeln!(out, "recommended: {}", escape(&part.name))?;
         }
-        writeln!(out, "publish: {upload}")
+        match document.files.iter().filter(|entry| entry.fails()).count() {
+            0 => writeln!(out, "publish: {upload}"),
+            n => {
+                writeln!(out, "not to be published: {} of the folder did not pass", plural(n as u64, "file"))
+            }
+        }
     })
 }

@@ -144,9 +144,10 @@ fn floats_are_equal_after_rounding() {
         (GgmlType::F32, GgmlType::F32),
     ] {
         let report = compare(&floats(&base, file), &floats(&base, baseline));
+        let rounded = if file == baseline { "" } else { " after rounding" };
         assert_eq!(
             report.summary(),
-            "10 of 10 identical to the baseline",
+            format!("10 of 10 identical to the baseline{rounded}"),
             "{file} {baseline}: {:?}",
             report.findings
         );

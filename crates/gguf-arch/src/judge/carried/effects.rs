@@ -73,6 +73,8 @@ pub(super) fn acts(name: &str, value: &Json, effective: Effective<'_>) -> bool {
             false
         }
         "sliding_window" | "max_window_layers" | "use_sliding_window" if has_no_window(effective) => false,
+        // ModernBERT's name of the window.
+        "local_attention" => !has_no_window(effective) && of("global_attn_every_n_layers") != Some(1.0),
         // A list by layer overrides the number of layers without a window.
         "max_window_layers" => effective("layer_types").is_none(),
         // The older name of the window takes precedence. A pattern of period 1 means that no layer has a window.

@@ -265,6 +265,26 @@ fn weights_are_found_inside_what_training_programs_save() {
         assert_eq!(names(&open(dir.path()).unwrap()), [expected]);
     }
     let dir_of = |body: Vec<u8>| dir(&[("pytorch_model.bin", &one(body))]);
+    let model = || dict(&[("a.w", w())]);
+    for (body, expected) in [
+        (
+            dict(&[("ema", model()), ("model", model()), ("critic", model())]),
+            Some("`model` are taken, other weights under `ema`, `critic` are"),
+        ),
+        (
+            dict(&[("state_dict", dict(&[("module", model()), ("module_ema", model())]))]),
+            Some("`module_ema` are"),
+        ),
+        (dict(&[("model", model()), ("optimizer", dict(&[("state", model())])), ("loss", w())]), None),
+    ] {
+        let opened = open(dir_of(body).path()).unwrap();
+        let said = opened.warnings().join("\n");
+        assert!(
+            names(&opened) == ["a.w"]
+                && expected.map_or(!said.contains("taken"), |words| said.contains(words)),
+            "{said}"
+        );
+    }
     for (body, expected) in [
         (dict(&[("a", int(1))]), "pytorch_model.bin: no dictionary of tensors in it"),
         (dict(&[]), "pytorch_model.bin: no dictionary of tensors in it"),

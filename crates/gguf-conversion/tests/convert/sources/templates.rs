@@ -65,7 +65,7 @@ fn both_files_are_named() {
          chat_template.jinja is written, as transformers takes it"
     );
     let given = model.path().join("given.jinja");
-    fs_err::write(&given, "given").unwrap();
+    fs_err::write(&given, "\u{feff}given").unwrap();
     let options = ConvertOptions { chat_template: Some(given), ..ConvertOptions::default() };
     let conversion = Conversion::plan(model.path(), &options).unwrap();
     assert_eq!(text(&conversion, KEY).as_deref(), Some("given"));

@@ -5,6 +5,7 @@ use crate::checks::baseline_keys::effect::{BuildGraph, GraphEffect, Graphs, is_n
 use crate::checks::baseline_keys::same::{is_same, pair, show};
 use crate::checks::baseline_keys::{arch, union};
 use crate::{Check, Finding};
+use gguf_arch::diffusion::DiffusionCards;
 use gguf_core::text::escape;
 use gguf_format::keys::ANNOTATION_PREFIX;
 use gguf_format::{Metadata, Value};
@@ -12,6 +13,8 @@ use gguf_format::{Metadata, Value};
 const CHECK: Check = Check::Hparams;
 /// Text by which findings about numbers without a GGUF key are recognized.
 const NO_KEY: &str = "GGUF has no key for it here";
+/// Names of architectures for which ComfyUI-GGUF tells an image model by its tensors; none is one, too.
+const GUESSED: [&str; 2] = ["", "pig"];
 const WINDOW: &str = "attention.sliding_window";
 const WINDOW_PATTERN: &str = "attention.sliding_window_pattern";
 
@@ -32,7 +35,12 @@ pub(super) fn compare(model: &Metadata, baseline: &Metadata, build: &BuildGraph<
     if archs[0] != archs[1] {
         let message =
             format!("architecture `{}`, the baseline's is `{}`", escape(archs[0]), escape(archs[1]));
-        findings.push(Finding::error(CHECK, message));
+        let is_image = DiffusionCards::embedded().is_ok_and(|cards| cards.by_gguf(archs[1]).is_some());
+        findings.push(if is_image && GUESSED.contains(&archs[0]) {
+            Finding::warning(CHECK, message)
+        } else {
+            Finding::error(CHECK, message)
+        });
     }
     let sides = MetadataPair {
         model,

@@ -85,6 +85,10 @@ fn numbers_tokens_and_architectures_are_compared() {
         ]
     );
     assert_eq!(found(&keys("qwen2"), &b), ["error hparams: architecture `qwen2`, the baseline's is `llama`"]);
+    // An image model under a name by which runtimes guess it.
+    let guessed = found(&keys("pig"), &keys("flux"));
+    assert_eq!(guessed, ["warning hparams: architecture `pig`, the baseline's is `flux`"]);
+    assert!(found(&keys("pig"), &b)[0].starts_with("error"));
 }
 
 #[test]

@@ -6,13 +6,9 @@ use gguf_core::text::escape;
 use gguf_format::{Metadata, Value};
 
 /// Tensor, its number of dimensions, the dimension that a key gives (the outermost is 0), and the key.
-const SIZES: [(&str, usize, usize, &str); 5] = [
+const SIZES: [(&str, usize, usize, &str); 2] = [
     ("v.blk.0.ln1.weight", 1, 0, "clip.vision.embedding_length"),
     ("v.patch_embd.weight", 4, 3, "clip.vision.patch_size"),
-    ("a.blk.0.ln1.weight", 1, 0, "clip.audio.embedding_length"),
-    // Other convolutions of sounds have one channel, not one for each frequency.
-    ("a.conv1d.1.weight", 3, 1, "clip.audio.num_mel_bins"),
-    ("a.conv1d.1.weight", 3, 0, "clip.audio.embedding_length"),
 ];
 /// Projectors of towers that read images of one size; others compute positions for the image that they read.
 const OF_ONE_SIZE: [&str; 7] = ["mlp", "gemma3", "idefics3", "internvl", "janus_pro", "llama4", "cogvlm"];
@@ -79,13 +75,9 @@ mod tests {
     fn found(key: &str, value: u32) -> Vec<String> {
         let mut metadata = Metadata::new();
         metadata.set("clip.projector_type", "gemma3");
-        for (name, own) in [
-            ("vision.image_size", 56u32),
-            ("vision.patch_size", 14),
-            ("vision.embedding_length", 64),
-            ("audio.embedding_length", 32),
-            ("audio.num_mel_bins", 80),
-        ] {
+        for (name, own) in
+            [("vision.image_size", 56u32), ("vision.patch_size", 14), ("vision.embedding_length", 64)]
+        {
             metadata.set(format!("clip.{name}"), if name == key { value } else { own });
         }
         let tensor = |(name, dims): (&str, &[u64])| TensorMeta {
@@ -93,12 +85,10 @@ mod tests {
             shape: Shape::new(dims.to_vec()).unwrap(),
             ty: GgmlType::F32,
         };
-        let tensors: [(&str, &[u64]); 5] = [
+        let tensors: [(&str, &[u64]); 3] = [
             ("v.blk.0.ln1.weight", &[64]),
             ("v.patch_embd.weight", &[64, 3, 14, 14]),
             ("v.position_embd.weight", &[16, 64]),
-            ("a.blk.0.ln1.weight", &[32]),
-            ("a.conv1d.1.weight", &[32, 80, 3]),
         ];
         check(&metadata, &tensors.map(tensor)).into_iter().map(|finding| finding.message).collect()
     }
@@ -112,7 +102,5 @@ mod tests {
         );
         assert_eq!(found("vision.image_size", 112).len(), 1);
         assert_eq!(found("vision.patch_size", 28).len(), 2);
-        assert_eq!(found("audio.embedding_length", 64).len(), 2);
-        assert!(found("audio.num_mel_bins", 128)[0].contains("is 128, and `a.conv1d.1.weight` has 80"));
     }
 }
