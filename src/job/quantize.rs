@@ -121,7 +121,7 @@ impl<'a> CheckedQuantization<'a> {
     pub(super) fn remark(&self, plan: &QuantizePlan<'_>) {
         let job = self.run.job;
         let has_matrix = job.importance.path.is_some();
-        for remark in remark::of_plan(plan, job.types.asked(), (self.options.coverage, has_matrix)) {
+        for remark in remark::of_plan(plan, job.types.asked(), self.options.coverage, has_matrix) {
             self.run.events.remark(&remark);
         }
         let (layout, split) = (&self.write.layout, self.write.split.as_ref());

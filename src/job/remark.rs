@@ -79,7 +79,8 @@ pub(super) fn of_small_rows(found: &[(&TensorMeta, SmallRows)]) -> Option<String
 pub(super) fn of_plan(
     plan: &QuantizePlan<'_>,
     asked: Option<FileType>,
-    (policy, has_matrix): (CoveragePolicy, bool),
+    policy: CoveragePolicy,
+    has_matrix: bool,
 ) -> Vec<Remark> {
     fallbacks(plan, asked).into_iter().chain(of_choices(plan, policy, has_matrix)).collect()
 }

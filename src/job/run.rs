@@ -145,18 +145,14 @@ impl<'a> JobRun<'a> {
             let error = header_errors(metadata, tensors).first().map(remark::located);
             error.or_else(|| loader_faults(metadata, tensors).first().map(ToString::to_string))
         };
-        match fault(plan.metadata(), plan.tensors()) {
-            Some(fault_left) => {
-                // With the dimensions that a written file keeps.
-                let own = opened.source().tensors().iter();
-                let own: Vec<TensorMeta> =
-                    own.map(|meta| TensorMeta { shape: meta.shape.of_ggml(), ..meta.clone() }).collect();
-                match fault(opened.metadata(), &own) {
-                    None => Err(QuantizeError::LeftUnfit { fault: fault_left }.into()),
-                    Some(_) => Ok(()),
-                }
-            }
-            None => Ok(()),
+        let Some(left) = fault(plan.metadata(), plan.tensors()) else { return Ok(()) };
+        // With the dimensions that a written file keeps.
+        let own = opened.source().tensors().iter();
+        let own: Vec<TensorMeta> =
+            own.map(|meta| TensorMeta { shape: meta.shape.of_ggml(), ..meta.clone() }).collect();
+        match fault(opened.metadata(), &own) {
+            None => Err(QuantizeError::LeftUnfit { fault: left }.into()),
+            Some(_) => Ok(()),
         }
     }
 
